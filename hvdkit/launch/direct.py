@@ -1,0 +1,127 @@
+"""The `direct` launcher: ranks on this machine by Horovod's own rendezvous, without ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hvdkit.errors import RequestError, RunError
+from hvdkit.launch.hosts import Slot, shown
+from hvdkit.launch.job import Job, prepare
+from hvdkit.launch.supervise import Guarded, Tick, supervise
+
+_SERVER = Path(__file__).with_name("rendezvous.py")
+_START_TIMEOUT_S = 30.0
+# All ranks are on this machine: they meet on the loopback interface, whatever the host's name resolves to.
+_ADDRESS, _INTERFACE = "127.0.0.1", "lo"
+
+
+def run(job: Job, on_tick: Tick | None = None) -> None:
+    """Run the job to its end; `on_tick` is called every 0.1 s.
+
+    Raises RequestError (a host that is not this machine, no interpreter, an unwritable folder; nothing was started),
+    RankFailure or RunError (a rank or the rendezvous failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
+    """
+    for host in job.hosts:
+        if not is_this_machine(host.name):
+            raise RequestError(
+                f"-H: {host.name} is not this machine, and the direct launcher starts ranks here only; "
+                "use --launcher horovodrun"
+            )
+    prepare(job)
+    with _rendezvous(job) as port:
+        commands = [Guarded("rank", slot.rank, job.command(), _environment(job, slot, port)) for slot in job.slots()]
+        supervise(job, commands, on_tick)
+
+
+def is_this_machine(name: str) -> bool:
+    """Whether a host's name or address is one of this machine's own."""
+    try:
+        addresses = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in addresses:
+        # Only an address of this machine can be bound.
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def _environment(job: Job, slot: Slot, port: int) -> dict[str, str]:
+    """What Horovod reads in a rank's environment."""
+    return {
+        "NCCL_SOCKET_IFNAME": _INTERFACE,
+        **job.base_environment(),
+        "HOROVOD_HOSTNAME": slot.hostname,
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _ADDRESS,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": _INTERFACE,
+    }
+
+
+@contextlib.contextmanager
+def _rendezvous(job: Job) -> Iterator[int]:
+    """Horovod's rendezvous server under the runtime's interpreter, since the driver has no Horovod; yields its port.
+
+    The ranks are started after it: a rank that finds no server gives up after 1.5 s, and the server is up in 0.2 s.
+    """
+    command = [str(job.python), str(_SERVER), _ADDRESS, shown(job.hosts), str(job.np)]
+    with tempfile.TemporaryFile() as errors:
+        try:
+            server = subprocess.Popen(
+                command,
+                env=job.base_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # a terminal's Ctrl-C is the launcher's affair
+            )
+        except OSError as error:
+            raise RequestError(
+                f"{job.python}: cannot be started ({error.strerror}); build it anew with `hvdkit runtime build`"
+            ) from error
+        assert server.stdin is not None and server.stdout is not None
+        try:
+            line = _first_line(server)
+            if not line.strip().isdigit():
+                errors.seek(0)
+                said = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2] or "it said nothing"
+                raise RunError(
+                    f"{job.python}: Horovod's rendezvous server did not start: {said}; look with `hvdkit doctor`"
+                )
+            yield int(line)
+        finally:
+            server.kill()
+            server.wait()
+            server.stdin.close()
+            server.stdout.close()
+
+
+def _first_line(server: subprocess.Popen[bytes]) -> bytes:
+    """What the server prints first; empty if it ends or takes longer than 30 s."""
+    assert server.stdout is not None
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    line = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(server.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n") and selector.select(max(0.0, deadline - time.monotonic())):
+            data = server.stdout.read1()  # type: ignore[attr-defined]  # a BufferedReader
+            if not data:
+                break
+            line += data
+    return line

@@ -1,0 +1,147 @@
+"""How ranks ended, which one is to blame, and how to say so."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.files import write_atomic
+from hvdkit.launch.job import Job
+
+_TAIL_LINES = 15
+_LINE_LIMIT = 400
+# What a rank prints that fails only because a peer is gone. Recipes of hvdkit say so in their record; other scripts don't.
+_LOST_A_PEER = re.compile(
+    r"HorovodInternalError|Horovod has been shut down|Connection (closed|reset) by peer|Broken pipe|"
+    r"Application timeout caused pair closure"
+)
+
+
+class RankFailure(RunError):
+    """A rank failed and the job was ended. Carries `rank`, `host`, and `exit_code` or `signal` (the other is None)."""
+
+    def __init__(self, message: str, end: RankEnd) -> None:
+        super().__init__(message)
+        self.rank = end.rank
+        self.host = end.host
+        self.exit_code = end.exit_code
+        self.signal = end.signal
+
+
+class Terminated(RunError):
+    """The launcher got SIGTERM and has ended all ranks."""
+
+    exit_status = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank wrote about its own failure. `kind` is request, error or communication (a peer was lost)."""
+
+    kind: str
+    message: str
+    step: int | None
+
+    @classmethod
+    def read(cls, record: Any) -> Record | None:
+        """The record in a guard's report; None where there is none or no sense in it."""
+        if not isinstance(record, dict) or record.get("kind") not in ("request", "error", "communication"):
+            return None
+        step = record.get("step")
+        return cls(record["kind"], str(record.get("message")), step if isinstance(step, int) else None)
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
+
+    `stopped` says that it was being ended by the launcher; `pid` and `seconds` are None where it never started.
+    """
+
+    rank: int
+    host: str
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    stopped: bool = False
+    seconds: float | None = None
+    failed_at: float = float("inf")
+    record: Record | None = None
+    tail: str = ""
+    log_error: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rank ended otherwise than well and by its own doing."""
+        if self.record is not None:
+            return True
+        return self.exit_code != 0 and not (self.stopped and self.signal in (None, "SIGTERM", "SIGKILL"))
+
+    @property
+    def secondary(self) -> bool:
+        """Whether it failed only because another rank was gone."""
+        if self.record is not None:
+            return self.record.kind == "communication"
+        return self.signal is None and bool(_LOST_A_PEER.search(self.tail))
+
+
+def signal_name(number: int | None) -> str | None:
+    """SIGKILL for 9; real-time signals by number."""
+    try:
+        return None if number is None else signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def culprit(ends: Iterable[RankEnd]) -> RankEnd | None:
+    """The rank that failed first, and not merely because it lost a peer; None where none failed.
+
+    Peers of a dead rank fail within milliseconds, and may end earlier than a rank that still tidies up after its
+    exception: so its own record's time counts, and a lost peer is to blame only where nobody else is.
+    """
+    failed = [end for end in ends if end.failed]
+    return min(failed, key=lambda end: (end.secondary, end.failed_at, end.rank), default=None)
+
+
+def failure(job: Job, end: RankEnd) -> HvdkitError:
+    """The error that tells the user of this rank's end."""
+    if end.record is not None and end.record.kind == "request":
+        return RequestError(end.record.message)
+    where = f"rank {end.rank} on {end.host}"
+    after = "" if end.seconds is None else f" after {end.seconds:.1f} s"
+    if end.signal is not None:
+        how = f"was killed by {end.signal}{after}"
+        if end.signal == "SIGKILL":
+            how += " (often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch)"
+    elif end.exit_code is not None:
+        how = f"ended with exit code {end.exit_code}{after}"
+    else:
+        how = f"vanished{after}: nothing is known of its end"
+    if end.record is not None:
+        step = "" if end.record.step is None else f" at step {end.record.step}"
+        how = f"failed{step}: {end.record.message} ({how})"
+    log = f"its log, {job.log(end.rank)}"
+    if end.log_error is not None:
+        log += f" (cut short: {end.log_error})"
+    return RankFailure(f"{where} {how}; all ranks were ended; {shown_tail(log, end.tail)}", end)
+
+
+def shown_tail(log: str, tail: str) -> str:
+    """`log` ends: and the last lines; of a line that was overwritten (a progress bar), what was last seen."""
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in tail.rstrip().split("\n")][-_TAIL_LINES:]
+    if not any(lines):
+        return f"{log}, is empty"
+    return f"{log}, ends:\n" + "\n".join("    " + line[:_LINE_LIMIT] for line in lines)
+
+
+def write_exits(path: Path, ends: Iterable[RankEnd]) -> None:
+    """exits.json: how each rank ended, in rank order. Raises RunError where it cannot be written."""
+    keys = ("rank", "host", "pid", "exit_code", "signal", "stopped", "seconds", "log_error")
+    rows = [{key: getattr(end, key) for key in keys} for end in ends]
+    write_atomic(path, json.dumps(rows, indent=2) + "\n")

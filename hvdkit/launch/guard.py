@@ -1,0 +1,315 @@
+"""Start one command, say how it ended, leave nothing of it behind.
+
+usage: python -I -S guard.py ROLE FOLDER GRACE_S COMMAND...
+
+Every rank has a guard above it, on the host where the rank runs. The guard
+- writes the command's output to FOLDER/rank-<r>.log;
+- tells its standard output, which leads to the launcher, that the rank has started and how it ended (`MARK` + JSON,
+  one line each), with the record that the rank may have left in FOLDER/rank-<r>.failure.json;
+- on SIGTERM, or as soon as nobody reads its standard output any more (the launcher was killed, the ssh connection
+  broke), ends the rank: SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
+- kills whatever the rank leaves behind. A guard is a "subreaper": descendants whose parent died become its children
+  instead of init's, so a daemonized grandchild cannot get away.
+
+A parent-death signal alone would not do: it covers no grandchild, gives no grace and does not cross ssh. The guard uses
+it for one case, its own death by SIGKILL.
+
+ROLE is `rank`; `shell-rank` for a rank that horovodrun starts; `horovodrun` for horovodrun itself, whose output
+carries the lines of the ranks' guards: these go on to the launcher, the rest to FOLDER/horovodrun.log.
+
+Standard library only, and no syntax newer than Python 3.8: it runs under whatever interpreter has the framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MARK = "@hvdkit "
+TAIL_BYTES = 8192
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as multiprocessing's resource tracker
+
+
+def main() -> int:
+    """Guard the command of this command line; the exit status is the command's, 128 + n for signal n."""
+    role, folder, grace_s, *command = sys.argv[1:]
+    if role == "shell-rank":
+        status = step_aside()
+        if status is not None:
+            return status
+    rank = None if role == "horovodrun" else int(os.environ["HOROVOD_RANK"])
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    return Guard(rank, Path(folder), float(grace_s)).run(command)
+
+
+def step_aside() -> int | None:
+    """Fork; the child goes on (None), the parent gets the child's exit status.
+
+    To end a rank, horovodrun sends SIGTERM to the children of the process it started, then freezes that process: the
+    guard must be such a child, or the rank would get the signal and the guard be frozen before it can say so.
+    """
+    child = os.fork()
+    if child == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        return None
+    _, status = os.waitpid(child, 0)
+    return exit_status(status)
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2), Linux only."""
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def exit_status(status: int) -> int:
+    """A waitpid status as a shell shows it."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+class Guard:
+    """One command's life. `rank` is None for horovodrun itself."""
+
+    def __init__(self, rank: int | None, folder: Path, grace_s: float) -> None:
+        name = "horovodrun" if rank is None else f"rank-{rank}"
+        self.rank = rank
+        self.grace_s = grace_s
+        self.log_path = folder / f"{name}.log"
+        self.failure_path = folder / f"{name}.failure.json"
+        self.log_error: str | None = None
+        self.log = -1
+        self.tail = b""
+        self.unfinished_line = b""
+        self.child = 0
+        self.stop_requests = 0
+        self.stopped = False
+        self.kill_at: float | None = None
+
+    def run(self, command: list[str]) -> int:
+        """Start `command`, wait for its end, report both; returns an exit status."""
+        self.wakeups, wake = os.pipe()
+        os.set_blocking(self.wakeups, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_stop_signal)
+        self._open_log()
+        self.output, theirs = os.pipe()
+        os.set_blocking(self.output, False)
+        self.started_at = time.monotonic()
+        guard = os.getpid()
+
+        def die_with_guard() -> None:
+            # Set by the guard's only thread: the signal would come with the end of the thread that forked.
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard:
+                os._exit(1)
+
+        try:
+            # A session of its own: a terminal's Ctrl-C reaches the launcher alone, which ends all ranks in order.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_guard,
+            )
+        except OSError as error:
+            self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
+            self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
+            return 127
+        os.close(theirs)
+        self.child = process.pid
+        self._report("started", pid=self.child)
+        status, ended_at = self._wait()
+        process.returncode = exit_status(status)  # reaped here, not by Popen
+        self._read_output()
+        self._report("ended", **self._how_it_ended(status, ended_at))
+        self._end_descendants()
+        self._read_output()
+        return exit_status(status)
+
+    def _wait(self) -> tuple[int, float]:
+        """Pump output and obey signals until the command ends; its waitpid status and when it came."""
+        poller = select.poll()
+        poller.register(self.wakeups, select.POLLIN)
+        poller.register(self.output, select.POLLIN)
+        poller.register(1, 0)  # reports only that the reader is gone
+        while True:
+            timeout_ms = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()) * 1000
+            ready = dict(poller.poll(timeout_ms))
+            now = time.monotonic()
+            if self.wakeups in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.wakeups, 4096)
+            status = self._reap()
+            if status is not None:
+                return status, now
+            if 1 in ready:
+                poller.unregister(1)
+                self.stop_requests += 1
+            self._obey()
+            if self.output in ready and self._read_output():
+                poller.unregister(self.output)
+
+    def _on_stop_signal(self, *_: object) -> None:
+        self.stop_requests += 1
+
+    def _obey(self) -> None:
+        """End the command as far as was asked: first SIGTERM, then, asked again or after the grace, SIGKILL."""
+        if self.stop_requests and not self.stopped:
+            self.stopped = True
+            self.stop_requests -= 1
+            self.kill_at = time.monotonic() + self.grace_s
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child, signal.SIGTERM)
+        if self.stopped and (self.stop_requests or (self.kill_at is not None and time.monotonic() >= self.kill_at)):
+            self.kill_at = None
+            self.stop_requests = 0
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> int | None:
+        """Collect ended children, adopted ones too; the command's waitpid status once it is among them."""
+        found = None
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self.child:
+                    found = status
+        return found
+
+    def _end_descendants(self) -> None:
+        """Give what the command left behind a moment to end by itself, then kill it, until nothing is left."""
+        patience = time.monotonic() + AFTERMATH_S
+        give_up = patience + 2.0
+        while time.monotonic() < give_up:
+            self._reap()
+            left = descendants(os.getpid())
+            if not left:
+                return
+            if time.monotonic() >= patience:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            self._read_output()
+            time.sleep(0.01)
+
+    def _how_it_ended(self, status: int, ended_at: float) -> dict[str, object]:
+        """The facts of the end. Times are in seconds of this machine's monotonic clock."""
+        failure = self._read_failure()
+        failed_at = ended_at
+        if failure is not None:
+            # The record bears wall-clock time; only its age is used, so a clock set long before does no harm.
+            age = time.time() - float(failure["time"])
+            failed_at = min(ended_at, max(self.started_at, time.monotonic() - age))
+        by_signal = os.WIFSIGNALED(status)
+        return {
+            "exit_code": None if by_signal else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if by_signal else None,
+            "stopped": self.stopped,
+            "seconds": ended_at - self.started_at,
+            "failed_at": failed_at,
+            "failure": failure,
+            "tail": self.tail.decode("utf-8", "replace"),
+            "log_error": self.log_error,
+        }
+
+    def _read_failure(self) -> dict[str, object] | None:
+        """The rank's own record of its failure, if it left a readable one."""
+        try:
+            record = json.loads(self.failure_path.read_text(encoding="utf-8"))
+            float(record["time"])
+            return {"time": record["time"], **{key: record.get(key) for key in ("step", "kind", "message")}}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _report(self, event: str, **facts: object) -> None:
+        """Tell the launcher; without one, nobody."""
+        record = {"event": event, "rank": self.rank, "clock": time.monotonic(), **facts}
+        self._tell((MARK + json.dumps(record)).encode())
+
+    def _tell(self, line: bytes) -> None:
+        line += b"\n"
+        with contextlib.suppress(OSError):
+            while line:
+                line = line[os.write(1, line) :]
+
+    def _open_log(self) -> None:
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self.failure_path.unlink(missing_ok=True)
+            self.log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        except OSError as error:
+            self.log_error = error.strerror
+
+    def _read_output(self) -> bool:
+        """Take what the command has printed so far; True at its end."""
+        while True:
+            try:
+                data = os.read(self.output, 65536)
+            except BlockingIOError:
+                return False
+            if not data:
+                return True
+            if self.rank is None:
+                data = self._pass_on_reports(data)
+            self._keep(data)
+
+    def _pass_on_reports(self, data: bytes) -> bytes:
+        """Send the lines of the ranks' guards to the launcher; the other whole lines are returned."""
+        *lines, self.unfinished_line = (self.unfinished_line + data).split(b"\n")
+        others = []
+        for line in lines:
+            _, mark, report = line.partition(MARK.encode())
+            if mark:
+                self._tell(mark + report)
+            else:
+                others.append(line + b"\n")
+        return b"".join(others)
+
+    def _keep(self, data: bytes) -> None:
+        """To the log and to the tail. A full disk costs the log, not the training."""
+        self.tail = (self.tail + data)[-TAIL_BYTES:]
+        try:
+            while data and self.log_error is None:
+                data = data[os.write(self.log, data) :]
+        except OSError as error:
+            self.log_error = error.strerror
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid` that has not ended, in no particular order."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                # pid (name, which may hold anything) state ppid …
+                stat = Path("/proc", entry, "stat").read_text(errors="replace")
+                state, parent = stat[stat.rindex(")") + 1 :].split()[:2]
+                if state not in "ZX":  # an ended process has no children any more
+                    children.setdefault(int(parent), []).append(int(entry))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        todo += below
+        found += below
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The `horovodrun` launcher: Horovod's own, which reaches other machines by ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hvdkit.errors import RequestError
+from hvdkit.launch.direct import is_this_machine
+from hvdkit.launch.hosts import shown
+from hvdkit.launch.job import GRACE_S, Job, prepare
+from hvdkit.launch.supervise import Guarded, Tick, guard_command, supervise
+
+# horovodrun itself takes up to 5 s to end its ranks; it is given a little longer than they are, and then killed.
+_HOROVODRUN_GRACE_S = GRACE_S + 2.0
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
+
+
+def run(job: Job, on_tick: Tick | None = None) -> None:
+    """Run the job to its end; `on_tick` is called every 0.1 s.
+
+    Every host needs the interpreter, the script and hvdkit under the paths that they have here; no shared folder is
+    needed: what ranks tell of their end comes back over horovodrun's own channel.
+
+    Raises RequestError (no horovodrun or interpreter, an unwritable folder; nothing was started), RankFailure or
+    RunError (a rank or horovodrun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
+    """
+    horovodrun = job.python.with_name("horovodrun")
+    if not os.access(horovodrun, os.X_OK):
+        raise RequestError(f"{horovodrun}: no horovodrun beside the interpreter; use --launcher direct or build the runtime")
+    remote = [host.name for host in job.hosts if not is_this_machine(host.name)]
+    if remote and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
+        # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
+        raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
+    prepare(job)
+    supervise(job, [Guarded("horovodrun", None, _command(job, horovodrun), _environment(job), _HOROVODRUN_GRACE_S)], on_tick)
+
+
+def _command(job: Job, horovodrun: Path) -> list[str]:
+    """horovodrun's command line: each rank runs under a guard, which alone knows how its rank ends."""
+    controller = [] if {"--gloo", "--mpi", "--jsrun"} & set(job.horovodrun_options) else ["--gloo"]
+    return [
+        # Through the interpreter: a script's first line breaks where a path is long or has a space.
+        str(job.python),
+        str(horovodrun),
+        *("-np", str(job.np)),
+        *("-H", shown(job.hosts)),
+        *controller,
+        *job.horovodrun_options,
+        *guard_command(str(job.python), "shell-rank", job.log_dir, GRACE_S, job.command()),
+    ]
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """horovodrun hands its environment on; it quotes the values for the shell, but not the names."""
+    return {name: value for name, value in job.base_environment().items() if _PLAIN_NAME.fullmatch(name)}

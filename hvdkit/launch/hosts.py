@@ -1,0 +1,118 @@
+"""Hosts, their slots, and which rank goes where."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from hvdkit.errors import RequestError
+
+# Nothing here means anything to a shell or looks like an option: horovodrun hands names to ssh through a shell.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+_SLOTS = re.compile(r"[0-9]{1,6}")
+_EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine by name or IPv4 address, and how many ranks may run on it."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one rank runs: Horovod's six numbers and the host's name.
+
+    `local_*` counts ranks on the same host, `cross_*` the hosts that have a rank with this local_rank.
+    """
+
+    hostname: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def parse_hosts(text: str | None, np: int) -> list[Host]:
+    """The hosts that a command line's `-H text -np np` asks for; without `text`, this machine with `np` slots.
+
+    Raises RequestError, naming each faulty entry, and where np is below 1 or above the number of slots.
+    """
+    if np < 1:
+        raise RequestError(f"-np {np}: expected a whole number of ranks, 1 or more")
+    if text is None:
+        return [Host("localhost", np)]
+    entries = text.split(",")
+    hosts: dict[str, Host] = {}
+    faults: list[str] = []
+    for entry in entries:
+        try:
+            host = _parse_entry(entry)
+            if host.name in hosts:
+                raise RequestError(f"-H: {entry!r}: host {host.name} is named twice; give each host once, with all its slots")
+            hosts[host.name] = host
+        except RequestError as fault:
+            faults.append(str(fault))
+    if faults:
+        raise RequestError("\n".join(faults))
+    slots = sum(host.slots for host in hosts.values())
+    if np > slots:
+        raise RequestError(
+            f"-np {np}: -H offers {slots} {'slot' if slots == 1 else 'slots'} ({shown(list(hosts.values()))}); "
+            f"ask for at most {slots} or add slots"
+        )
+    return list(hosts.values())
+
+
+def shown(hosts: list[Host]) -> str:
+    """The hosts as one writes them: a:2,b:2."""
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def place(hosts: list[Host], np: int) -> list[Slot]:
+    """One slot for each of `np` ranks, in rank order: hosts are filled one after the other, as Horovod does it."""
+    seats: list[tuple[str, int]] = []  # of each rank: host and local_rank
+    for host in hosts:
+        seats += [(host.name, local_rank) for local_rank in range(min(host.slots, np - len(seats)))]
+    local_size: dict[str, int] = defaultdict(int)
+    peers: dict[int, list[str]] = defaultdict(list)  # of each local_rank: the hosts that have it, in order
+    for name, local_rank in seats:
+        local_size[name] += 1
+        peers[local_rank].append(name)
+    return [
+        Slot(
+            hostname=name,
+            rank=rank,
+            size=len(seats),
+            local_rank=local_rank,
+            local_size=local_size[name],
+            cross_rank=peers[local_rank].index(name),
+            cross_size=len(peers[local_rank]),
+        )
+        for rank, (name, local_rank) in enumerate(seats)
+    ]
+
+
+def _parse_entry(entry: str) -> Host:
+    """One `host:slots`; RequestError says what is wrong with it."""
+    shown_entry = repr(entry if len(entry) <= 80 else entry[:77] + "...")
+    if not entry:
+        raise RequestError(f"-H: an empty entry; {_EXAMPLE}")
+    name, colon, slots = entry.rpartition(":")
+    if not colon:
+        raise RequestError(f"-H: {shown_entry}: no number of slots; {_EXAMPLE}")
+    if ":" in name or name.startswith("["):
+        raise RequestError(f"-H: {shown_entry}: Horovod takes no IPv6 address; give the host's name or its IPv4 address")
+    if not _NAME.fullmatch(name):
+        raise RequestError(
+            f"-H: {shown_entry}: the host's name may have only letters, digits, '.', '-' and '_', "
+            f"and begins with none of '.' and '-'; {_EXAMPLE}"
+        )
+    if not _SLOTS.fullmatch(slots) or int(slots) < 1:
+        raise RequestError(f"-H: {shown_entry}: slots must be a whole number, 1 or more (up to 6 digits); {_EXAMPLE}")
+    return Host(name, int(slots))

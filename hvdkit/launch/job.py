@@ -1,0 +1,71 @@
+"""What is to be started: one command on each of np ranks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdkit.errors import RequestError
+from hvdkit.launch.hosts import Host, Slot, place
+
+# From SIGTERM to SIGKILL, in seconds. A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
+GRACE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command on np ranks, and where its traces go.
+
+    `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
+    line. `environment` is laid over the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
+    together), rank-<r>.failure.json (by a rank that can tell why it failed) and exits.json.
+    `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
+    """
+
+    python: Path
+    arguments: list[str]
+    np: int
+    hosts: list[Host]
+    environment: dict[str, str]
+    log_dir: Path
+    horovodrun_options: tuple[str, ...] = ()
+
+    def command(self) -> list[str]:
+        """A rank's command line."""
+        return [str(self.python), *self.arguments]
+
+    def slots(self) -> list[Slot]:
+        """Where each rank runs, in rank order."""
+        return place(self.hosts, self.np)
+
+    def log(self, rank: int) -> Path:
+        """The file that holds what this rank printed."""
+        return self.log_dir / f"rank-{rank}.log"
+
+    def base_environment(self) -> dict[str, str]:
+        """What every rank finds in its environment, whoever starts it; a user's HOROVOD_* settings stay in force."""
+        return {
+            **os.environ,
+            **self.environment,
+            "PYTHONUNBUFFERED": "1",
+            "HVDKIT_RANK_DIR": str(self.log_dir.absolute()),
+        }
+
+
+def prepare(job: Job) -> None:
+    """Check the interpreter, make the log folder and take away an older job's traces, which would mislead.
+
+    Raises RequestError where the interpreter is missing or the folder cannot be written.
+    """
+    if not os.access(job.python, os.X_OK):
+        raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
+    try:
+        job.log_dir.mkdir(parents=True, exist_ok=True)
+        for pattern in ("rank-*.log", "rank-*.failure.json", "horovodrun.log", "exits.json"):
+            for old in job.log_dir.glob(pattern):
+                old.unlink()
+    except OSError as error:
+        raise RequestError(f"{job.log_dir}: cannot be written ({error.strerror}); choose another --out") from error
+    if not os.access(job.log_dir, os.W_OK | os.X_OK):
+        raise RequestError(f"{job.log_dir}: cannot be written (Permission denied); choose another --out")

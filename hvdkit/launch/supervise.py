@@ -1,0 +1,283 @@
+"""Start guards, follow them to their end, end all when one rank fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdkit.errors import RunError
+from hvdkit.launch import ends
+from hvdkit.launch.guard import MARK
+from hvdkit.launch.job import GRACE_S, Job
+
+Tick = Callable[[], None]
+
+_GUARD = Path(__file__).with_name("guard.py")
+_TICK_S = 0.1
+# A rank that only lost its peer is followed within moments by the one that really failed; that one may have its say.
+_SETTLE_S = 1.0
+# A guard needs this much longer than the grace it gives (guard.AFTERMATH_S and the walk through /proc).
+_MARGIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A command to be started under a guard: its role (guard.py), its rank (None: horovodrun), environment."""
+
+    role: str
+    rank: int | None
+    command: list[str]
+    environment: dict[str, str]
+    grace_s: float = GRACE_S
+
+
+def guard_command(python: str, role: str, folder: Path, grace_s: float, command: list[str]) -> list[str]:
+    """The command line that starts `command` under a guard. It starts in 0.05 s: no site packages are looked at."""
+    return [python, "-I", "-S", str(_GUARD), role, str(folder.absolute()), str(grace_s), *command]
+
+
+def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
+    """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
+
+    Raises RankFailure where a rank fails (RequestError where it found the request wrong), after ending the others:
+    within GRACE_S + 2 s. SIGINT and SIGTERM end all ranks likewise, then KeyboardInterrupt or Terminated is raised.
+    """
+    crew = _Crew(job)
+    with _caught_signals() as caught:
+        try:
+            for guarded in commands:
+                crew.start(guarded)
+            asked = 0
+            while crew.running:
+                crew.listen(_TICK_S)
+                if len(caught) > asked or crew.must_stop:
+                    crew.stop(again=len(caught) > max(asked, 1))
+                    asked = len(caught)
+                crew.enforce()
+                if on_tick is not None:
+                    on_tick()
+        finally:
+            # Whatever happened, an exception of on_tick too, no process is left.
+            crew.end()
+    _conclude(job, crew, caught)
+
+
+def _conclude(job: Job, crew: _Crew, caught: list[int]) -> None:
+    """Write exits.json; raise what is to be raised."""
+    final = crew.all_ends()
+    to_blame = None if caught else ends.culprit(final)
+    fault: BaseException | None = None
+    if signal.SIGINT in caught:
+        fault = KeyboardInterrupt()
+    elif caught:
+        fault = ends.Terminated("ended by SIGTERM, and all ranks with it")
+    elif to_blame is not None and (to_blame.pid is not None or crew.launcher_end is None):
+        fault = ends.failure(job, to_blame)
+    elif crew.launcher_end is not None and crew.launcher_end["exit_code"] != 0:
+        fault = _horovodrun_failure(job, crew.launcher_end)
+    elif to_blame is not None:
+        fault = ends.failure(job, to_blame)
+    try:
+        ends.write_exits(job.log_dir / "exits.json", final)
+    except RunError as error:
+        # What ended the run matters more than that its end could not be written down.
+        if fault is None:
+            raise error
+    if fault is not None:
+        raise fault
+
+
+def _horovodrun_failure(job: Job, end: dict[str, Any]) -> RunError:
+    code, number = end["exit_code"], end["signal"]
+    how = f"ended with exit code {code}" if number is None else f"was killed by {ends.signal_name(number)}"
+    log = ends.shown_tail(f"its output, {job.log_dir / 'horovodrun.log'}", end["tail"])
+    return RunError(f"horovodrun {how} though no rank failed (does `ssh HOST true` work for each host?); {log}")
+
+
+class _Crew:
+    """All guards of one job, and what they have told."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._hosts = {slot.rank: slot.hostname for slot in job.slots()}
+        self._selector = selectors.DefaultSelector()
+        self._guards: list[subprocess.Popen[bytes]] = []
+        self._buffers: dict[int, bytes] = {}
+        self._pids: dict[int, int] = {}
+        self._clock_offset: dict[int | None, float] = {}
+        self._ends: dict[int, ends.RankEnd] = {}
+        self._stopped_at: float | None = None
+        self._hurried = False
+        self._patience_s = 0.0
+        self.launcher_end: dict[str, Any] | None = None  # of horovodrun, where it is used
+
+    def start(self, guarded: Guarded) -> None:
+        """Start one command under its guard."""
+        command = guard_command(sys.executable, guarded.role, self._job.log_dir, guarded.grace_s, guarded.command)
+        try:
+            process = subprocess.Popen(
+                command,
+                env=guarded.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunError(f"{command[0]}: no process can be started ({error.strerror}); see `ulimit -u`") from error
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self._guards.append(process)
+        self._buffers[process.stdout.fileno()] = b""
+        self._selector.register(process.stdout, selectors.EVENT_READ, (process, guarded.rank))
+        self._patience_s = max(self._patience_s, guarded.grace_s + _MARGIN_S)
+
+    @property
+    def running(self) -> bool:
+        """Whether a guard still has something to say."""
+        return bool(self._selector.get_map())
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether a rank's failure is reason to end the others now."""
+        failed = [end for end in self._ends.values() if end.failed]
+        if not failed or self._stopped_at is not None:
+            return False
+        if all(end.secondary for end in failed):
+            return time.monotonic() > min(end.failed_at for end in failed) + _SETTLE_S
+        return True
+
+    def listen(self, timeout_s: float) -> None:
+        """Take in what guards report, for at most this long."""
+        for key, _ in self._selector.select(timeout_s):
+            received = time.monotonic()
+            try:
+                data = os.read(key.fd, 65536)
+            except BlockingIOError:
+                continue
+            *lines, self._buffers[key.fd] = (self._buffers[key.fd] + data).split(b"\n")
+            for line in lines:
+                self._note(line.decode("utf-8", "replace"), received)
+            if not data:
+                self._selector.unregister(key.fileobj)
+                self._note_silence(*key.data)
+
+    def _note(self, line: str, received: float) -> None:
+        """One line of a guard's output."""
+        _, mark, text = line.partition(MARK)
+        if not mark:
+            return
+        try:
+            report = json.loads(text)
+            rank, event, clock = report["rank"], report["event"], float(report["clock"])
+        except (ValueError, KeyError, TypeError):
+            return
+        if event == "started":
+            # A guard of this machine shares our monotonic clock; another machine's, counted since its own boot, is far
+            # off. Wall clocks, which may differ between hosts and be set at any time, take no part.
+            same_clock = abs(received - clock) < 5.0
+            self._clock_offset[rank] = 0.0 if same_clock else received - clock
+            if rank is not None:
+                self._pids[rank] = report["pid"]
+        elif rank is None:
+            self.launcher_end = report
+        else:
+            self._ends[rank] = ends.RankEnd(
+                rank=rank,
+                host=self._hosts[rank],
+                pid=self._pids.get(rank),
+                exit_code=report["exit_code"],
+                signal=ends.signal_name(report["signal"]),
+                stopped=report["stopped"],
+                seconds=round(report["seconds"], 3),
+                failed_at=report["failed_at"] + self._clock_offset.get(rank, 0.0),
+                record=ends.Record.read(report["failure"]),
+                tail=report["tail"],
+                log_error=report["log_error"],
+            )
+
+    def _note_silence(self, guard: subprocess.Popen[bytes], rank: int | None) -> None:
+        """A guard is gone. One that did not tell of its rank's end was killed itself, and the rank with it."""
+        if rank is None or rank in self._ends:
+            return
+        code = guard.wait()
+        self._ends[rank] = ends.RankEnd(
+            rank=rank,
+            host=self._hosts[rank],
+            pid=self._pids.get(rank),
+            signal=ends.signal_name(-code) if code < 0 else None,
+            stopped=self._stopped_at is not None,
+            failed_at=time.monotonic(),
+        )
+
+    def stop(self, again: bool = False) -> None:
+        """Ask every guard to end its command; `again`: without further grace."""
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        elif not again:
+            return
+        self._signal_guards(signal.SIGTERM)
+
+    def enforce(self) -> None:
+        """Once ended, wait for nobody: hurry horovodrun when its ranks are gone, kill guards that overstay."""
+        if self._stopped_at is None:
+            return
+        if self.launcher_end is None and len(self._ends) == len(self._hosts) and not self._hurried:
+            self._hurried = True
+            self._signal_guards(signal.SIGTERM)
+        if time.monotonic() > self._stopped_at + self._patience_s:
+            self._signal_guards(signal.SIGKILL)  # their commands die with them (PR_SET_PDEATHSIG)
+
+    def end(self) -> None:
+        """Leave no guard, and so no rank; returns within the grace and a little more."""
+        if self.running:
+            self.stop()
+        while self.running:
+            self.listen(_TICK_S)
+            self.enforce()
+        for process in self._guards:
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        self._selector.close()
+
+    def all_ends(self) -> list[ends.RankEnd]:
+        """How each rank ended, in rank order; of a rank whose guard fell silent, what can be known."""
+        stopped = self._stopped_at is not None
+        return [
+            self._ends.get(rank) or ends.RankEnd(rank, host, self._pids.get(rank), stopped=stopped)
+            for rank, host in self._hosts.items()
+        ]
+
+    def _signal_guards(self, number: int) -> None:
+        for process in self._guards:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are collected in the list that this yields, and answered at the next tick."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught  # only the main thread may set handlers; there, signals stay its own affair
+        return
+    before = {
+        number: signal.signal(number, lambda received, _: caught.append(received))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
