@@ -1,0 +1,31 @@
+# Everything from a bare machine: `make compare` and `make test` make what they need first.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
+BIN := .venv/bin
+
+.PHONY: help bootstrap runtimes compare test lint clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r name text; do \
+		printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+bootstrap: ## Make the driver environment, .venv (no framework in it)
+	@$(PYTHON) scripts/bootstrap.py
+
+runtimes: bootstrap ## Build an environment with framework and Horovod for each framework, .runtimes
+	@$(BIN)/hvdkit runtime build
+
+compare: runtimes ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
+	@$(BIN)/hvdkit compare recipes/resnet20-digits.yaml --framework pytorch --framework tensorflow \
+		--framework keras --framework mxnet -np 1 -np 2 --out runs/compare --overwrite
+
+test: runtimes ## Run every test
+	@$(BIN)/python -m pytest
+
+lint: bootstrap ## Check style and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean: ## Remove .venv, .runtimes, runs and caches in this folder; compiled wheels stay in the user's cache
+	rm -rf .venv .runtimes runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "kept: Horovod's wheels in $${XDG_CACHE_HOME:-$$HOME/.cache}/hvdkit, so that the next build is quick"

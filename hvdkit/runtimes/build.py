@@ -1,0 +1,198 @@
+"""`hvdkit runtime build` and `hvdkit runtime add`: from pins to environments in which Horovod is proved.
+
+While one runtime's Horovod compiles, the next one's packages are fetched and installed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.runtimes import environment, machine, pins, store, wheel
+from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.progress import BuildProgress
+from hvdkit.runtimes.proof import prove
+from hvdkit.runtimes.store import Runtime, find, installed
+
+__all__ = ["add", "build", "find", "installed"]
+
+# The quickest to install first, so that the compiler is soon at work; two builds at once take their locks in this
+# one order and so cannot wait for each other in a circle.
+_ORDER = ("mxnet", "pytorch", "tensorflow")
+
+# Where each stage begins in a runtime's bar, in percent.
+_INSTALL, _COMPILE, _COMPILED, _PROVE = 3, 35, 90, 95
+
+
+def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
+    """Build the runtimes `names` (None: all) that are not there yet; those that are, are left as they are.
+
+    `gpu` forces a build with (True) or without (False) CUDA and NCCL; None takes them where both are found. A user's
+    own interpreter, added under a runtime's name, is replaced only where that name is asked for.
+    Raises RequestError where a name is unknown or this machine lacks a tool, RunError where a build fails; the other
+    runtimes are still built.
+    """
+    wanted = _checked(names)
+    on_gpu = machine.decide_gpu(gpu)
+    todo, ready = [], []
+    for name in wanted:
+        runtime = store.load(name)
+        if runtime is not None and ((runtime.added and not names) or runtime.key == _key(name, on_gpu)):
+            ready.append(f"{name} ({'your own interpreter' if runtime.added else describe(runtime)})")
+        else:
+            todo.append(name)
+    if ready:
+        console.print(f"ready: {', '.join(ready)}", markup=False, highlight=False, soft_wrap=True)
+    if todo:
+        machine.require(todo)
+        _Build(todo, on_gpu, console).run()
+
+
+def describe(runtime: Runtime) -> str:
+    """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1: gloo`."""
+    module = pins.RUNTIMES[runtime.name].module
+    versions, operations = runtime.versions, ", ".join(runtime.operations)
+    return f"{module} {versions.get(module, '?')}, Horovod {versions.get('horovod', '?')}: {operations}"
+
+
+def _checked(names: Iterable[str] | None) -> list[str]:
+    chosen = set(names or pins.RUNTIMES)
+    if faults := [store.unknown("runtime", name, pins.RUNTIMES) for name in sorted(chosen - set(pins.RUNTIMES))]:
+        raise RequestError("\n".join(faults))
+    return [name for name in _ORDER if name in chosen]
+
+
+def _key(name: str, gpu: bool) -> str:
+    return wheel.key(wheel.runtime_ingredients(name, gpu))
+
+
+class _Build:
+    """One run of the build: two lanes of work, one that installs and one that compiles."""
+
+    def __init__(self, names: list[str], gpu: bool, console: Console) -> None:
+        self._names = names
+        self._gpu = gpu
+        self._console = console
+        self._progress = BuildProgress(console, names)
+        self._cancelled = threading.Event()
+
+    def run(self) -> None:
+        """Build all; raises RunError with every failure at the end."""
+        with (
+            self._progress,
+            ThreadPoolExecutor(1, "install") as install,
+            ThreadPoolExecutor(1, "compile") as compile_,
+        ):
+            try:
+                ends: list[Future[None]] = []
+                for name in self._names:
+                    held = ExitStack()
+                    prepared = install.submit(self._prepare, name, held)
+                    ends.append(compile_.submit(self._finish, name, held, prepared))
+                faults = [fault for end in ends if (fault := end.exception()) is not None]
+            except BaseException:
+                # Ctrl-C: end what runs, start nothing more; leaving the pools then waits a moment only.
+                self._cancelled.set()
+                raise
+        for fault in faults:
+            if not isinstance(fault, HvdkitError):
+                raise fault
+        if faults:
+            raise RunError("\n".join(str(fault) for fault in faults))
+
+    def _prepare(self, name: str, held: ExitStack) -> Log | None:
+        """Lane one: take the lock, make the environment, install the framework. None where nothing is left to do."""
+
+        def on_wait() -> None:
+            self._progress.stage(name, "another build is at work on it; waiting", 0)
+
+        try:
+            held.enter_context(store.lock(name, on_wait, self._cancelled))
+            runtime = store.load(name)
+            if runtime is not None and runtime.key == _key(name, self._gpu):
+                return None
+            log = Log(store.cache() / "logs" / f"{name}.log", self._cancelled)
+            held.callback(log.close)
+            self._progress.stage(name, "making the environment", 0)
+            environment.create(name, log)
+            self._progress.stage(name, "installing the framework", _INSTALL)
+            environment.install_framework(name, self._gpu, log)
+        except BaseException:
+            held.close()
+            raise
+        return log
+
+    def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None]) -> None:
+        """Lane two: Horovod's wheel, its installation, the proof; the runtime is whole at the end."""
+        try:
+            log = prepared.result()
+            with held:
+                text = "made by another build" if log is None else f"ready: {describe(self._complete(name, log))}"
+            self._progress.end(name, text, good=True)
+        except BaseException as error:
+            self._progress.end(name, "failed", good=False)
+            if isinstance(error, OSError):
+                raise RunError(f"runtime '{name}': {error.filename or store.root()}: {error.strerror}") from error
+            if isinstance(error, HvdkitError):
+                raise type(error)(f"runtime '{name}': {error}") from error
+            raise
+
+    def _complete(self, name: str, log: Log) -> Runtime:
+        python = store.python_of(name)
+        self._progress.stage(name, "compiling Horovod", _COMPILE)
+
+        def on_percent(percent: int) -> None:
+            self._progress.advance(name, _COMPILE + percent / 100 * (_COMPILED - _COMPILE))
+
+        made = wheel.obtain(name, self._gpu, python, environment.installed_versions(name), log, on_percent)
+        self._progress.stage(name, "installing Horovod", _COMPILED)
+        environment.install_horovod(name, made, log)
+        self._progress.stage(name, "proving Horovod on two processes", _PROVE)
+        runtime = _examined(name, python, key=_key(name, self._gpu), gpu=self._gpu, added=False)
+        prove(runtime, name, self._stop_if_cancelled)
+        store.save(runtime)
+        return runtime
+
+    def _stop_if_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise RunError("cancelled")
+
+
+def _examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> Runtime:
+    """The runtime as probe.py finds it. Raises RequestError, all faults at once, where it cannot serve."""
+    draft = Runtime(name=name, python=python, key=key, gpu=gpu, added=added, versions={}, controllers=[], operations=[])
+    found = environment.probe(name, python, draft.environment)
+    machine.refuse(f"{python} cannot serve as the runtime '{name}'", environment.faults(name, python, added, found))
+    return draft.model_copy(update={part: found[part] for part in ("versions", "controllers", "operations")})
+
+
+def add(name: str, python: Path) -> Runtime:
+    """Take a user's own interpreter as the runtime `name`: it must have the framework, Horovod and a few packages.
+
+    Raises RequestError where the name is unknown, the interpreter cannot be run or lacks something, RunError
+    where Horovod's proof fails in it. A runtime of that name which is there already is replaced after the proof.
+    """
+    _checked([name])
+    # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
+    python = python.expanduser().absolute()
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
+    with store.lock(name):
+        store.link_hvdkit()
+        try:
+            runtime = _examined(name, python, key="added", gpu=False, added=True)
+        except RunError as error:
+            raise RequestError(str(error)) from error
+        runtime = runtime.model_copy(update={"gpu": "nccl" in runtime.operations})
+        prove(runtime, name)
+        environment.remove(name)
+        store.folder(name).mkdir()
+        store.save(runtime)
+    return runtime

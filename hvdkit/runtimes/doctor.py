@@ -1,0 +1,182 @@
+"""`hvdkit doctor`: what is there, what is broken, why, and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hvdkit.errors import HvdkitError
+from hvdkit.runtimes import environment, machine, pins, store, wheel
+from hvdkit.runtimes.machine import Missing
+from hvdkit.runtimes.store import Runtime
+
+# A runtime takes up to this much on disk while it is made, CPU builds; CUDA builds take several times as much.
+_ROOM_BYTES = 3 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One runtime as it was found: `state` is ready, not built, being built or broken."""
+
+    name: str
+    state: str
+    python: Path | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    controllers: list[str] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    faults: list[Missing] = field(default_factory=list)
+    notes: list[Missing] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole examination. A fault breaks something that is needed; a note is only worth knowing."""
+
+    findings: list[Finding]
+    machine: dict[str, str]
+    faults: list[Missing]
+    notes: list[Missing]
+
+    @property
+    def exit_status(self) -> int:
+        """1 where something needed is broken, else 0."""
+        return 1 if self.faults else 0
+
+    def render(self, console: Console) -> None:
+        """Print the tables, then each fault and note with what mends it."""
+        runtimes = Table(title="Runtimes", title_justify="left")
+        for title in ("runtime", "state", "framework", "NumPy", "Horovod", "controllers", "operations", "interpreter"):
+            runtimes.add_column(title, overflow="fold")
+        for found in self.findings:
+            runtimes.add_row(*_cells(found))
+        console.print(runtimes)
+        here = Table(title="Machine", title_justify="left", show_header=False)
+        here.add_column(no_wrap=True)
+        here.add_column(overflow="fold")
+        for what, text in self.machine.items():
+            here.add_row(what, text)
+        console.print(here)
+        for kind, style, told in (("fault", "red", self.faults), ("note", "yellow", self.notes)):
+            for item in told:
+                console.print(f"[{style}]{kind}[/]: ", end="")
+                console.print(f"{item.what}\n  mend: {item.remedy}", markup=False, highlight=False, soft_wrap=True)
+        if not self.faults:
+            console.print("[green]nothing that is there is broken[/]")
+
+
+def _cells(found: Finding) -> list[str]:
+    versions = found.versions
+    module = pins.RUNTIMES[found.name].module
+    framework = f"{module} {versions[module]}" if module in versions else ""
+    if "keras" in versions:
+        framework += f", keras {versions['keras']}"
+    style = {"ready": "green", "broken": "red"}.get(found.state, "yellow")
+    return [
+        found.name,
+        f"[{style}]{found.state}[/]",
+        framework,
+        versions.get("numpy", ""),
+        versions.get("horovod", ""),
+        ", ".join(found.controllers),
+        ", ".join(found.operations),
+        str(found.python or ""),
+    ]
+
+
+def examine() -> Report:
+    """Look at the machine and, by one process each and all at once, into every runtime. Takes some seconds."""
+    with ThreadPoolExecutor() as pool:
+        looking = [pool.submit(_look_into, name) for name in pins.RUNTIMES]
+        here = _machine()
+        findings = [looked.result() for looked in looking]
+    faults = [fault for found in findings for fault in found.faults]
+    notes = [note for found in findings for note in found.notes]
+    if to_build := [found.name for found in findings if found.state in ("broken", "not built")]:
+        faults += machine.missing(to_build)
+        free = _free_bytes(store.root())
+        if free < _ROOM_BYTES * len(to_build):
+            notes.append(
+                Missing(
+                    f"{_gib(free)} free for {len(to_build)} runtimes of up to {_gib(_ROOM_BYTES)} in {store.root()}",
+                    "free space or set HVDKIT_RUNTIMES to a folder with more",
+                )
+            )
+    cpu_only = [found.name for found in findings if found.state == "ready" and "nccl" not in found.operations]
+    if machine.gpus() and cpu_only:
+        first = [item.remedy for item in machine.cuda().missing()]
+        remedy = "; then ".join([*first, f"hvdkit runtime build {' '.join(cpu_only)} --gpu"])
+        notes.append(Missing(f"a GPU is there, but the Horovod of {', '.join(cpu_only)} has no NCCL", remedy))
+    return Report(findings, here, faults, notes)
+
+
+def _look_into(name: str) -> Finding:
+    """What is there of the runtime `name`."""
+    again = f"hvdkit runtime build {name}"
+    runtime, why_not = store.inspect(name)
+    if runtime is None:
+        if store.locked(name):
+            return Finding(name, "being built")
+        if why_not is None:
+            return Finding(name, "not built", notes=[Missing(f"runtime '{name}' is not built", again)])
+        return Finding(name, "broken", faults=[Missing(f"runtime '{name}': {why_not}", again)])
+    if runtime.added:
+        again = f"hvdkit runtime add {name} --python {runtime.python}"
+    try:
+        found = environment.probe(name, runtime.python, runtime.environment)
+    except HvdkitError as error:
+        return Finding(name, "broken", runtime.python, faults=[Missing(f"runtime '{name}': {error}", again)])
+    faults = environment.faults(name, runtime.python, runtime.added, found)
+    return Finding(
+        name,
+        "broken" if faults else "ready",
+        runtime.python,
+        found["versions"],
+        found["controllers"],
+        found["operations"],
+        [Missing(f"runtime '{name}': {fault.what}", fault.remedy) for fault in faults],
+        _outdated(runtime),
+    )
+
+
+def _outdated(runtime: Runtime) -> list[Missing]:
+    """A note where a build would replace the runtime: by other pins, or another MPI, CUDA or setting."""
+    if runtime.added or runtime.key == wheel.key(wheel.runtime_ingredients(runtime.name, runtime.gpu)):
+        return []
+    what = f"runtime '{runtime.name}' was built from other pins, or with another MPI, CUDA or setting than here now"
+    return [Missing(what, f"hvdkit runtime build {runtime.name}")]
+
+
+def _machine() -> dict[str, str]:
+    """What a build and a run find on this machine."""
+    cuda = machine.cuda()
+    return {
+        "Python": f"{platform.python_version()} ({machine.python_for('pytorch') or 'none that fits the pins'})",
+        "C++ compiler": machine.compiler() or "none",
+        "make": machine.make() or "none",
+        "MPI": machine.mpi() or "none (Horovod is built with Gloo alone)",
+        "GPU": "\n".join(machine.gpus()) or "none",
+        "CUDA": f"{cuda.nvcc.version} ({cuda.nvcc.home})" if cuda.nvcc else "none",
+        "NCCL": f"{cuda.nccl.version} ({cuda.nccl.home})" if cuda.nccl else "none",
+        "processor": f"{len(os.sched_getaffinity(0))} cores, {machine.architecture()}",
+        "memory": _gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        "runtimes": f"{store.root()} ({_gib(_free_bytes(store.root()))} free)",
+        "cache": f"{store.cache()} ({_gib(_free_bytes(store.cache()))} free)",
+    }
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free space where `folder` is or would be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,168 @@
+"""The edits that make Horovod 0.28.1, released in 2023, build against the frameworks of today.
+
+Each edit is data: a file of the unpacked sdist, a text that must be found there exactly `count` times, what
+replaces it, and why. `apply` refuses to go on where a text is not found as often as expected, so that an edit
+that no longer fits is never skipped in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from hvdkit.errors import RunError
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `anchor` by `replacement` in `file` (relative to the source's root)."""
+
+    file: str
+    anchor: str
+    replacement: str
+    reason: str
+    count: int = 1
+
+
+CXX17 = (
+    Edit(
+        file="CMakeLists.txt",
+        anchor="set(CMAKE_CXX_STANDARD 14)",
+        replacement="set(CMAKE_CXX_STANDARD 17)",
+        reason="the headers of torch >= 2.1 need C++17",
+    ),
+    Edit(
+        file="horovod/torch/CMakeLists.txt",
+        anchor="set(CMAKE_CXX_STANDARD 14)",
+        replacement="set(CMAKE_CXX_STANDARD 17)",
+        reason="the headers of torch >= 2.1 need C++17",
+    ),
+)
+
+MISSING_INCLUDES = (
+    Edit(
+        file="horovod/common/common.h",
+        anchor="#include <memory>\n#include <string>\n",
+        replacement="#include <memory>\n#include <stdexcept>\n#include <string>\n",
+        reason="gcc >= 13 no longer brings <stdexcept> along with other headers",
+    ),
+    Edit(
+        file="horovod/common/group_table.h",
+        anchor="#include <queue>\n#include <unordered_map>\n",
+        replacement="#include <queue>\n#include <string>\n#include <unordered_map>\n",
+        reason="gcc >= 13 no longer brings <string> along with other headers",
+    ),
+)
+
+PROCESS_SET_INTERFACE = Edit(
+    file="horovod/common/gloo/gloo_context.cc",
+    anchor=(
+        'no rendezvous server provided, assuming single process execution";\n'
+        "  }\n"
+        "\n"
+        "  attr device_attr;\n"
+        "  device_attr.iface = gloo_iface_;\n"
+    ),
+    replacement=(
+        'no rendezvous server provided, assuming single process execution";\n'
+        "  }\n"
+        "\n"
+        "  gloo_iface_ = global_context.gloo_iface_;\n"
+        "  attr device_attr;\n"
+        "  device_attr.iface = gloo_iface_;\n"
+    ),
+    reason=(
+        "GlooContext::InitializeForProcessSet opened its device on its own empty interface name, so ranks on hosts "
+        "whose name resolves to a loopback address could not reach each other"
+    ),
+)
+
+NO_CUDA_IN_CPU_BUILDS = (
+    Edit(
+        file="CMakeLists.txt",
+        anchor="include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)\n",
+        replacement=(
+            "include(CheckLanguage)\n"
+            "if(DEFINED HOROVOD_GPU_ALLREDUCE)\n"
+            "check_language(CUDA)\n"
+            "endif()\n"
+            "if(DEFINED HOROVOD_GPU_ALLREDUCE AND NOT CMAKE_CUDA_COMPILER)\n"
+        ),
+        reason="a CPU build needs no CUDA compiler: do not look for one, nor fail over one that is half installed",
+    ),
+    Edit(
+        file="cmake/Modules/FindPytorch.cmake",
+        anchor='string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n',
+        replacement=(
+            'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\nif(NOT HAVE_CUDA)\n    set(Pytorch_CUDA FALSE)\nendif()\n'
+        ),
+        reason="pip's default torch is a CUDA build; without a GPU its CUDA parts must not be asked for",
+    ),
+)
+
+SHORTER_COMPILE = (
+    Edit(
+        file="CMakeLists.txt",
+        anchor="# Add architecture specific optimization flags\n",
+        replacement=(
+            'string(REPLACE "-g" "" CMAKE_C_FLAGS_RELWITHDEBINFO "${CMAKE_C_FLAGS_RELWITHDEBINFO}")\n'
+            'string(REPLACE "-g" "" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")\n'
+            "\n"
+            "# Add architecture specific optimization flags\n"
+        ),
+        reason="debug information takes a good part of the compile time and most of the library's size",
+    ),
+    Edit(
+        file="CMakeLists.txt",
+        anchor="    add_subdirectory(third_party/gloo)\n",
+        replacement="    add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)\n",
+        reason="a framework built as C++17 links its own copy of Gloo; this one is then built for nothing",
+    ),
+)
+
+NO_XLA_COLLECTIVES = Edit(
+    file="horovod/tensorflow/CMakeLists.txt",
+    anchor='list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+    replacement="",
+    reason="a header it needs is missing from TensorFlow's wheel since 2.16; only XLA-compiled collectives are lost",
+)
+
+_ALWAYS = (*CXX17, *MISSING_INCLUDES, PROCESS_SET_INTERFACE, *NO_CUDA_IN_CPU_BUILDS, *SHORTER_COMPILE)
+
+# One list per runtime; pins.py holds TensorFlow at a version above 2.16.
+EDITS: dict[str, tuple[Edit, ...]] = {
+    "pytorch": _ALWAYS,
+    "tensorflow": (*_ALWAYS, NO_XLA_COLLECTIVES),
+    "mxnet": _ALWAYS,
+}
+
+
+def apply(source: Path, edits: Iterable[Edit]) -> None:
+    """Apply `edits` to the unpacked sdist in `source`, in order.
+
+    Raises RunError, before the file is changed, where an edit's file is missing or its anchor is not there
+    exactly as often as expected.
+    """
+    for edit in edits:
+        path = source / edit.file
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise RunError(
+                f"{path}: cannot be read ({error.strerror}), so an edit does not fit this Horovod: {edit.reason}"
+            ) from error
+        found = text.count(edit.anchor)
+        if found != edit.count:
+            raise RunError(
+                f"{path}: {edit.anchor.strip()!r} found {found} times, expected {edit.count}; "
+                f"an edit does not fit this Horovod: {edit.reason}"
+            )
+        path.write_text(text.replace(edit.anchor, edit.replacement), encoding="utf-8")
+
+
+def fingerprint(edits: Iterable[Edit]) -> str:
+    """Hex digest of the edits' whole content: another edit, another wheel."""
+    return hashlib.sha256(json.dumps([astuple(edit) for edit in edits]).encode()).hexdigest()

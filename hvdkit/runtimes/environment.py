@@ -1,0 +1,130 @@
+"""The Python environment of a runtime: made in place by venv, filled by pip, looked into by probe.py."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hvdkit.errors import RunError
+from hvdkit.runtimes import machine, pins, store
+from hvdkit.runtimes.machine import Missing
+from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.wheel import environment
+
+_PROBE = Path(__file__).with_name("probe.py")
+_PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+
+
+def create(name: str, log: Log) -> Path:
+    """Remove what is left of an earlier runtime, make an empty environment in its place; its interpreter."""
+    remove(name)
+    place = store.folder(name)
+    base = machine.python_for(name)
+    assert base is not None, "machine.require() comes before"
+    log.run("making the environment", [base, "-m", "venv", place])
+    return store.python_of(name)
+
+
+def remove(name: str) -> None:
+    """Remove the runtime's folder, if there is one; first the record, so that it is never half there but whole."""
+    if store.folder(name).exists():
+        store.forget(name)
+        shutil.rmtree(store.folder(name))
+
+
+def install_framework(name: str, gpu: bool, log: Log) -> None:
+    """Install the pinned framework, what hvdkit needs beside it and Horovod's build tools."""
+    pin = pins.RUNTIMES[name]
+    python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
+    constraints.write_text("\n".join(pin.constraints) + "\n", encoding="utf-8")
+    log.run(
+        "installing the framework",
+        [python, *_PIP_INSTALL, "--constraint", constraints, *pin.packages(gpu)],
+        environment=environment(python),
+    )
+
+
+def install_horovod(name: str, wheel: Path, log: Log) -> None:
+    """Install Horovod's wheel and link hvdkit into the environment."""
+    python = store.python_of(name)
+    log.run("installing Horovod", [python, *_PIP_INSTALL, "--no-deps", wheel], environment=environment(python))
+    store.link_hvdkit(site_packages(name))
+
+
+def site_packages(name: str) -> Path:
+    """Where the environment keeps its packages."""
+    return next((store.folder(name) / "lib").glob("python3*/site-packages"))
+
+
+def installed_versions(name: str) -> dict[str, str]:
+    """Version of the framework and of NumPy as installed, local parts such as `+cpu` included. Starts no process."""
+    path = [str(site_packages(name))]
+    versions = {}
+    for distribution in metadata.distributions(path=path):
+        if distribution.metadata["Name"] in (*pins.RUNTIMES[name].distributions, "numpy"):
+            versions[distribution.metadata["Name"]] = distribution.version
+    return versions
+
+
+def probe(name: str, python: Path, extra_environment: Mapping[str, str], timeout_s: float = 120) -> dict[str, Any]:
+    """What probe.py finds in the interpreter `python` for the runtime `name`.
+
+    Raises RunError where it cannot be run or gives no answer within `timeout_s`.
+    """
+    pin = pins.RUNTIMES[name]
+    command: list[str | Path] = [python, _PROBE, pin.module, pin.horovod_module, *pins.CORE_MODULES, "hvdkit"]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            env=environment(python) | dict(extra_environment),
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{python}: no answer within {timeout_s:.0f} s to the question what is in it") from None
+    except OSError as error:
+        raise RunError(f"{python}: cannot be run ({error.strerror})") from error
+    except (ValueError, IndexError):
+        end = " | ".join(done.stderr.strip().splitlines()[-2:]) or f"exit status {done.returncode}"
+        raise RunError(f"{python}: gave no answer to the question what is in it: {end}") from None
+    return answer
+
+
+def faults(name: str, python: Path, added: bool, found: Mapping[str, Any]) -> list[Missing]:
+    """What keeps the interpreter from serving as the runtime `name`, judged by the answer of `probe`."""
+
+    def remedy(module: str, *options: str) -> str:
+        return _remedy_for_added(name, python, module, options) if added else _remake(name)
+
+    told = [Missing(f"{python} has no {module}", remedy(module)) for module in found["missing"]]
+    for module, error in found["broken"].items():
+        told.append(Missing(f"{python} cannot import {module} ({error})", remedy(module, "--force-reinstall")))
+    if not told and "gloo" not in found["controllers"]:
+        told.append(Missing(f"the Horovod of {python} was built without Gloo", remedy("horovod", "--force-reinstall")))
+    return told
+
+
+def _remake(name: str) -> str:
+    """The command that replaces a runtime that looks whole on disk but does not work."""
+    return f"rm -r {shlex.quote(str(store.folder(name)))} && hvdkit runtime build {name}"
+
+
+def _remedy_for_added(name: str, python: Path, module: str, options: tuple[str, ...]) -> str:
+    """The command that brings `module` into a user's own interpreter."""
+    pin, shown = pins.RUNTIMES[name], shlex.quote(str(python))
+    if module == "hvdkit":
+        return f"hvdkit runtime add {name} --python {shown}"
+    install = " ".join([shown, "-m", "pip", "install", *options])
+    if module.startswith("horovod"):
+        wanted = f"HOROVOD_WITH_{pin.horovod_flag}=1 HOROVOD_WITH_GLOO=1"
+        return f"{wanted} {install} --no-build-isolation --no-cache-dir --no-deps horovod=={pins.HOROVOD_VERSION}"
+    return f"{install} {pins.CORE_MODULES.get(module, pin.cpu_packages[0])}"

@@ -1,0 +1,67 @@
+"""What is in an interpreter: run as `PYTHON probe.py FRAMEWORK_MODULE HOROVOD_MODULE MODULE…`, prints one JSON object.
+
+Standard library only, and run as a file, since the interpreter may have nothing of hvdkit's. Keys: `versions`
+(package to version), `missing` (modules that are not there), `broken` (module to the error its import raised),
+`controllers` and `operations` (what Horovod was built with).
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import sys
+
+_VERSION_OF = ("keras", "numpy")
+
+
+def probe(framework: str, horovod: str, modules: "list[str]") -> "dict[str, object]":
+    """Import the framework, its Horovod binding and `modules`; tell what came of it."""
+    versions: dict[str, str] = {}
+    missing: list[str] = []
+    broken: dict[str, str] = {}
+    loaded = {}
+    for name in ["horovod", *modules, framework, horovod]:
+        if importlib.util.find_spec(name.split(".")[0]) is None:
+            if name.split(".")[0] not in missing:
+                missing.append(name.split(".")[0])
+            continue
+        try:
+            loaded[name] = importlib.import_module(name)
+        except BaseException as error:
+            text = str(error).strip().splitlines()
+            broken[name] = type(error).__name__ + (f": {text[-1]}" if text else "")
+            continue
+        versions[name] = str(getattr(loaded[name], "__version__", "unknown"))
+    versions.pop(horovod, None)
+    for name in _VERSION_OF:
+        if name in sys.modules:
+            versions[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    built = {}
+    for part in ("gloo", "mpi", "nccl", "ddl", "ccl"):
+        check = getattr(loaded.get(horovod), f"{part}_built", None)
+        built[part] = bool(check()) if check else False
+    return {
+        "versions": versions,
+        "missing": missing,
+        "broken": broken,
+        "controllers": [part for part in ("gloo", "mpi") if built[part]],
+        "operations": [part for part in ("nccl", "ddl", "ccl", "mpi", "gloo") if built[part]],
+    }
+
+
+def main() -> None:
+    """Print what `probe` found; nothing that a framework prints gets into it."""
+    # The folder of this file comes first; a runtime must be judged by what lies in it, not here.
+    del sys.path[0]
+    framework, horovod, *modules = sys.argv[1:]
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = probe(framework, horovod, modules)
+    print("\n" + json.dumps(found), flush=True)
+    # Not a usual exit: what a framework does at its end is no business of this question.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

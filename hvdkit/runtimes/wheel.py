@@ -1,0 +1,210 @@
+"""Horovod's wheel for one runtime: from the pinned sdist, edited, compiled, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hvdkit.errors import RunError
+from hvdkit.files import write_atomic
+from hvdkit.runtimes import edits, machine, pins, store
+from hvdkit.runtimes.process import Log
+
+_SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
+_PERCENT = re.compile(r"\[\s*(\d+)%\]")
+
+_PIP_QUIET = ("--disable-pip-version-check", "--no-input")
+
+# What the build decides itself. HOROVOD_GPU_OPERATIONS may not stand beside a choice for a single operation.
+_DECIDED = re.compile(
+    r"HOROVOD_(WITH|WITHOUT)_(PYTORCH|TENSORFLOW|MXNET|MPI|GLOO)$"
+    r"|HOROVOD_GPU_(OPERATIONS|ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|REDUCESCATTER)$"
+    r"|HOROVOD_NCCL_(LINK|HOME)$|HOROVOD_SKIP_COMPILE$"
+)
+# What changes a compiled wheel beside HOROVOD_*: read by CMake or by the compiler.
+_COMPILE_VARIABLES = (
+    "AR",
+    "CC",
+    "CXX",
+    "CFLAGS",
+    "CPPFLAGS",
+    "CXXFLAGS",
+    "LDFLAGS",
+    "CUDACXX",
+    "CUDAFLAGS",
+    "CCL_ROOT",
+)
+
+
+def key(ingredients: Mapping[str, object]) -> str:
+    """The name of whatever is made from `ingredients`: the same ones give the same name, any other another."""
+    return hashlib.sha256(json.dumps(ingredients, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def flags(name: str, gpu: bool) -> dict[str, str]:
+    """The environment variables that tell Horovod's build what to build for the runtime `name`."""
+    chosen = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MPI" if machine.mpi() else "HOROVOD_WITHOUT_MPI": "1"}
+    for other, pin in pins.RUNTIMES.items():
+        chosen[f"HOROVOD_{'WITH' if other == name else 'WITHOUT'}_{pin.horovod_flag}"] = "1"
+    cuda = machine.cuda()
+    if gpu and cuda.nvcc and cuda.nccl:
+        chosen |= {
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
+            "HOROVOD_NCCL_LINK": "SHARED",
+            "HOROVOD_NCCL_HOME": str(cuda.nccl.home),
+            "HOROVOD_CUDA_HOME": str(cuda.nvcc.home),
+        }
+    # Gloo's own CMake list asks for a version that CMake 4, if a user names one by HOROVOD_CMAKE, would refuse.
+    return chosen | {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
+
+
+def own_settings() -> dict[str, str]:
+    """The user's variables that change what is compiled, without those that the build decides itself."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _COMPILE_VARIABLES or (name.startswith("HOROVOD_") and not _DECIDED.match(name))
+    }
+
+
+def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
+    """What a runtime is made from, as far as it is known before anything is installed.
+
+    Without the compiler's version: a runtime that works is not rebuilt because of a compiler's update.
+    """
+    cuda, python, pin = machine.cuda(), machine.python_for(name), pins.RUNTIMES[name]
+    return {
+        "horovod": [pins.HOROVOD_VERSION, pins.HOROVOD_SDIST_SHA256],
+        "edits": edits.fingerprint(edits.EDITS[name]),
+        "packages": pin.packages(gpu),
+        "constraints": pin.constraints,
+        "python": machine.python_abi(python) if python else None,
+        "mpi": machine.mpi(),
+        "cuda": cuda.nvcc if gpu else None,
+        "nccl": cuda.nccl if gpu else None,
+        "flags": flags(name, gpu),
+        "own_settings": own_settings(),
+        "architecture": machine.architecture(),
+    }
+
+
+def wheel_ingredients(name: str, gpu: bool, versions: Mapping[str, str]) -> dict[str, object]:
+    """What Horovod's wheel is compiled from; `versions` are those installed in the runtime, local parts included."""
+    ingredients = runtime_ingredients(name, gpu)
+    # The other packages are not compiled against, so that another pin among them needs no other wheel.
+    del ingredients["packages"], ingredients["constraints"]
+    return ingredients | {"compiler": machine.compiler(), "framework": dict(versions)}
+
+
+def sdist(python: Path, log: Log) -> Path:
+    """Horovod's sdist in the cache, fetched once by the pip of `python` and checked against its SHA-256."""
+    target = store.cache() / "sdist" / _SDIST
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == pins.HOROVOD_SDIST_SHA256:
+        return target
+    with _scratch(target.parent) as scratch:
+        wanted = scratch / "requirements.txt"
+        # By hash, so that pip refuses a foreign archive before it runs the setup.py in it.
+        wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
+        command: list[str | Path] = [python, "-m", "pip", "download", *_PIP_QUIET, "--no-deps", "--no-binary", ":all:"]
+        log.run(
+            "fetching Horovod",
+            [*command, "--require-hashes", "-r", wanted, "-d", scratch],
+            environment=environment(python),
+        )
+        (scratch / _SDIST).replace(target)
+    return target
+
+
+def environment(python: Path) -> dict[str, str]:
+    """The environment to run a runtime's own programs in: its folder first on PATH, no other Python's modules."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return inherited | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
+def obtain(
+    name: str, gpu: bool, python: Path, versions: Mapping[str, str], log: Log, on_percent: Callable[[int], None]
+) -> Path:
+    """Horovod's wheel for the runtime `name`: from the cache, else compiled in a temporary folder and put there.
+
+    `python` is the runtime's interpreter, with the framework and the build tools installed. `on_percent` hears
+    how far the compile is, 0 to 100. Raises RunError where an edit does not fit or the build fails.
+    """
+    ingredients = wheel_ingredients(name, gpu, versions)
+    shelf = store.cache() / "wheels" / key(ingredients)
+    if ready := _wheel_in(shelf):
+        log.write(f"from the cache: {ready}")
+        return ready
+    with _scratch(shelf.parent) as scratch:
+        source = _unpack(sdist(python, log), scratch)
+        edits.apply(source, edits.EDITS[name])
+        made = scratch / "made"
+        command: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "wheel",
+            "-v",
+            *_PIP_QUIET,
+            "--no-build-isolation",
+            "--no-deps",
+        ]
+        log.run(
+            "compiling Horovod",
+            [*command, "--no-build-isolation", "-w", made, source],
+            environment=_build_environment(name, gpu, python),
+            cwd=scratch,
+            on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
+        )
+        write_atomic(made / "made-from.json", json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n")
+        try:
+            made.rename(shelf)
+        except OSError:
+            # Another checkout's build was faster, or a folder without a wheel is in the way.
+            if not _wheel_in(shelf):
+                shutil.rmtree(shelf, ignore_errors=True)
+                made.rename(shelf)
+    wheel = _wheel_in(shelf)
+    if wheel is None:
+        raise RunError(f"compiling Horovod left no wheel in {shelf}; the whole log: {log.path}")
+    return wheel
+
+
+def _build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in environment(python).items() if not _DECIDED.match(name)}
+    parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
+    return inherited | flags(name, gpu) | parallel
+
+
+def _wheel_in(folder: Path) -> Path | None:
+    return next(folder.glob("horovod-*.whl"), None)
+
+
+def _unpack(archive: Path, into: Path) -> Path:
+    with tarfile.open(archive) as tar:
+        # The archive's hash is known, so its paths are; the filter only spares a warning of later Pythons.
+        tar.extractall(into, filter="data")
+    return into / f"horovod-{pins.HOROVOD_VERSION}"
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A temporary folder beside its content's later place, so that a rename can put it there in one act."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
+    except OSError as error:
+        raise RunError(
+            f"{parent}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
