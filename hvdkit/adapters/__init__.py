@@ -1,0 +1,17 @@
+"""The seam: one module a framework, all with the functions of `hvdkit.core.adapter.Adapter`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from hvdkit.core.adapter import Adapter
+
+NAMES = ("pytorch", "tensorflow", "keras", "mxnet", "local")
+
+
+def load(name: str) -> Adapter:
+    """Import one adapter and with it its framework. Raises KeyError for a name not in NAMES."""
+    if name not in NAMES:
+        raise KeyError(name)
+    return cast(Adapter, importlib.import_module(f"hvdkit.adapters.{name}"))

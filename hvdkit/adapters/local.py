@@ -1,0 +1,162 @@
+"""The null adapter (`hvdkit/core/adapter.py`): NumPy, one process, no Horovod. Core's tests run on it in milliseconds."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hvdkit.config import Loss, Optimizer
+from hvdkit.core import compression as compression_
+from hvdkit.core import loop as loop_
+from hvdkit.core.adapter import Adapter, Op
+from hvdkit.core.compression import Compressor
+from hvdkit.core.data import Batch
+from hvdkit.core.metrics import cross_entropy
+from hvdkit.core.optimizer import sgd_step
+from hvdkit.core.state import check_fits, slot_name
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
+
+NAME = "local"
+CAPABILITIES: frozenset[str] = frozenset()
+
+
+class Linear:
+    """Softmax regression on the pixels: the smallest network that can be trained."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        self.parameters = {"fc.weight": np.zeros((classes, features)), "fc.bias": np.zeros(classes)}
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """(n, height, width, channels) -> logits (n, classes)."""
+        return images.reshape(len(images), -1) @ self.parameters["fc.weight"].T + self.parameters["fc.bias"]
+
+    def gradients(self, images: np.ndarray, error: np.ndarray) -> dict[str, np.ndarray]:
+        """By parameter, from d loss / d logits (n, classes)."""
+        return {"fc.weight": error.T @ images.reshape(len(images), -1), "fc.bias": error.sum(axis=0)}
+
+
+@dataclass
+class Session:
+    model: Linear
+    optimizer: Optimizer
+    loss: Loss
+    compressor: Compressor
+    learning_rate: float
+    velocities: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def versions() -> dict[str, str]:
+    return {"framework": np.__version__, "numpy": np.__version__}
+
+
+def init(device: str, threads: int | None = None) -> Topology:
+    if device == "gpu":
+        raise RequestError("device: expected cpu or auto, as the local adapter knows no GPU; got gpu")
+    return Topology()
+
+
+def shutdown() -> None:
+    pass
+
+
+def seed(value: int) -> None:
+    pass  # nothing here draws random numbers of its own
+
+
+def synchronize() -> None:
+    pass
+
+
+def is_communication_error(error: Exception) -> bool:
+    return False
+
+
+def from_numpy(array: np.ndarray) -> np.ndarray:
+    return np.array(array)
+
+
+def to_numpy(tensor: np.ndarray) -> np.ndarray:
+    return np.array(tensor)
+
+
+def dtype(tensor: np.ndarray) -> str:
+    return tensor.dtype.name
+
+
+def cast(tensor: np.ndarray, dtype: str) -> np.ndarray:
+    return tensor.astype(dtype)
+
+
+def allreduce(tensors: list[np.ndarray], op: Op = "average", name: str = "allreduce") -> list[np.ndarray]:
+    return [tensor.copy() for tensor in tensors]
+
+
+def allgather(tensor: np.ndarray, name: str = "allgather") -> np.ndarray:
+    return tensor.copy()
+
+
+def broadcast(tensor: np.ndarray, root_rank: int = 0, name: str = "broadcast") -> np.ndarray:
+    return tensor.copy()
+
+
+def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
+    return [value]
+
+
+def prepare(model: Linear, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
+    velocities = {name: np.zeros_like(value) for name, value in model.parameters.items()}
+    compressor = compression_.make(compression, _this())
+    return Session(model, optimizer, loss, compressor, optimizer.learning_rate, velocities)
+
+
+def broadcast_state(session: Session, root_rank: int = 0) -> None:
+    pass
+
+
+def train_step(session: Session, batch: Batch) -> np.ndarray:
+    logits, count = session.model(batch.images), len(batch.labels)
+    classes = logits.shape[1]
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    smoothing = session.loss.label_smoothing
+    target = np.eye(classes)[batch.labels] * (1 - smoothing) + smoothing / classes
+    gradients = session.model.gradients(batch.images, (shares - target) / count)
+    for name, weight in session.model.parameters.items():
+        gradient = session.compressor.decompress(*session.compressor.compress(gradients[name]))
+        session.model.parameters[name], session.velocities[name] = sgd_step(
+            session.optimizer, session.learning_rate, weight, gradient, session.velocities[name]
+        )
+    every = np.mean([cross_entropy(logits, np.full(count, label)) for label in range(classes)])
+    return (1 - smoothing) * cross_entropy(logits, batch.labels).mean() + smoothing * every
+
+
+def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
+    return session.model(images)
+
+
+def set_learning_rate(session: Session, value: float) -> None:
+    session.learning_rate = value
+
+
+def state(session: Session) -> dict[str, np.ndarray]:
+    slots = {slot_name("momentum", name): velocity.copy() for name, velocity in session.velocities.items()}
+    return {name: value.copy() for name, value in session.model.parameters.items()} | slots
+
+
+def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
+    check_fits({name: value.shape for name, value in session.model.parameters.items()}, state)
+    for name in session.model.parameters:
+        session.model.parameters[name] = state[name].astype(np.float64)
+        session.velocities[name] = state.get(slot_name("momentum", name), session.velocities[name]).copy()
+
+
+def fit(session: Session, loop: loop_.Loop) -> None:
+    loop_.drive(_this(), session, loop)
+
+
+def _this() -> Adapter:
+    return sys.modules[__name__]  # type: ignore[return-value]  # a module serves as the Protocol's object

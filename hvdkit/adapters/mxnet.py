@@ -1,0 +1,242 @@
+"""Apache MXNet (Gluon) behind the seam (`hvdkit/core/adapter.py`)."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import horovod
+import horovod.mxnet as hvd
+import mxnet as mx
+import numpy as np
+from horovod.common.exceptions import HorovodInternalError
+
+from hvdkit.config import Loss, Optimizer
+from hvdkit.core import compression as compression_
+from hvdkit.core import loop as loop_
+from hvdkit.core.adapter import Adapter, Op
+from hvdkit.core.compression import Compressor
+from hvdkit.core.data import Batch
+from hvdkit.core.optimizer import decay_of
+from hvdkit.core.state import canonical_name, check_fits, slot_name
+from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.errors import RequestError
+
+NAME = "mxnet"
+CAPABILITIES = frozenset({"gpu"})
+
+_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
+_context = mx.cpu()
+
+
+@dataclass
+class Session:
+    model: mx.gluon.Block
+    trainer: mx.gluon.Trainer
+    criterion: mx.gluon.loss.SoftmaxCrossEntropyLoss
+    label_smoothing: float
+    compressor: Compressor
+    parameters: list[mx.gluon.Parameter]  # the trainable ones
+
+
+class MomentumSGD(mx.optimizer.Optimizer):
+    """SGD with momentum in PyTorch's form; MXNet's own has the learning rate inside the velocity."""
+
+    def __init__(self, settings: Optimizer) -> None:
+        super().__init__(learning_rate=settings.learning_rate)
+        self._settings = settings
+
+    def create_state(self, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
+        """The velocity."""
+        return mx.nd.zeros_like(weight)
+
+    def update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: mx.nd.NDArray) -> None:
+        """`hvdkit.core.optimizer.sgd_step` in place."""
+        decay = decay_of(self._settings, weight.shape)
+        if decay:
+            grad = grad + decay * weight
+        state *= self._settings.momentum
+        state += grad
+        weight -= self.learning_rate * (grad + self._settings.momentum * state if self._settings.nesterov else state)
+
+
+def versions() -> dict[str, str]:
+    return {"framework": mx.__version__, "horovod": horovod.__version__, "numpy": np.__version__}
+
+
+def init(device: str, threads: int | None = None) -> Topology:
+    global _context
+    hvd.init()
+    mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(threads_per_rank(threads, hvd.local_size())))
+    gpus = mx.context.num_gpus()
+    if device == "gpu" and not gpus:
+        raise RequestError("device: expected a GPU that MXNet can see, found none; choose device=cpu")
+    if gpus and device != "cpu":
+        _context = mx.gpu(hvd.local_rank())
+    return Topology(
+        hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
+        _context.device_type,
+    )  # fmt: skip
+
+
+def shutdown() -> None:
+    mx.nd.waitall()  # the engine may still be at a collective
+    hvd.shutdown()
+
+
+def seed(value: int) -> None:
+    mx.random.seed(value)
+
+
+def synchronize() -> None:
+    mx.nd.waitall()
+
+
+def is_communication_error(error: Exception) -> bool:
+    return isinstance(error, HorovodInternalError) or (isinstance(error, mx.MXNetError) and "orovod" in str(error))
+
+
+def from_numpy(array: np.ndarray) -> mx.nd.NDArray:
+    return mx.nd.array(array, ctx=_context, dtype=array.dtype)
+
+
+def to_numpy(tensor: mx.nd.NDArray) -> np.ndarray:
+    return tensor.asnumpy()
+
+
+def dtype(tensor: mx.nd.NDArray) -> str:
+    return np.dtype(tensor.dtype).name
+
+
+def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
+    return tensor.astype(dtype)
+
+
+def allreduce(tensors: list[mx.nd.NDArray], op: Op = "average", name: str = "allreduce") -> list[mx.nd.NDArray]:
+    return list(hvd.grouped_allreduce(tensors, op=_OPS[op], name=name))
+
+
+def allgather(tensor: mx.nd.NDArray, name: str = "allgather") -> mx.nd.NDArray:
+    return hvd.allgather(tensor, name=name)
+
+
+def broadcast(tensor: mx.nd.NDArray, root_rank: int = 0, name: str = "broadcast") -> mx.nd.NDArray:
+    return hvd.broadcast(tensor, root_rank, name=name)
+
+
+def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
+    return list(hvd.allgather_object(value, name=name))
+
+
+def prepare(model: mx.gluon.Block, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
+    model.initialize(ctx=_context)
+    model.hybridize(static_alloc=True, static_shape=True)
+    trainer = mx.gluon.Trainer(model.collect_params(), MomentumSGD(optimizer), kvstore=None)
+    return Session(
+        model,
+        trainer,
+        mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=loss.label_smoothing == 0),
+        loss.label_smoothing,
+        compression_.make(compression, _this()),
+        [parameter for parameter in model.collect_params().values() if parameter.grad_req != "null"],
+    )
+
+
+def broadcast_state(session: Session, root_rank: int = 0) -> None:
+    tensors = {name: parameter.data() for name, parameter in _parameters(session).items()}
+    tensors |= {slot_name("momentum", name): velocity for name, velocity in _velocities(session).items()}
+    hvd.broadcast_parameters(tensors, root_rank=root_rank)
+
+
+def train_step(session: Session, batch: Batch) -> mx.nd.NDArray:
+    images = _images(batch.images)
+    # A network whose batch norms keep their own running statistics is told where a step begins and ends.
+    before = getattr(session.model, "before_step", None)
+    if before:
+        before(images)
+    with mx.autograd.record():
+        logits = session.model(images)
+        loss = session.criterion(logits, _labels(session, batch.labels, logits.shape[1])).mean()
+    loss.backward()
+    _average_gradients(session)
+    session.trainer.update(1)  # the loss is a mean already
+    if before:
+        session.model.after_step()
+    return loss
+
+
+def _average_gradients(session: Session) -> None:
+    gradients = [parameter.grad() for parameter in session.parameters]
+    packed = [session.compressor.compress(gradient) for gradient in gradients]
+    hvd.grouped_allreduce_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
+    for gradient, (sent, context) in zip(gradients, packed, strict=True):
+        if sent is not gradient:
+            gradient[:] = session.compressor.decompress(sent, context)
+
+
+def _labels(session: Session, labels: np.ndarray, classes: int) -> mx.nd.NDArray:
+    smoothing, tensor = session.label_smoothing, from_numpy(labels)
+    if smoothing == 0:
+        return tensor
+    return mx.nd.one_hot(tensor, classes) * (1 - smoothing) + smoothing / classes
+
+
+def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
+    return to_numpy(session.model(_images(images)))
+
+
+def set_learning_rate(session: Session, value: float) -> None:
+    session.trainer.set_learning_rate(value)
+
+
+def state(session: Session) -> dict[str, np.ndarray]:
+    values = {name: to_numpy(parameter.data()) for name, parameter in _parameters(session).items()}
+    for name, velocity in _velocities(session).items():
+        values[slot_name("momentum", name)] = to_numpy(velocity)
+    return values
+
+
+def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
+    parameters = _parameters(session)
+    check_fits({name: parameter.shape for name, parameter in parameters.items()}, state)
+    for name, parameter in parameters.items():
+        parameter.set_data(from_numpy(state[name]))
+    for name, velocity in _velocities(session).items():
+        if slot_name("momentum", name) in state:
+            velocity[:] = from_numpy(state[slot_name("momentum", name)])
+
+
+def fit(session: Session, loop: loop_.Loop) -> None:
+    loop_.drive(_this(), session, loop)
+
+
+def _this() -> Adapter:
+    return sys.modules[__name__]  # type: ignore[return-value]  # a module serves as the Protocol's object
+
+
+def _parameters(session: Session) -> dict[str, mx.gluon.Parameter]:
+    """By canonical name; Gluon's own names depend on how many networks a process has made."""
+    named = session.model._collect_params_with_prefix()
+    return {canonical_name(name): parameter for name, parameter in named.items()}
+
+
+def _velocities(session: Session) -> dict[str, mx.nd.NDArray]:
+    """Canonical name -> velocity. Gluon makes them at the first update, so those still missing are made here."""
+    updater = session.trainer._updaters[0]
+    numbers = {id(parameter): number for number, parameter in enumerate(session.trainer._params)}
+    velocities = {}
+    for name, parameter in _parameters(session).items():
+        if parameter.grad_req == "null":
+            continue
+        number = numbers[id(parameter)]
+        if number not in updater.states:
+            updater.states[number] = session.trainer._optimizer.create_state(number, parameter.data())
+            updater.states_synced[number] = True
+        velocities[name] = updater.states[number]
+    return velocities
+
+
+def _images(images: np.ndarray) -> mx.nd.NDArray:
+    """NHWC to NCHW on the device."""
+    return from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

@@ -1,0 +1,150 @@
+"""The command line. Each command is a few lines that call a room below; those are imported when they are needed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hvdkit.errors import HvdkitError
+
+if TYPE_CHECKING:
+    from hvdkit.train import Plan
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="One ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
+)
+runtime_app = typer.Typer(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
+app.add_typer(runtime_app, name="runtime")
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
+Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
+Out = Annotated[Path | None, typer.Option(help="the run's folder [default: runs/<recipe>-<command>-<time>]")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")] = "pytorch",
+    np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 1,
+    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="host:slots,... [default: this machine]")] = None,
+    launcher: Launcher = "direct",
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train a recipe under one framework."""
+    from hvdkit import config, paths
+    from hvdkit import train as train_
+    from hvdkit.report.progress import RunProgress
+    from hvdkit.report.tables import result_lines
+
+    checked = config.load(recipe, overrides or [])
+    plan = train_.plan(checked, framework, np, hosts, launcher)
+    with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite) as folder:
+        with RunProgress([_title(plan)]) as progress:
+            result = train_.run(plan, folder, progress.watch(_title(plan)))
+        typer.echo(result_lines(result))
+        typer.echo(f"written to {folder}")
+
+
+@app.command()
+def compare(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")] = None,
+    np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated [default: 1 and 2]")] = None,
+    launcher: Launcher = "direct",
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train a recipe under several frameworks and numbers of ranks, and lay the results side by side."""
+    from rich.console import Console
+
+    from hvdkit import compare as compare_
+    from hvdkit import config, paths
+    from hvdkit.report.progress import RunProgress
+    from hvdkit.report.tables import comparison_table
+    from hvdkit.runtimes.pins import FRAMEWORKS
+
+    checked = config.load(recipe, overrides or [])
+    plans = compare_.plan(checked, framework or list(FRAMEWORKS), np or [1, 2], launcher)
+    with paths.claimed(out or paths.default_out(checked.name, "compare"), overwrite) as folder:
+        with RunProgress([_title(plan) for plan in plans]) as progress:
+            watch = {compare_.name(plan): progress.watch(_title(plan)) for plan in plans}
+            comparison = compare_.run(plans, folder, watch)
+        Console(width=None if sys.stdout.isatty() else 120).print(comparison_table(comparison))
+        typer.echo(f"written to {folder / 'compare.json'} and compare.md")
+
+
+@runtime_app.command("build")
+def runtime_build(
+    names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet [default: all]")] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", help="[default: GPU where CUDA and NCCL are found]")] = None,
+) -> None:
+    """Build the runtimes that are missing or out of date, and prove each with two processes."""
+    from rich.console import Console
+
+    from hvdkit.runtimes.build import build
+
+    build(names or None, gpu, Console())
+
+
+@runtime_app.command("add")
+def runtime_add(
+    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet")],
+    python: Annotated[Path, typer.Option(help="the interpreter that has the framework and a Horovod")],
+) -> None:
+    """Use an interpreter of your own as a runtime."""
+    from hvdkit.runtimes.build import add, describe
+
+    typer.echo(describe(add(name, python)))
+
+
+@runtime_app.command("list")
+def runtime_list() -> None:
+    """The runtimes that are there."""
+    from hvdkit.runtimes.build import describe
+    from hvdkit.runtimes.store import installed
+
+    found = installed()
+    for runtime in found:
+        typer.echo(describe(runtime))
+    if not found:
+        typer.echo("no runtime is built yet; run `hvdkit runtime build`")
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.framework}, {plan.np} rank{'s' if plan.np > 1 else ''}"
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        import hvdkit
+
+        typer.echo(f"hvdkit {hvdkit.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: every foreseeable fault becomes its message on standard error and its exit status."""
+    try:
+        app()
+    except HvdkitError as error:
+        for line in str(error).splitlines():
+            print(line, file=sys.stderr)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

@@ -1,0 +1,262 @@
+"""The recipe: one YAML file for all four frameworks, typed and strict.
+
+`load` tells every fault of a file and its overrides at once, each with its key, what was expected and
+what was received, before anything is started or written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hvdkit.errors import RequestError
+
+ModelName = Literal[
+    "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+]  # fmt: skip
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Model(_Strict):
+    """The network; its layers are in `hvdkit/core/resnet.py`."""
+
+    name: ModelName
+    classes: int = Field(10, ge=2, le=1_000_000)
+
+
+class Digits(_Strict):
+    """The 1,797 handwritten digits that scikit-learn ships, as 32×32×3 images; 360 of them held out."""
+
+    name: Literal["digits"]
+
+
+class Synthetic(_Strict):
+    """Random images of any shape, for throughput."""
+
+    name: Literal["synthetic"]
+    height: int = Field(224, ge=1, le=8192)
+    width: int = Field(224, ge=1, le=8192)
+    channels: int = Field(3, ge=1, le=1024)
+    train_images: int = Field(1280, ge=1)
+    val_images: int = Field(0, ge=0)
+
+
+class Optimizer(_Strict):
+    """Stochastic gradient descent with momentum, as PyTorch defines it: the learning rate stays outside the velocity.
+
+    `learning_rate` belongs to a global batch of `schedule.base_batch_size` images. `weight_decay` is added to the
+    gradient (coupled), to all parameters or, with `decay: weights`, not to biases and batch-norm parameters.
+    """
+
+    name: Literal["sgd"] = "sgd"
+    learning_rate: float = Field(gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(1e-4, ge=0)
+    decay: Literal["all", "weights"] = "all"
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Optimizer:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("expected momentum > 0 where nesterov is true, got momentum 0")
+        return self
+
+
+class Schedule(_Strict):
+    """Learning rate by the step: linear scaling, gradual warm-up (Goyal et al. 2017), then decay."""
+
+    scale: Literal["linear", "none"] = "linear"
+    base_batch_size: int = Field(256, ge=1)
+    warmup_epochs: float = Field(0.0, ge=0)
+    decay: Literal["constant", "step", "cosine"] = "cosine"
+    milestones: list[float] = Field(default_factory=list, description="epochs; for decay: step")
+    gamma: float = Field(0.1, gt=0, le=1, description="factor at each milestone")
+
+    @model_validator(mode="after")
+    def _milestones_belong_to_step(self) -> Schedule:
+        if (self.decay == "step") != bool(self.milestones):
+            raise ValueError("expected milestones exactly where decay is 'step'")
+        if self.milestones != sorted(self.milestones) or any(m <= 0 for m in self.milestones):
+            raise ValueError(f"expected rising milestones above 0, got {self.milestones}")
+        return self
+
+
+class Loss(_Strict):
+    """Softmax cross-entropy, averaged over the batch."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+
+
+class Recipe(_Strict):
+    """Everything that decides what is computed. The framework and the number of ranks are no part of it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    model: Model
+    data: Annotated[Digits | Synthetic, Field(discriminator="name")]
+    batch_size: int = Field(32, ge=1, description="images a rank and step")
+    epochs: int = Field(1, ge=1, le=100_000)
+    steps: int | None = Field(None, ge=1, description="stop after so many steps")
+    seed: int = Field(1, ge=0, lt=2**32)
+    optimizer: Optimizer
+    schedule: Schedule = Schedule()
+    loss: Loss = Loss()
+    compression: Literal["none", "fp16"] = Field("none", description="of gradients on the wire")
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
+    log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key written twice and reads 1e-4 as the number that it is in YAML 1.2."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]  # PyYAML has no types here
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"expected text as key, got {key!r}", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe file and apply `key=value` overrides (nested keys with dots, values as YAML).
+
+    Raises RequestError with all faults, one a line.
+    """
+    document = _read(path)
+    faults = [fault for text in overrides if (fault := _override(document, text))]
+    try:
+        recipe = Recipe.model_validate(document)
+    except ValidationError as error:
+        faults += [f"{path}: {line}" for line in _explain(error)]
+    if faults:
+        raise RequestError("\n".join(faults))
+    return recipe
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as YAML; `load` reads it back to an equal Recipe."""
+    return yaml.safe_dump(recipe.model_dump(), sort_keys=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RequestError(f"{path}: no such recipe; expected a YAML file such as recipes/resnet20-digits.yaml") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: not a text file (byte {error.start} is no UTF-8); expected a YAML recipe") from None
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a YAML recipe") from None
+    document = _parse(text, str(path))
+    if not isinstance(document, dict):
+        raise RequestError(f"{path}: expected keys with values (a mapping), got {_brief(document)}")
+    return document
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RequestError(f"{where}{place}: damaged YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(f"{where}: damaged YAML: {reason}") from None
+
+
+def _override(document: dict[str, Any], text: str) -> str | None:
+    """Set one `key=value` in the document; returns the fault, if any."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        return f"override {text!r}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
+    *parents, leaf = key.strip().split(".")
+    place = document
+    for parent in parents:
+        inner = place.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            return f"override {text!r}: {parent!r} holds {_brief(inner)}, so nothing can be set below it"
+        place = inner
+    try:
+        place[leaf] = _parse(value, f"override {text!r}")
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for fault in error.errors(include_url=False):
+        loc = [str(part) for part in fault["loc"]]
+        # pydantic names the chosen member of `data` as if it were a key
+        if loc[:1] == ["data"] and len(loc) > 1 and loc[1] in ("digits", "synthetic"):
+            del loc[1]
+        if loc[:1] == ["threads"]:
+            loc = loc[:1]
+            fault = fault | {"type": "threads", "msg": "expected 'auto' or a whole number from 1 to 4096"}
+        key = ".".join(loc) or "recipe"
+        line = f"{key}: {_reason(fault, loc)}"
+        if line not in lines:
+            lines.append(line)
+    return lines
+
+
+def _reason(fault: Any, loc: list[str]) -> str:
+    kind, received = fault["type"], fault.get("input")
+    if kind == "extra_forbidden":
+        return f"unknown key{_did_you_mean(loc)}"
+    if kind == "missing":
+        return "required key is missing"
+    if kind == "union_tag_not_found":
+        return "required key data.name is missing; expected 'digits' or 'synthetic'"
+    if kind == "value_error":
+        return str(fault["ctx"]["error"])
+    if kind == "union_tag_invalid":
+        return f"expected data.name to be {fault['ctx']['expected_tags']}, got {fault['ctx']['tag']!r}"
+    if kind == "string_pattern_mismatch":
+        return f"expected letters, digits, '.', '_' or '-' (at most 100, the first a letter or digit), got {_brief(received)}"
+    message = str(fault["msg"]).replace("Input should be", "expected", 1)
+    return f"{message}, got {_brief(received)}"
+
+
+def _did_you_mean(loc: list[str]) -> str:
+    known: set[str] = set()
+    models: list[Any] = {
+        "model": [Model], "data": [Digits, Synthetic], "optimizer": [Optimizer], "schedule": [Schedule], "loss": [Loss],
+    }.get(loc[0], []) if len(loc) > 1 else [Recipe]  # fmt: skip
+    for model in models:
+        known |= set(model.model_fields)
+    close = difflib.get_close_matches(loc[-1], known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known keys: {', '.join(sorted(known))}" if known else ""
+
+
+def _brief(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,162 @@
+"""Training as a set of hooks, which `drive` calls for most frameworks and a callback calls for Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvdkit.config import Recipe
+from hvdkit.core import data as data_
+from hvdkit.core import metrics
+from hvdkit.core.data import Batch, Dataset
+from hvdkit.core.schedule import learning_rate
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
+from hvdkit.results import MetricLine
+
+if TYPE_CHECKING:
+    from hvdkit.core.adapter import Adapter, Session, Tensor
+
+
+class Loop:
+    """One run: what happens at each epoch and step, whoever turns the crank.
+
+    The crank calls begin_epoch, then for each of `batches`: begin_step, the update, end_step; then end_epoch.
+    Raises RequestError where the training split is smaller than one global batch.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        session: Session,
+        recipe: Recipe,
+        topology: Topology,
+        dataset: Dataset,
+        metrics_file: metrics.MetricsFile,
+    ) -> None:
+        self._adapter, self._session = adapter, session
+        self._recipe, self._topology, self._dataset = recipe, topology, dataset
+        self._metrics_file = metrics_file
+        samples, global_batch = len(dataset.train), recipe.batch_size * topology.size
+        self.steps_per_epoch = data_.steps_per_epoch(samples, recipe.batch_size, topology.size)
+        if self.steps_per_epoch == 0:
+            raise RequestError(
+                f"batch_size: expected at most {samples} images over {topology.size} ranks, "
+                f"got {recipe.batch_size} × {topology.size} = {global_batch}"
+            )
+        whole = recipe.epochs * self.steps_per_epoch
+        self.total_steps = min(whole, recipe.steps or whole)
+        self.epochs = -(-self.total_steps // self.steps_per_epoch)
+        self.clock = metrics.StepClock()
+        self.step = 0
+        self.train_loss = float("nan")
+        self.val_accuracy: float | None = None
+        self.val_loss: float | None = None
+        self._rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
+        self._epoch = 0
+        self._unread: list[Tensor] = []  # losses still on the device
+        self._epoch_loss = 0.0
+        self._epoch_steps = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step has been taken."""
+        return self.step >= self.total_steps
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """This rank's batches of one epoch, as many as there are steps left."""
+        recipe, topology = self._recipe, self._topology
+        left = self.total_steps - epoch * self.steps_per_epoch
+        shard = data_.epoch_batches(
+            self._dataset.train, recipe.batch_size, recipe.seed, epoch, topology.rank, topology.size
+        )
+        for _, batch in zip(range(left), shard, strict=False):
+            yield batch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Start the clock."""
+        self._epoch, self._epoch_loss, self._epoch_steps = epoch, 0.0, 0
+        self.clock.resume()
+
+    def begin_step(self) -> None:
+        """Set the step's learning rate."""
+        self._adapter.set_learning_rate(self._session, self._rate(self.step))
+
+    def end_step(self, loss: Tensor) -> None:
+        """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks."""
+        self._adapter.synchronize()
+        self.clock.tick()
+        self.step += 1
+        self._unread.append(loss)
+        if self.step % self._recipe.log_every == 0:
+            steps = len(self._unread)
+            self._write(self._read_losses() / steps, self._speed(steps))
+
+    def end_epoch(self) -> None:
+        """Evaluate and write the epoch's line."""
+        self._read_losses()
+        self.train_loss = self._epoch_loss / self._epoch_steps
+        speed = self._speed(self._epoch_steps)
+        self.val_accuracy, self.val_loss = self.evaluate()
+        self._write(self.train_loss, speed, ends_epoch=True, val_accuracy=self.val_accuracy, val_loss=self.val_loss)
+        if self._topology.is_root:
+            accuracy = "" if self.val_accuracy is None else f", validation accuracy {self.val_accuracy:.4f}"
+            print(
+                f"epoch {self._epoch + 1}/{self.epochs}: loss {self.train_loss:.4f}, {speed:.1f} images/s{accuracy}",
+                flush=True,
+            )
+
+    def evaluate(self) -> tuple[float | None, float | None]:
+        """Accuracy and mean loss over the validation split, each sample counted once; None where it is empty."""
+        correct, loss, count = 0, 0.0, 0
+        topology = self._topology
+        shard = data_.evaluation_batches(self._dataset.val, self._recipe.batch_size, topology.rank, topology.size)
+        for batch, valid in shard:
+            logits = self._adapter.eval_step(self._session, batch.images)[:valid]
+            labels = batch.labels[:valid]
+            correct += int(np.sum(logits.argmax(axis=1) == labels))
+            loss += float(metrics.cross_entropy(logits, labels).sum())
+            count += valid
+        sums = metrics.reduce_sums(self._adapter, correct=correct, loss=loss, count=count)
+        if sums["count"] == 0:
+            return None, None
+        return sums["correct"] / sums["count"], sums["loss"] / sums["count"]
+
+    def _read_losses(self) -> float:
+        """Fetch the losses left on the device; returns the sum over their steps of the mean loss over all ranks."""
+        local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
+        mean = metrics.reduce_sums(self._adapter, loss=local)["loss"] / self._topology.size
+        self._epoch_loss += mean
+        self._epoch_steps += len(self._unread)
+        self._unread.clear()
+        return mean
+
+    def _speed(self, steps: int) -> float:
+        """Images per second over all ranks in the last `steps` steps, by this rank's clock."""
+        images = steps * self._recipe.batch_size * self._topology.size
+        return images / sum(self.clock.seconds[-steps:])
+
+    def _write(self, loss: float, speed: float, **rest: Any) -> None:
+        self._metrics_file.write(
+            MetricLine(
+                step=self.step,
+                total_steps=self.total_steps,
+                epoch=self._epoch,
+                loss=loss,
+                learning_rate=self._rate(self.step - 1),
+                images_per_second=speed,
+                **rest,
+            )
+        )
+
+
+def drive(adapter: Adapter, session: Session, loop: Loop) -> None:
+    """The plain loop."""
+    for epoch in range(loop.epochs):
+        loop.begin_epoch(epoch)
+        for batch in loop.batches(epoch):
+            loop.begin_step()
+            loop.end_step(adapter.train_step(session, batch))
+        loop.end_epoch()

@@ -1,0 +1,170 @@
+"""What every recipe script does once its framework is loaded: one rank of a run, from its command line to its result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hvdkit
+from hvdkit import config
+from hvdkit.config import Recipe
+from hvdkit.core import metrics, resnet
+from hvdkit.core.adapter import Adapter
+from hvdkit.core.data import open_dataset
+from hvdkit.core.loop import Loop
+from hvdkit.core.state import digest
+from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.errors import HvdkitError, RequestError
+from hvdkit.files import write_atomic
+from hvdkit.results import TrainResult
+
+Build = Callable[[resnet.ResNet], Any]
+
+
+def main(adapter: Adapter, build: Build, argv: list[str]) -> int:
+    """Run one rank; returns the exit status. `build` makes the framework's network from the architecture table."""
+    progress = _Progress()
+    try:
+        arguments = _parse(argv)
+        recipe = config.load(arguments.recipe, arguments.overrides)
+        train(adapter, build, recipe, arguments.out, progress)
+    except HvdkitError as error:
+        progress.record("request" if isinstance(error, RequestError) else "error", str(error))
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_status
+    except Exception as error:
+        if adapter.is_communication_error(error):
+            progress.record("communication", str(error))
+            print(f"error: another rank is gone: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+            return 1
+        progress.record("error", f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, progress: _Progress) -> TrainResult:
+    """Train as the recipe says; rank 0 writes `metrics.jsonl` and `result.json` into `out`, where one is given."""
+    _lengthen_cycle(recipe)
+    topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
+    adapter.seed(recipe.seed)
+    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed)
+    network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
+    session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression)
+    adapter.load_state(session, resnet.initial_state(network, recipe.seed))
+    adapter.broadcast_state(session, root_rank=0)
+    initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
+
+    metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out and topology.is_root else None)
+    loop = progress.loop = Loop(adapter, session, recipe, topology, dataset, metrics_file)
+    started = time.perf_counter()
+    adapter.fit(session, loop)
+    train_s = time.perf_counter() - started
+
+    result = _result(adapter, recipe, topology, loop, network, digest(initial), train_s)
+    if topology.is_root:
+        print(result.model_dump_json(indent=2), flush=True)
+        if out:
+            write_atomic(out / "result.json", result.model_dump_json(indent=2) + "\n")
+    adapter.shutdown()
+    return result
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train one rank of a recipe; start it with horovodrun for more ranks.")
+    parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl and result.json")
+    return parser.parse_args(argv)
+
+
+def _lengthen_cycle(recipe: Recipe) -> None:
+    """On CPUs let Horovod's background thread wake each 5 ms instead of each 1 ms, unless the user has said otherwise.
+
+    It shares the cores with the network, and a gradient waits at most a cycle more (docs/benchmarking has figures).
+    """
+    if recipe.device != "gpu":
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
+
+
+def _result(
+    adapter: Adapter,
+    recipe: Recipe,
+    topology: Topology,
+    loop: Loop,
+    network: resnet.ResNet,
+    initial_state_sha256: str,
+    train_s: float,
+) -> TrainResult:
+    """Collective: all ranks call it, all get the same figures."""
+    slowest = metrics.slowest_steps(adapter, loop.clock.seconds)
+    warmup = min(recipe.warmup_steps, len(slowest) - 1)  # at least one step is measured, however short the run
+    measured = slowest[warmup:]
+    versions = adapter.versions()
+    return TrainResult(
+        framework=adapter.NAME,
+        framework_version=versions["framework"],
+        horovod_version=versions.get("horovod"),
+        hvdkit_version=hvdkit.__version__,
+        recipe=recipe.name,
+        model=recipe.model.name,
+        parameters=resnet.parameter_count(network),
+        np=topology.size,
+        launcher=os.environ.get("HVDKIT_LAUNCHER") or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
+        device=topology.device,
+        threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
+        seed=recipe.seed,
+        batch_size=recipe.batch_size,
+        compression=recipe.compression,
+        epochs=loop.epochs,
+        steps=loop.step,
+        warmup_steps=warmup,
+        measured_steps=len(measured),
+        images_per_second=recipe.batch_size * topology.size * len(measured) / float(measured.sum()),
+        step_ms_p50=1e3 * float(np.percentile(measured, 50)),
+        step_ms_p90=1e3 * float(np.percentile(measured, 90)),
+        train_loss=loop.train_loss,
+        val_accuracy=loop.val_accuracy,
+        val_loss=loop.val_loss,
+        peak_rss_mib=max(adapter.allgather_object(metrics.peak_rss_mib(), name="peak_rss")),
+        train_s=train_s,
+        initial_state_sha256=initial_state_sha256,
+    )
+
+
+class _Progress:
+    """How far the rank came, and the record that it leaves for the launcher where it fails."""
+
+    def __init__(self) -> None:
+        self.loop: Loop | None = None
+
+    def record(self, kind: str, message: str) -> None:
+        """Write `rank-<r>.failure.json` into the launcher's folder.
+
+        `kind` tells the launcher whom to blame: `communication` means that another rank failed first.
+        """
+        folder, rank = os.environ.get("HVDKIT_RANK_DIR"), int(os.environ.get("HOROVOD_RANK", 0))
+        if not folder:
+            return
+        failure = {
+            "rank": rank,
+            "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
+            "time": time.time(),
+            "step": self.loop.step if self.loop else None,
+            "kind": kind,
+            "message": message,
+        }
+        try:
+            write_atomic(Path(folder) / f"rank-{rank}.failure.json", json.dumps(failure))
+        except HvdkitError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)

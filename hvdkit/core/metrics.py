@@ -1,0 +1,80 @@
+"""Numbers about training: exact averages over ranks, step times, and the file that rank 0 writes them to."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hvdkit.core.adapter import Adapter
+from hvdkit.errors import RunError
+from hvdkit.results import MetricLine
+
+
+def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:
+    """The sums over all ranks, in float64.
+
+    An average over unequal shards is right only as (sum of sums) / (sum of counts), so ranks exchange these and
+    never averages.
+    """
+    vector = adapter.from_numpy(np.array(list(sums.values()), np.float64))
+    (total,) = adapter.allreduce([vector], op="sum", name="metrics." + ".".join(sums))
+    return dict(zip(sums, adapter.to_numpy(total).tolist(), strict=True))
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Softmax cross-entropy of each row in float64: (n, classes), (n,) -> (n,)."""
+    logits = logits.astype(np.float64)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+
+
+def peak_rss_mib() -> float:
+    """The largest resident memory that this process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class StepClock:
+    """Seconds from the end of one step to the end of the next, input included; pauses between epochs left out."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last = time.perf_counter()
+
+    def resume(self) -> None:
+        """Start (again) now: what went before belongs to no step."""
+        self._last = time.perf_counter()
+
+    def tick(self) -> None:
+        """A step has ended."""
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
+
+
+def slowest_steps(adapter: Adapter, seconds: list[float]) -> np.ndarray:
+    """Seconds of each step on the rank that took longest for it, shape (steps,)."""
+    return np.max(adapter.allgather_object(seconds, name="step_seconds"), axis=0)
+
+
+class MetricsFile:
+    """`metrics.jsonl`, one object a line; nothing at all where `path` is None (on ranks other than 0)."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        try:
+            self._file = path.open("a", encoding="utf-8") if path else None
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def write(self, line: MetricLine) -> None:
+        """Append one line, whole. Raises RunError where the disk is full."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(line.model_dump_json(exclude_none=True) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written ({error.strerror}); free space and start again") from error

@@ -1,0 +1,148 @@
+"""ResNet as data: the one table from which each framework builds its network, and the weights they all start from.
+
+Two families: the CIFAR form (He et al. 2016, section 4.2; 6n+2 layers, projection shortcuts) and the ImageNet form
+(table 1), whose bottleneck has its stride in the 3×3 convolution ("v1.5"). Names and layouts are torchvision's.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+BN_MOMENTUM = 0.9  # share of the old running statistic that is kept; PyTorch calls 1 - 0.9 its momentum
+BN_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A square convolution without bias, padded by (kernel - 1) / 2 on each side; `norm` names the batch norm behind it."""
+
+    name: str
+    norm: str
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+
+    @property
+    def padding(self) -> int:
+        """Pixels on each side. TensorFlow's "same" puts fewer of them before than behind where the stride is 2."""
+        return (self.kernel - 1) // 2
+
+
+@dataclass(frozen=True)
+class Block:
+    """Convolutions, each with batch norm, ReLU between them; plus the shortcut, then ReLU. No projection: identity."""
+
+    name: str
+    convs: tuple[Conv, ...]
+    projection: Conv | None
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """Stem, (3×3 max pooling of stride 2, padding 1), blocks, global average pooling, a linear layer."""
+
+    name: str
+    stem: Conv
+    max_pool: bool
+    blocks: tuple[Block, ...]
+    features: int
+    classes: int
+
+
+# name -> (blocks a stage, bottleneck)
+_IMAGENET = {
+    "resnet18": ((2, 2, 2, 2), False),
+    "resnet34": ((3, 4, 6, 3), False),
+    "resnet50": ((3, 4, 6, 3), True),
+    "resnet101": ((3, 4, 23, 3), True),
+    "resnet152": ((3, 8, 36, 3), True),
+}
+_CIFAR = {"resnet20": 3, "resnet32": 5, "resnet44": 7, "resnet56": 9, "resnet110": 18}
+
+NAMES = (*_CIFAR, *_IMAGENET)
+
+
+def architecture(name: str, classes: int, channels: int = 3) -> ResNet:
+    """The table of one network. `channels` are the image's. Raises KeyError for a name not in NAMES."""
+    if name in _CIFAR:
+        stages, bottleneck, width, small = (_CIFAR[name],) * 3, False, 16, True
+    else:
+        (stages, bottleneck), width, small = _IMAGENET[name], 64, False
+    kernel, stride = (3, 1) if small else (7, 2)
+    stem = Conv("conv1", "bn1", channels, width, kernel, stride)
+    blocks, inputs = [], width
+    for index, count in enumerate(stages):
+        middle = width * 2**index
+        for number in range(count):
+            stride = 2 if index > 0 and number == 0 else 1
+            block = _block(f"layer{index + 1}.{number}", inputs, middle, stride, bottleneck)
+            blocks.append(block)
+            inputs = block.convs[-1].outputs
+    return ResNet(name, stem, not small, tuple(blocks), inputs, classes)
+
+
+def _block(name: str, inputs: int, middle: int, stride: int, bottleneck: bool) -> Block:
+    outputs = middle * 4 if bottleneck else middle
+    if bottleneck:
+        shapes = [(inputs, middle, 1, 1), (middle, middle, 3, stride), (middle, outputs, 1, 1)]
+    else:
+        shapes = [(inputs, middle, 3, stride), (middle, outputs, 3, 1)]
+    convs = tuple(Conv(f"conv{i}", f"bn{i}", *shape) for i, shape in enumerate(shapes, start=1))
+    projected = stride != 1 or inputs != outputs
+    projection = Conv("downsample.0", "downsample.1", inputs, outputs, 1, stride) if projected else None
+    return Block(name, convs, projection)
+
+
+def convolutions(network: ResNet) -> Iterator[tuple[str, str, Conv]]:
+    """Each convolution as (its full name, the full name of its batch norm, the row), in forward order."""
+    yield network.stem.name, network.stem.norm, network.stem
+    for block in network.blocks:
+        for conv in (*block.convs, *((block.projection,) if block.projection else ())):
+            yield f"{block.name}.{conv.name}", f"{block.name}.{conv.norm}", conv
+
+
+def parameter_shapes(network: ResNet) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for conv, norm, row in convolutions(network):
+        shapes[f"{conv}.weight"] = (row.outputs, row.inputs, row.kernel, row.kernel)
+        shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (row.outputs,)
+    shapes["fc.weight"] = (network.classes, network.features)
+    shapes["fc.bias"] = (network.classes,)
+    return shapes
+
+
+def parameter_count(network: ResNet) -> int:
+    """The number of trainable parameters."""
+    return sum(math.prod(shape) for shape in parameter_shapes(network).values())
+
+
+def initial_state(network: ResNet, seed: int) -> dict[str, np.ndarray]:
+    """Parameters and batch-norm buffers to start from, float32: the same bits for every framework and rank.
+
+    Kernels are normal with variance 2 / fan-out (He et al. 2015, section 2.2, backward case), the linear layer is
+    normal with standard deviation 0.01 and its bias 0 (Goyal et al. 2017, section 5.1). Each tensor has a stream of
+    its own, so that none depends on the order in which they are drawn.
+    """
+    state: dict[str, np.ndarray] = {}
+    for name, shape in parameter_shapes(network).items():
+        random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        if len(shape) == 4:
+            deviation = math.sqrt(2.0 / (shape[0] * shape[2] * shape[3]))
+            state[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
+        elif len(shape) == 2:
+            state[name] = (random.standard_normal(shape) * 0.01).astype(np.float32)
+        elif name.endswith(".bias"):
+            state[name] = np.zeros(shape, np.float32)
+        else:
+            state[name] = np.ones(shape, np.float32)
+    for _, norm, row in convolutions(network):
+        state[f"{norm}.running_mean"] = np.zeros(row.outputs, np.float32)
+        state[f"{norm}.running_var"] = np.ones(row.outputs, np.float32)
+    return state

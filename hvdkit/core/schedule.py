@@ -1,0 +1,56 @@
+"""The learning rate, by the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hvdkit.config import Recipe
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """Learning rate as a function of the step, the same in every framework.
+
+    `reference` is the recipe's rate for its base batch, `peak` the rate for the global batch at hand; the first
+    `warmup` steps rise from one to the other by a constant amount (Goyal et al. 2017, section 2.2), then it decays
+    until step `total`. `milestones` are in steps.
+    """
+
+    reference: float
+    peak: float
+    warmup: int
+    total: int
+    decay: str
+    milestones: tuple[float, ...]
+    gamma: float
+
+    def __call__(self, step: int) -> float:
+        """The rate for the update of 0-based `step`."""
+        if step < self.warmup:
+            return self.reference + (self.peak - self.reference) * step / self.warmup
+        if self.decay == "cosine":
+            # Loshchilov and Hutter 2017, equation 5, one cycle down to 0
+            progress = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+            return self.peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.peak * self.gamma ** sum(step >= milestone for milestone in self.milestones)
+
+
+def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRate:
+    """The recipe's schedule for `size` ranks.
+
+    Linear scaling (Goyal et al. 2017, section 2.1): where the global batch is k times the base batch, the rate is k
+    times the reference. The schedule spans the recipe's epochs, also where `steps` ends the run before.
+    """
+    plan = recipe.schedule
+    factor = recipe.batch_size * size / plan.base_batch_size if plan.scale == "linear" else 1.0
+    reference = recipe.optimizer.learning_rate
+    return LearningRate(
+        reference=reference,
+        peak=reference * factor,
+        warmup=round(plan.warmup_epochs * steps_per_epoch),
+        total=recipe.epochs * steps_per_epoch,
+        decay=plan.decay,
+        milestones=tuple(milestone * steps_per_epoch for milestone in plan.milestones),
+        gamma=plan.gamma,
+    )

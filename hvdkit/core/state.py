@@ -1,0 +1,72 @@
+"""Canonical state: torchvision's names and layouts, whatever the framework's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from hvdkit.errors import RequestError
+
+# What other frameworks call the parts of a layer, and what torchvision calls them.
+_LEAVES = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+
+def canonical_name(name: str) -> str:
+    """`layer1.0.conv1/kernel` or `bn1.gamma` as torchvision would name it."""
+    *path, leaf = name.replace("/", ".").split(".")
+    return ".".join([*path, _LEAVES.get(leaf, leaf)])
+
+
+def slot_name(slot: str, name: str) -> str:
+    """The name under which the optimizer's `slot` of parameter `name` stands in a state."""
+    return f"optimizer.{slot}.{name}"
+
+
+def to_canonical(array: np.ndarray) -> np.ndarray:
+    """HWIO kernels to OIHW, (in, out) matrices to (out, in); the rest as it is."""
+    if array.ndim == 4:
+        array = array.transpose(3, 2, 0, 1)
+    elif array.ndim == 2:
+        array = array.T
+    return np.ascontiguousarray(array)
+
+
+def from_canonical(array: np.ndarray) -> np.ndarray:
+    """The inverse of `to_canonical`."""
+    if array.ndim == 4:
+        array = array.transpose(2, 3, 1, 0)
+    elif array.ndim == 2:
+        array = array.T
+    return np.ascontiguousarray(array)
+
+
+def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:
+    """Check that `state` has each wanted tensor in its shape and no unknown one. Raises RequestError naming them all."""
+    slots = {name for name in state if name.startswith("optimizer.")}
+    faults = [f"tensor {name} is missing" for name in wanted if name not in state]
+    faults += [f"tensor {name} is unknown to this network" for name in state if name not in wanted and name not in slots]
+    faults += [
+        f"tensor {name}: expected shape {shape}, got {state[name].shape}"
+        for name, shape in wanted.items()
+        if name in state and state[name].shape != shape
+    ]
+    if faults:
+        raise RequestError("\n".join(faults))
+
+
+def digest(state: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of names: equal exactly where the states are."""
+    total = hashlib.sha256()
+    for name in sorted(state):
+        array = np.ascontiguousarray(state[name])
+        total.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        total.update(array.tobytes())
+    return total.hexdigest()

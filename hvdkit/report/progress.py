@@ -1,0 +1,50 @@
+"""What a waiting user sees: bars on a terminal, a plain line an epoch elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from hvdkit.results import MetricLine
+
+
+class RunProgress:
+    """Progress of runs by their titles, on standard error."""
+
+    def __init__(self, titles: list[str]) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks = {title: self._progress.add_task(title, total=None, start=False, told="") for title in titles}
+
+    def __enter__(self) -> RunProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def watch(self, title: str) -> Callable[[MetricLine], None]:
+        """What sees the run's metric lines."""
+        task = self._tasks[title]
+
+        def see(line: MetricLine) -> None:
+            accuracy = "" if line.val_accuracy is None else f", accuracy {line.val_accuracy:.4f}"
+            told = f"{line.images_per_second:.0f} images/s, loss {line.loss:.3f}{accuracy}"
+            if self._console.is_terminal:
+                self._progress.start_task(task)
+                self._progress.update(task, completed=line.step, total=line.total_steps, told=told)
+            elif line.ends_epoch:
+                print(f"{title}: step {line.step}/{line.total_steps}, {told}", file=self._console.file, flush=True)
+
+        return see

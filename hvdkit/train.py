@@ -1,0 +1,99 @@
+"""One run of a recipe under one framework: checked in full, launched, watched, its result read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdkit import config, paths
+from hvdkit.config import Recipe
+from hvdkit.core.topology import threads_per_rank
+from hvdkit.errors import RequestError
+from hvdkit.files import write_atomic
+from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.hosts import Host, parse_hosts
+from hvdkit.launch.job import Job
+from hvdkit.results import MetricLine, TrainResult, read_result
+from hvdkit.runtimes.store import Runtime, find
+
+Watch = Callable[[MetricLine], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has passed every check that can be made before it starts."""
+
+    recipe: Recipe
+    framework: str
+    runtime: Runtime
+    np: int
+    hosts: list[Host]
+    launcher: str
+
+
+def plan(recipe: Recipe, framework: str, np: int, hosts: str | None, launcher: str) -> Plan:
+    """Check framework, runtime, ranks, hosts and launcher. Raises RequestError with the first fault of each kind."""
+    faults: list[str] = []
+    runtime, placed = None, None
+    try:
+        runtime = find(framework)
+    except RequestError as error:
+        faults.append(str(error))
+    try:
+        placed = parse_hosts(hosts, np)
+    except RequestError as error:
+        faults.append(str(error))
+    if launcher not in LAUNCHERS:
+        faults.append(f"--launcher {launcher}: expected one of {', '.join(LAUNCHERS)}")
+    if faults or runtime is None or placed is None:
+        raise RequestError("\n".join(faults))
+    return Plan(recipe, framework, runtime, np, placed, launcher)
+
+
+def run(plan: Plan, folder: Path, watch: Watch | None = None) -> TrainResult:
+    """Run to the end, writing into `folder` (absolute, there and empty); `watch` sees each line of metrics.jsonl.
+
+    Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt.
+    """
+    write_atomic(folder / "config.yaml", config.dump(plan.recipe))
+    job = Job(
+        python=plan.runtime.python,
+        arguments=[str(paths.script(plan.framework)), str(folder / "config.yaml"), "--out", str(folder)],
+        np=plan.np,
+        hosts=plan.hosts,
+        environment=plan.runtime.environment | _environment(plan),
+        log_dir=folder / "logs",
+    )
+    tail = _Tail(folder / "metrics.jsonl", watch)
+    LAUNCHERS[plan.launcher](job, tail.poll)
+    tail.poll()
+    return read_result(folder / "result.json")
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    """Thread counts must stand in the environment before a framework loads, where all hosts are known to be this one."""
+    environment = {"HVDKIT_LAUNCHER": plan.launcher}
+    if len(plan.hosts) == 1:
+        requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
+        environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
+    return environment
+
+
+class _Tail:
+    """Hands each new whole line of a growing metrics.jsonl to `watch`."""
+
+    def __init__(self, path: Path, watch: Watch | None) -> None:
+        self._path, self._watch, self._offset = path, watch, 0
+
+    def poll(self) -> None:
+        """Read what has come since the last call."""
+        if self._watch is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                self._offset += len(line)
+                self._watch(MetricLine.model_validate_json(line))

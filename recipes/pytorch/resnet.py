@@ -1,0 +1,68 @@
+"""ResNet in PyTorch.
+
+    horovodrun -np 2 python recipes/pytorch/resnet.py recipes/resnet20-digits.yaml epochs=2
+
+One process without a launcher works too.
+"""
+
+import sys
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from hvdkit.adapters import pytorch
+from hvdkit.core import resnet
+from hvdkit.core.main import main
+
+
+def convolution(row: resnet.Conv) -> nn.Conv2d:
+    return nn.Conv2d(row.inputs, row.outputs, row.kernel, row.stride, row.padding, bias=False)
+
+
+def batch_norm(row: resnet.Conv) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(row.outputs, eps=resnet.BN_EPSILON, momentum=1 - resnet.BN_MOMENTUM)
+
+
+class Block(nn.Module):
+    def __init__(self, row: resnet.Block) -> None:
+        super().__init__()
+        for conv in row.convs:
+            self.add_module(conv.name, convolution(conv))
+            self.add_module(conv.norm, batch_norm(conv))
+        self.pairs = [(conv.name, conv.norm) for conv in row.convs]
+        self.downsample = (
+            nn.Sequential(convolution(row.projection), batch_norm(row.projection)) if row.projection else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for conv, norm in self.pairs:
+            y = getattr(self, norm)(getattr(self, conv)(y if y is x else relu(y)))
+        return relu(y + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    def __init__(self, table: resnet.ResNet) -> None:
+        super().__init__()
+        self.conv1 = convolution(table.stem)
+        self.bn1 = batch_norm(table.stem)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if table.max_pool else nn.Identity()
+        stages: dict[str, list[Block]] = {}
+        for row in table.blocks:
+            stages.setdefault(row.name.split(".")[0], []).append(Block(row))
+        self.stages = list(stages)
+        for name, blocks in stages.items():
+            self.add_module(name, nn.Sequential(*blocks))
+        self.fc = nn.Linear(table.features, table.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(relu(self.bn1(self.conv1(x))))
+        for name in self.stages:
+            x = getattr(self, name)(x)
+        return self.fc(x.mean(dim=(2, 3)))
+
+
+build = ResNet
+
+if __name__ == "__main__":
+    sys.exit(main(pytorch, build, sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""What the tests share: the checkout, the runtimes, and processes that cannot outlive their timeout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
+
+Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; past `timeout` seconds the whole process group is killed and the test fails."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options  # type: ignore[call-overload]
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # hvdkit ends its ranks
+        try:
+            process.communicate(timeout=15)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"{command} did not end within {timeout} s")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture
+def hvdkit(tmp_path: Path) -> Hvdkit:
+    """Call the command line in an empty folder: `hvdkit("train", recipe, ...)`."""
+
+    def call(*arguments: object, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hvdkit", *map(str, arguments)]
+        return run(command, timeout, cwd=tmp_path, env=os.environ | environment)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def recipe() -> Path:
+    """The recipe that the README is about."""
+    return ROOT / "recipes" / "resnet20-digits.yaml"

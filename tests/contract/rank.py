@@ -1,0 +1,68 @@
+"""One rank of the contract suite: `python tests/contract/rank.py FRAMEWORK REPORT.json`. Rank 0 writes the report.
+
+The report maps each case to the ranks' faults (none: the case holds) and has a `state` folder beside it with what
+one step made of known weights and images, to be compared between frameworks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import CASES, CLASSES, batch
+
+from hvdkit import adapters
+from hvdkit.config import Loss, Optimizer
+from hvdkit.core import resnet
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def network(framework: str) -> Any:
+    """The recipe script's own network, resnet20."""
+    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.build(resnet.architecture("resnet20", CLASSES))
+
+
+def main(framework: str, report: Path) -> None:
+    adapter = adapters.load(framework)
+    topology = adapter.init("cpu")
+
+    def make(compression: str = "none", label_smoothing: float = 0.0, **settings: Any) -> Any:
+        session = adapter.prepare(
+            network(framework),
+            Optimizer(**({"learning_rate": 0.1} | settings)),
+            Loss(label_smoothing=label_smoothing),
+            compression,
+        )
+        adapter.load_state(session, resnet.initial_state(resnet.architecture("resnet20", CLASSES), seed=3))
+        return session
+
+    outcome = {}
+    for name, case in CASES.items():
+        fault = None
+        try:
+            case(adapter, topology, make)
+        except Exception:
+            fault = traceback.format_exc()
+        outcome[name] = [fault for fault in adapter.allgather_object(fault, name=f"outcome.{name}") if fault]
+
+    session = make()
+    adapter.train_step(session, batch(topology.rank))
+    made = adapter.state(session) | {"logits": adapter.eval_step(session, batch(9).images)}
+    if topology.is_root:
+        np.savez(report.with_suffix(".npz"), **made)
+        report.write_text(json.dumps(outcome))
+    adapter.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
