@@ -12,15 +12,15 @@ Tick = Callable[[], None]
 
 
 def _direct(job: Job, on_tick: Tick | None = None) -> None:
-    from hvdkit.launch import direct
+    from hvdkit.launch.direct import run
 
-    direct.run(job, on_tick)
+    run(job, on_tick)
 
 
 def _horovodrun(job: Job, on_tick: Tick | None = None) -> None:
-    from hvdkit.launch import horovodrun
+    from hvdkit.launch.horovodrun import run
 
-    horovodrun.run(job, on_tick)
+    run(job, on_tick)
 
 
 # By the names of the command line's --launcher. Each is loaded at its first use, so that `hvdkit --help` stays quick.

@@ -59,6 +59,7 @@ def _environment(job: Job, slot: Slot, port: int) -> dict[str, str]:
     return {
         "NCCL_SOCKET_IFNAME": _INTERFACE,
         **job.base_environment(),
+        "HVDKIT_LAUNCHER": "direct",
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_RANK": str(slot.rank),
         "HOROVOD_SIZE": str(slot.size),

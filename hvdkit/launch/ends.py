@@ -16,7 +16,8 @@ from hvdkit.launch.job import Job
 
 _TAIL_LINES = 15
 _LINE_LIMIT = 400
-# What a rank prints that fails only because a peer is gone. Recipes of hvdkit say so in their record; other scripts don't.
+# What a rank prints that fails only because a peer is gone. hvdkit's recipes say so in their record; other scripts
+# only print it.
 _LOST_A_PEER = re.compile(
     r"HorovodInternalError|Horovod has been shut down|Connection (closed|reset) by peer|Broken pipe|"
     r"Application timeout caused pair closure"
@@ -125,7 +126,7 @@ def failure(job: Job, end: RankEnd) -> HvdkitError:
         how = f"vanished{after}: nothing is known of its end"
     if end.record is not None:
         step = "" if end.record.step is None else f" at step {end.record.step}"
-        how = f"failed{step}: {end.record.message} ({how})"
+        how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how})"
     log = f"its log, {job.log(end.rank)}"
     if end.log_error is not None:
         log += f" (cut short: {end.log_error})"

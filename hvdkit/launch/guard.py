@@ -32,8 +32,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 MARK = "@hvdkit "
+RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 TAIL_BYTES = 8192
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as multiprocessing's resource tracker
@@ -46,21 +48,28 @@ def main() -> int:
         status = step_aside()
         if status is not None:
             return status
-    rank = None if role == "horovodrun" else int(os.environ["HOROVOD_RANK"])
+    rank = None if role == "horovodrun" else own_rank()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     return Guard(rank, Path(folder), float(grace_s)).run(command)
+
+
+def own_rank() -> int:
+    """The rank below this guard, as Horovod reads it: set by Horovod's launchers or by mpirun."""
+    return int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
 
 
 def step_aside() -> int | None:
     """Fork; the child goes on (None), the parent gets the child's exit status.
 
-    To end a rank, horovodrun sends SIGTERM to the children of the process it started, then freezes that process: the
-    guard must be such a child, or the rank would get the signal and the guard be frozen before it can say so.
+    To end a rank, horovodrun sends SIGTERM to the children of the process it started, then freezes that process. It
+    starts a shell, which may stay or become its command: so the first or the second process from there gets the
+    signal. The guard is always the second, and what is frozen is never the guard.
     """
     child = os.fork()
     if child == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         return None
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
     _, status = os.waitpid(child, 0)
     return exit_status(status)
 
@@ -214,7 +223,7 @@ class Guard:
         failed_at = ended_at
         if failure is not None:
             # The record bears wall-clock time; only its age is used, so a clock set long before does no harm.
-            age = time.time() - float(failure["time"])
+            age = time.time() - failure["time"]
             failed_at = min(ended_at, max(self.started_at, time.monotonic() - age))
         by_signal = os.WIFSIGNALED(status)
         return {
@@ -228,12 +237,11 @@ class Guard:
             "log_error": self.log_error,
         }
 
-    def _read_failure(self) -> dict[str, object] | None:
+    def _read_failure(self) -> dict[str, Any] | None:
         """The rank's own record of its failure, if it left a readable one."""
         try:
             record = json.loads(self.failure_path.read_text(encoding="utf-8"))
-            float(record["time"])
-            return {"time": record["time"], **{key: record.get(key) for key in ("step", "kind", "message")}}
+            return {"time": float(record["time"]), **{key: record.get(key) for key in ("step", "kind", "message")}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -294,14 +302,14 @@ class Guard:
 def descendants(pid: int) -> list[int]:
     """Every process below `pid` that has not ended, in no particular order."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
                 # pid (name, which may hold anything) state ppid …
-                stat = Path("/proc", entry, "stat").read_text(errors="replace")
+                stat = (entry / "stat").read_text(errors="replace")
                 state, parent = stat[stat.rindex(")") + 1 :].split()[:2]
                 if state not in "ZX":  # an ended process has no children any more
-                    children.setdefault(int(parent), []).append(int(entry))
+                    children.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
     todo = [pid]
     while todo:

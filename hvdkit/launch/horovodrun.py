@@ -12,8 +12,8 @@ from hvdkit.launch.hosts import shown
 from hvdkit.launch.job import GRACE_S, Job, prepare
 from hvdkit.launch.supervise import Guarded, Tick, guard_command, supervise
 
-# horovodrun itself takes up to 5 s to end its ranks; it is given a little longer than they are, and then killed.
-_HOROVODRUN_GRACE_S = GRACE_S + 2.0
+# horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
+_HOROVODRUN_GRACE_S = GRACE_S + 1.0
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
 
@@ -29,13 +29,14 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     """
     horovodrun = job.python.with_name("horovodrun")
     if not os.access(horovodrun, os.X_OK):
-        raise RequestError(f"{horovodrun}: no horovodrun beside the interpreter; use --launcher direct or build the runtime")
+        raise RequestError(f"{horovodrun}: no horovodrun there; use --launcher direct or `hvdkit runtime build`")
     remote = [host.name for host in job.hosts if not is_this_machine(host.name)]
     if remote and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
-    supervise(job, [Guarded("horovodrun", None, _command(job, horovodrun), _environment(job), _HOROVODRUN_GRACE_S)], on_tick)
+    guarded = Guarded("horovodrun", None, _command(job, horovodrun), _environment(job), _HOROVODRUN_GRACE_S)
+    supervise(job, [guarded], on_tick)
 
 
 def _command(job: Job, horovodrun: Path) -> list[str]:
@@ -55,4 +56,5 @@ def _command(job: Job, horovodrun: Path) -> list[str]:
 
 def _environment(job: Job) -> dict[str, str]:
     """horovodrun hands its environment on; it quotes the values for the shell, but not the names."""
-    return {name: value for name, value in job.base_environment().items() if _PLAIN_NAME.fullmatch(name)}
+    environment = {**job.base_environment(), "HVDKIT_LAUNCHER": "horovodrun"}
+    return {name: value for name, value in environment.items() if _PLAIN_NAME.fullmatch(name)}

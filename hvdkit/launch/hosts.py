@@ -54,7 +54,7 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
         try:
             host = _parse_entry(entry)
             if host.name in hosts:
-                raise RequestError(f"-H: {entry!r}: host {host.name} is named twice; give each host once, with all its slots")
+                raise RequestError(f"-H: {entry!r}: host {host.name} is named twice; name it once, with all its slots")
             hosts[host.name] = host
         except RequestError as fault:
             faults.append(str(fault))
@@ -107,7 +107,7 @@ def _parse_entry(entry: str) -> Host:
     if not colon:
         raise RequestError(f"-H: {shown_entry}: no number of slots; {_EXAMPLE}")
     if ":" in name or name.startswith("["):
-        raise RequestError(f"-H: {shown_entry}: Horovod takes no IPv6 address; give the host's name or its IPv4 address")
+        raise RequestError(f"-H: {shown_entry}: Horovod takes no IPv6 address; give the host's name or IPv4 address")
     if not _NAME.fullmatch(name):
         raise RequestError(
             f"-H: {shown_entry}: the host's name may have only letters, digits, '.', '-' and '_', "

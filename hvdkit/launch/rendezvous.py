@@ -17,8 +17,8 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts  
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer  # noqa: E402
 
 
-class Server(RendezvousHTTPServer):  # type: ignore[misc]  # Horovod has no types
-    """Horovod's server with a longer queue: many ranks knock at the same moment, and a refused one retries only thrice."""
+class Server(RendezvousHTTPServer):
+    """Horovod's server with a longer queue: many ranks knock at once, and one that is refused retries only thrice."""
 
     request_queue_size = 1024
 

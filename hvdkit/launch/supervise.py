@@ -102,7 +102,8 @@ def _horovodrun_failure(job: Job, end: dict[str, Any]) -> RunError:
     code, number = end["exit_code"], end["signal"]
     how = f"ended with exit code {code}" if number is None else f"was killed by {ends.signal_name(number)}"
     log = ends.shown_tail(f"its output, {job.log_dir / 'horovodrun.log'}", end["tail"])
-    return RunError(f"horovodrun {how} though no rank failed (does `ssh HOST true` work for each host?); {log}")
+    hint = "where other hosts are named, check `ssh HOST true` for each"
+    return RunError(f"horovodrun {how} though no rank failed; {hint}; {log}")
 
 
 class _Crew:

@@ -1,0 +1,318 @@
+"""Supervision: small Python ranks that exit, raise, hang, fork and get killed. No Horovod is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import launching
+import pytest
+from launching import gone_within, job, marked, nothing_left, run_plain, wait_until
+
+from hvdkit.errors import RequestError, RunError
+from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.job import prepare
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A mark for this test's processes; none of them may be left at its end."""
+    name = uuid.uuid4().hex
+    with nothing_left(name):
+        yield name
+
+
+def failure(folder: Path, script: str, mark: str, np: int = 2) -> RankFailure:
+    """Run ranks of which one fails; what is told of it."""
+    with pytest.raises(RankFailure) as caught:
+        run_plain(job(folder, script, np, mark))
+    return caught.value
+
+
+def exits(folder: Path) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = json.loads((folder / "exits.json").read_text())
+    return rows
+
+
+def test_all_is_well(tmp_path: Path, mark: str) -> None:
+    ticks: list[float] = []
+    run_plain(
+        job(tmp_path / "new" / "logs", "print('out', rank); print('err', file=sys.stderr); time.sleep(0.5)", 3, mark),
+        lambda: ticks.append(time.monotonic()),
+    )
+    for rank in range(3):
+        log = tmp_path / "new" / "logs" / f"rank-{rank}.log"
+        assert sorted(log.read_text().splitlines()) == ["err", f"out {rank}"]
+    rows = exits(tmp_path / "new" / "logs")
+    assert [(row["rank"], row["host"], row["exit_code"], row["signal"]) for row in rows] == [
+        (rank, "localhost", 0, None) for rank in range(3)
+    ]
+    assert len(ticks) >= 4
+
+
+def test_a_rank_that_exits_is_named_with_its_code(tmp_path: Path, mark: str) -> None:
+    error = failure(tmp_path, "print('bye'); sys.exit(3) if rank == 1 else time.sleep(60)", mark, np=3)
+    assert (error.rank, error.host, error.exit_code, error.signal) == (1, "localhost", 3, None)
+    assert error.exit_status == 1
+    assert "rank 1 on localhost ended with exit code 3" in str(error)
+    assert str(tmp_path / "rank-1.log") in str(error)
+    assert str(error).endswith("    bye")
+    ended = exits(tmp_path)
+    assert ended[1]["exit_code"] == 3
+    assert (ended[0]["signal"], ended[0]["stopped"]) == ("SIGTERM", True)
+
+
+def test_the_first_of_two_failures_is_named(tmp_path: Path, mark: str) -> None:
+    # Started first, rank 0 fails last; the two are 0.1 s apart.
+    error = failure(tmp_path, "time.sleep(0.6 if rank == 0 else 0.5); sys.exit(10 + rank)", mark)
+    assert (error.rank, error.exit_code) == (1, 11)
+
+
+def test_a_lost_peer_is_not_to_blame(tmp_path: Path, mark: str) -> None:
+    # As in life: rank 1 raises, and while its interpreter still tidies up, rank 0 loses it and ends first.
+    script = """
+if rank == 1:
+    record("error", "ValueError: boom", step=12)
+    time.sleep(0.4)
+    sys.exit(3)
+time.sleep(0.2)
+record("communication", "HorovodInternalError: connection closed")
+sys.exit(1)
+"""
+    error = failure(tmp_path, script, mark)
+    assert (error.rank, error.exit_code) == (1, 3)
+    told = "rank 1 on localhost failed at step 12: ValueError: boom (ended with exit code 3 after "
+    assert str(error).startswith(told)
+
+
+def test_a_lost_peer_without_a_record_is_known_by_its_log(tmp_path: Path, mark: str) -> None:
+    script = """
+if rank == 1:
+    time.sleep(0.4)
+    sys.exit(3)
+print("horovod.common.exceptions.HorovodInternalError: Connection closed by peer")
+sys.exit(1)
+"""
+    error = failure(tmp_path, script, mark)
+    assert (error.rank, error.exit_code) == (1, 3)
+
+
+def test_only_lost_peers_end_the_job_too(tmp_path: Path, mark: str) -> None:
+    started = time.monotonic()
+    error = failure(tmp_path, "rank == 0 or time.sleep(60); record('communication', 'gone'); sys.exit(1)", mark)
+    assert error.rank == 0
+    assert time.monotonic() - started < 5
+
+
+def test_a_wrong_request_found_by_ranks_is_told_alone(tmp_path: Path, mark: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        run_plain(job(tmp_path, "record('request', 'batch_size: expected > 0'); sys.exit(2)", 2, mark))
+    assert str(caught.value) == "batch_size: expected > 0"
+
+
+def test_a_damaged_record_does_no_harm(tmp_path: Path, mark: str) -> None:
+    script = """
+with open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f"rank-{rank}.failure.json"), "w") as file:
+    file.write('[1, "half')
+sys.exit(4) if rank == 0 else time.sleep(60)
+"""
+    assert failure(tmp_path, script, mark).exit_code == 4
+
+
+def test_a_record_from_a_clock_that_was_set_does_no_harm(tmp_path: Path, mark: str) -> None:
+    script = "time.sleep(0.3 * rank); record('error', f'rank {rank}', at=time.time() + 1e6); sys.exit(1)"
+    assert failure(tmp_path, script, mark).rank == 0
+
+
+def test_a_killed_rank_is_named(tmp_path: Path, mark: str) -> None:
+    error = failure(tmp_path, "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)", mark)
+    assert (error.rank, error.exit_code, error.signal) == (1, None, "SIGKILL")
+    assert "out-of-memory" in str(error)
+
+
+def test_a_crashed_rank_is_named(tmp_path: Path, mark: str) -> None:
+    error = failure(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV) if rank == 1 else time.sleep(60)", mark)
+    assert (error.rank, error.signal) == (1, "SIGSEGV")
+    assert "out-of-memory" not in str(error)
+
+
+def test_a_killed_guard_takes_its_rank_along(tmp_path: Path, mark: str) -> None:
+    error = failure(tmp_path, "os.kill(os.getppid(), signal.SIGKILL) if rank == 1 else None; time.sleep(60)", mark)
+    assert (error.rank, error.signal) == (1, "SIGKILL")
+
+
+def test_a_rank_that_ignores_sigterm_is_ended_in_time(tmp_path: Path, mark: str) -> None:
+    script = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(1)
+sys.exit(5) if rank == 1 else time.sleep(60)
+"""
+    started = time.monotonic()
+    assert failure(tmp_path, script, mark).exit_code == 5
+    assert time.monotonic() - started < 10
+    assert exits(tmp_path)[0]["signal"] == "SIGKILL"
+
+
+def test_a_rank_may_tidy_up_on_sigterm(tmp_path: Path, mark: str) -> None:
+    script = """
+def tidy(*_):
+    time.sleep(0.5)
+    print("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, tidy)
+time.sleep(1)
+sys.exit(5) if rank == 1 else time.sleep(60)
+"""
+    assert failure(tmp_path, script, mark).rank == 1
+    assert (tmp_path / "rank-0.log").read_text() == "saved\n"
+
+
+@pytest.mark.parametrize("daemonized", [False, True])
+def test_grandchildren_are_ended(tmp_path: Path, mark: str, daemonized: bool) -> None:
+    script = f"""
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session={daemonized})
+time.sleep(0.5)
+sys.exit(rank)
+"""
+    started = time.monotonic()
+    assert failure(tmp_path, script, mark).rank == 1
+    assert time.monotonic() - started < 5
+
+
+def test_the_end_of_the_log_is_shown(tmp_path: Path, mark: str) -> None:
+    script = "[print('line', i) for i in range(100)]; print('10%\\r50%\\r99%'); sys.exit(1)"
+    lines = str(failure(tmp_path, script, mark, np=1)).splitlines()
+    assert len(lines) == 16
+    assert lines[-2:] == ["    line 99", "    99%"]
+    assert (tmp_path / "rank-0.log").read_text().startswith("line 0\nline 1\n")
+
+
+def test_much_output_comes_whole(tmp_path: Path, mark: str) -> None:
+    run_plain(job(tmp_path, "print('x' * 5_000_000)", 1, mark))
+    assert (tmp_path / "rank-0.log").stat().st_size == 5_000_001
+
+
+def test_a_log_that_cannot_be_written_costs_no_run(tmp_path: Path, mark: str) -> None:
+    asked = job(tmp_path, "print('hello'); sys.exit(7)", 1, mark)
+    (tmp_path / "rank-0.log").mkdir()
+    with pytest.raises(RequestError, match="cannot be written"):
+        prepare(asked)
+    (tmp_path / "rank-0.log").rmdir()
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(launching, "prepare", lambda job: None)
+        error = stack.enter_context(pytest.raises(RankFailure))
+        run_plain(asked)
+    assert "hello" in str(error.value)
+    assert "cut short: No space left on device" in str(error.value)
+
+
+def test_old_traces_are_taken_away(tmp_path: Path, mark: str) -> None:
+    for name in ("rank-0.log", "rank-7.log", "rank-0.failure.json", "exits.json", "result.json"):
+        (tmp_path / name).write_text('{"time": 1, "kind": "error", "message": "old"}')
+    run_plain(job(tmp_path, "", 1, mark))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exits.json", "rank-0.log", "result.json"]
+
+
+def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no Python interpreter there"):
+        prepare(job(tmp_path, "", python=str(tmp_path / "none")))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="cannot be written"):
+        prepare(job(tmp_path / "file" / "logs", ""))
+
+
+def test_an_interpreter_that_vanishes_is_named(tmp_path: Path, mark: str) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/nowhere/python\n")
+    python.chmod(0o755)
+    with pytest.raises(RunError, match=f"{python}: cannot be started: No such file"):
+        run_plain(job(tmp_path, "", 1, mark, python=str(python)))
+
+
+def test_an_error_of_on_tick_leaves_nothing(tmp_path: Path, mark: str) -> None:
+    def tick() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_plain(job(tmp_path, "time.sleep(60)", 2, mark), tick)
+
+
+def test_off_the_main_thread(tmp_path: Path, mark: str) -> None:
+    thread = threading.Thread(target=run_plain, args=(job(tmp_path, "print('hi')", 1, mark),))
+    thread.start()
+    thread.join()
+    assert (tmp_path / "rank-0.log").read_text() == "hi\n"
+
+
+# A launcher that is a process of its own, to be killed.
+LAUNCHER = """
+import sys
+from pathlib import Path
+from hvdkit.errors import HvdkitError
+from launching import job, run_plain
+try:
+    run_plain(job(Path(sys.argv[1]), sys.argv[2], 2, sys.argv[3]))
+except KeyboardInterrupt:
+    sys.exit(130)
+except HvdkitError as error:
+    print(error)
+    sys.exit(error.exit_status)
+"""
+
+GRANDCHILDREN = """
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9), (signal.SIGHUP, -1)]
+)
+def test_a_launcher_that_is_ended_leaves_nothing(tmp_path: Path, mark: str, number: int, status: int) -> None:
+    here = Path(__file__).parent
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), GRANDCHILDREN, mark],
+        env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}", launching.MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+    assert wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 20)
+    assert len(marked(mark)) == 7  # the launcher, two guards, two ranks, two grandchildren
+    launcher.send_signal(number)
+    assert gone_within(mark, 10)
+    said, _ = launcher.communicate()
+    assert launcher.returncode == status
+    assert "Traceback" not in said
+
+
+def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path, mark: str) -> None:
+    here = Path(__file__).parent
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), GRANDCHILDREN, mark],
+        env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}", launching.MARK: mark},
+    )
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+    assert wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 20)
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    launcher.send_signal(signal.SIGINT)
+    assert gone_within(mark, 1.5)
+    assert launcher.wait() == 130

@@ -1,0 +1,133 @@
+"""Both launchers with real Horovod: a collective of two ranks, and the ends that only Horovod brings about."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import launching
+import pytest
+from launching import gone_within, nothing_left, wait_until
+
+from hvdkit.errors import RequestError
+from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.hosts import parse_hosts
+from hvdkit.launch.job import Job
+from hvdkit.runtimes.store import find
+
+pytestmark = pytest.mark.timeout(120)
+
+ALLREDUCE = """
+import torch, horovod.torch as hvd
+hvd.init()
+assert (hvd.rank(), hvd.size()) == (rank, int(os.environ["HOROVOD_SIZE"]))
+total = hvd.allreduce(torch.tensor([float(hvd.rank() + 1)]), op=hvd.Sum)
+print("sum", total.item(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), flush=True)
+"""
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    name = uuid.uuid4().hex
+    with nothing_left(name):
+        yield name
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return str(find("pytorch").python)
+
+
+@pytest.fixture(params=sorted(LAUNCHERS))
+def launcher(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def job(folder: Path, script: str, mark: str, python: str, np: int = 2) -> Job:
+    return launching.job(folder, script, np, mark, python)
+
+
+def test_two_ranks_reduce(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
+    folder = tmp_path / "it's a $(folder)"
+    LAUNCHERS[launcher](job(folder, ALLREDUCE + "print(os.environ['HVDKIT_LAUNCHER'])", mark, python))
+    for rank in range(2):
+        assert (folder / f"rank-{rank}.log").read_text().splitlines() == [f"sum 3.0 {rank} 2 0 1", launcher]
+
+
+def test_one_rank(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
+    LAUNCHERS[launcher](job(tmp_path, ALLREDUCE, mark, python, np=1))
+    assert (tmp_path / "rank-0.log").read_text() == "sum 1.0 0 1 0 1\n"
+
+
+def test_two_names_of_this_machine(tmp_path: Path, mark: str, python: str) -> None:
+    asked = job(tmp_path, ALLREDUCE, mark, python)
+    hosts = parse_hosts("localhost:1,127.0.0.1:1", 2)
+    LAUNCHERS["direct"](Job(asked.python, asked.arguments, 2, hosts, asked.environment, tmp_path))
+    assert (tmp_path / "rank-1.log").read_text() == "sum 3.0 0 1 1 2\n"
+
+
+def test_a_rank_that_exits_between_collectives(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
+    # Rank 0 waits for rank 1 in the second allreduce, loses it, and ends first: horovodrun would name rank 0.
+    script = ALLREDUCE + "sys.exit(3) if rank == 1 else hvd.allreduce(torch.zeros(1))"
+    with pytest.raises(RankFailure) as caught:
+        LAUNCHERS[launcher](job(tmp_path, script, mark, python))
+    assert (caught.value.rank, caught.value.exit_code) == (1, 3)
+
+
+def test_a_rank_that_is_killed_between_collectives(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
+    script = ALLREDUCE + "\nwhile True:\n    hvd.allreduce(torch.zeros(1))\n    rank and os.kill(os.getpid(), 9)"
+    started = time.monotonic()
+    with pytest.raises(RankFailure) as caught:
+        LAUNCHERS[launcher](job(tmp_path, script, mark, python))
+    assert (caught.value.rank, caught.value.signal) == (1, "SIGKILL")
+    assert time.monotonic() - started < 30
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from hvdkit.launch import LAUNCHERS
+from launching import job
+try:
+    LAUNCHERS[sys.argv[1]](job(Path(sys.argv[2]), sys.argv[3], 2, sys.argv[4], sys.argv[5]))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_ended_launcher_leaves_nothing(
+    tmp_path: Path, mark: str, python: str, launcher: str, number: int, status: int
+) -> None:
+    here = Path(__file__).parent
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, launcher, str(tmp_path), script, mark, python],
+        env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}", launching.MARK: mark},
+    )
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+    assert wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 60)
+    process.send_signal(number)
+    assert gone_within(mark, 10)
+    assert process.wait() == status
+
+
+def test_another_machine_is_not_for_direct(tmp_path: Path, python: str) -> None:
+    asked = job(tmp_path / "new", "", "", python, np=1)
+    elsewhere = Job(asked.python, [], 1, parse_hosts("no-such-host.invalid:1", 1), {}, asked.log_dir)
+    with pytest.raises(RequestError, match=r"no-such-host.invalid is not this machine.*--launcher horovodrun"):
+        LAUNCHERS["direct"](elsewhere)
+    assert not asked.log_dir.exists()
+
+
+def test_an_interpreter_without_horovod(tmp_path: Path, mark: str, launcher: str) -> None:
+    with pytest.raises((RequestError, Exception), match="horovod") as caught:
+        LAUNCHERS[launcher](job(tmp_path, "", mark, sys.executable))
+    assert hasattr(caught.value, "exit_status")
