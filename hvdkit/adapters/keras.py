@@ -74,10 +74,10 @@ class DistributedSGD(keras.optimizers.Optimizer):
         grads = hvd.grouped_allreduce(grads, op=hvd.Average, compression=self._compressor, name="gradients")
         return super().apply(grads, trainable_variables)
 
-    def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Any) -> None:
-        """One variable's update."""
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """One variable's update; Keras hands over the TensorFlow variable behind its own."""
         velocity = self.velocities[self._get_variable_index(variable)]
-        tf_adapter.apply_sgd(self._settings, learning_rate, variable.value, velocity.value, gradient)
+        tf_adapter.apply_sgd(self._settings, learning_rate, variable, velocity.value, gradient)
 
 
 class LoopCallback(keras.callbacks.Callback):
@@ -117,7 +117,8 @@ def seed(value: int) -> None:
 
 def prepare(model: keras.Model, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
     def criterion(labels: Any, logits: Any) -> Any:
-        return tf_adapter.cross_entropy(logits, labels, loss.label_smoothing)
+        # Keras hands over labels as float32, which holds class numbers exactly.
+        return tf_adapter.cross_entropy(logits, keras.ops.cast(labels, "int64"), loss.label_smoothing)
 
     sgd = DistributedSGD(optimizer, compression_.make(compression, _this()))
     sgd.build(model.trainable_variables)
@@ -171,6 +172,7 @@ def fit(session: Session, loop: Loop) -> None:
         batches(),
         epochs=loop.epochs,
         steps_per_epoch=min(loop.steps_per_epoch, loop.total_steps),
+        shuffle=False,  # the loop has shuffled
         callbacks=[LoopCallback(loop)],
         verbose=0,
     )
