@@ -127,7 +127,8 @@ def failure(job: Job, end: RankEnd) -> HvdkitError:
     if end.record is not None:
         step = "" if end.record.step is None else f" at step {end.record.step}"
         how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how})"
-    log = f"its log, {job.log(end.rank)}"
+    path = job.log(end.rank)
+    log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
     if end.log_error is not None:
         log += f" (cut short: {end.log_error})"
     return RankFailure(f"{where} {how}; all ranks were ended; {shown_tail(log, end.tail)}", end)

@@ -58,12 +58,13 @@ def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
         try:
             for guarded in commands:
                 crew.start(guarded)
-            asked = 0
+            answered = 0
             while crew.running:
                 crew.listen(_TICK_S)
-                if len(caught) > asked or crew.must_stop:
-                    crew.stop(again=len(caught) > max(asked, 1))
-                    asked = len(caught)
+                signalled = len(caught) > answered
+                if signalled or crew.must_stop:
+                    crew.stop(again=signalled)
+                    answered = len(caught)
                 crew.enforce()
                 if on_tick is not None:
                     on_tick()
@@ -222,7 +223,7 @@ class _Crew:
         )
 
     def stop(self, again: bool = False) -> None:
-        """Ask every guard to end its command; `again`: without further grace."""
+        """Ask every guard to end its command. Asked `again` (a second Ctrl-C), it gives no further grace."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         elif not again:
