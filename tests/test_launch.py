@@ -121,6 +121,15 @@ def test_a_wrong_request_found_by_ranks_is_told_alone(tmp_path: Path, mark: str)
     assert str(caught.value) == "batch_size: expected > 0"
 
 
+def test_a_record_half_written_is_taken_away(tmp_path: Path, mark: str) -> None:
+    script = """
+open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f".rank-{rank}.failure.json.x7c"), "w").write('{"ra')
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    failure(tmp_path, script, mark)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exits.json", "rank-0.log", "rank-1.log"]
+
+
 def test_a_damaged_record_does_no_harm(tmp_path: Path, mark: str) -> None:
     script = """
 with open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f"rank-{rank}.failure.json"), "w") as file:

@@ -146,6 +146,9 @@ class Guard:
         self._report("ended", **self._how_it_ended(status, ended_at))
         self._end_descendants()
         self._read_output()
+        # A rank ended while it wrote its record (files.write_atomic) leaves the temporary file.
+        for leftover in self.failure_path.parent.glob(f".{self.failure_path.name}.*"):
+            leftover.unlink()
         return exit_status(status)
 
     def _wait(self) -> tuple[int, float]:
