@@ -85,10 +85,22 @@ def compare(
         typer.echo(f"written to {folder / 'compare.json'} and compare.md")
 
 
+@app.command()
+def doctor() -> None:
+    """What is there, what is broken, and the command that mends it."""
+    from rich.console import Console
+
+    from hvdkit.runtimes.doctor import examine
+
+    report = examine()
+    report.render(Console())
+    raise typer.Exit(report.exit_status)
+
+
 @runtime_app.command("build")
 def runtime_build(
     names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet [default: all]")] = None,
-    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", help="[default: GPU where CUDA and NCCL are found]")] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", help="[default: GPU where CUDA is found]")] = None,
 ) -> None:
     """Build the runtimes that are missing or out of date, and prove each with two processes."""
     from rich.console import Console

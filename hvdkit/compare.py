@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 from hvdkit import train
@@ -22,10 +23,10 @@ def plan(recipe: Recipe, frameworks: list[str], nps: list[int], launcher: str) -
     """
     plans: list[Plan] = []
     faults: list[str] = []
-    for kind, values in (("--framework", frameworks), ("-np", nps)):
-        for value in dict.fromkeys(values):
-            if values.count(value) > 1:  # type: ignore[attr-defined]
-                faults.append(f"{kind} {value}: given {values.count(value)} times; once is enough")  # type: ignore[attr-defined]
+    for option, values in (("--framework", frameworks), ("-np", [str(np) for np in nps])):
+        for value, times in Counter(values).items():
+            if times > 1:
+                faults.append(f"{option} {value}: given {times} times; once is enough")
     if recipe.threads == "auto" and nps:
         recipe = recipe.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // max(1, *nps))})
     for framework in frameworks:

@@ -122,11 +122,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]  # PyYAML has no types here
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"expected text as key, got {key!r}", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", key_node.start_mark)
+            key = self.construct_object(key_node, deep=True)
+            fault = None if isinstance(key, str) else f"expected text as key, got {key!r}"
+            if fault or key in seen:
+                fault = fault or f"key {key!r} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, fault, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -163,9 +163,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RequestError(f"{path}: no such recipe; expected a YAML file such as recipes/resnet20-digits.yaml") from None
+        raise RequestError(
+            f"{path}: no such file; expected a YAML recipe such as recipes/resnet20-digits.yaml"
+        ) from None
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: not a text file (byte {error.start} is no UTF-8); expected a YAML recipe") from None
+        raise RequestError(f"{path}: no text (byte {error.start} is not UTF-8); expected a YAML recipe") from None
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a YAML recipe") from None
     document = _parse(text, str(path))
@@ -176,7 +178,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader
+        return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -235,18 +237,22 @@ def _reason(fault: Any, loc: list[str]) -> str:
     if kind == "union_tag_invalid":
         return f"expected data.name to be {fault['ctx']['expected_tags']}, got {fault['ctx']['tag']!r}"
     if kind == "string_pattern_mismatch":
-        return f"expected letters, digits, '.', '_' or '-' (at most 100, the first a letter or digit), got {_brief(received)}"
+        allowed = "letters, digits, '.', '_' or '-', at most 100, the first a letter or digit"
+        return f"expected {allowed}; got {_brief(received)}"
     message = str(fault["msg"]).replace("Input should be", "expected", 1)
     return f"{message}, got {_brief(received)}"
 
 
 def _did_you_mean(loc: list[str]) -> str:
-    known: set[str] = set()
-    models: list[Any] = {
-        "model": [Model], "data": [Digits, Synthetic], "optimizer": [Optimizer], "schedule": [Schedule], "loss": [Loss],
-    }.get(loc[0], []) if len(loc) > 1 else [Recipe]  # fmt: skip
-    for model in models:
-        known |= set(model.model_fields)
+    sections: dict[str, list[type[BaseModel]]] = {
+        "model": [Model],
+        "data": [Digits, Synthetic],
+        "optimizer": [Optimizer],
+        "schedule": [Schedule],
+        "loss": [Loss],
+    }
+    models = sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
+    known = {key for model in models for key in model.model_fields}
     close = difflib.get_close_matches(loc[-1], known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -51,7 +51,9 @@ def check_free(folder: Path, overwrite: bool) -> None:
         raise RequestError(f"--out {folder}: the folder is not empty; add --overwrite or choose another one")
     foreign = sorted(content - _OURS)
     if foreign:
-        raise RequestError(f"--out {folder}: it holds {foreign[0]!r}, which hvdkit has not written; choose another folder")
+        raise RequestError(
+            f"--out {folder}: it holds {foreign[0]!r}, which hvdkit has not written; choose another folder"
+        )
 
 
 @contextmanager

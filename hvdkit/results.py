@@ -21,8 +21,8 @@ class _Record(BaseModel):
 class MetricLine(_Record):
     """One line of `metrics.jsonl`: a logged step or, where `ends_epoch`, the end of an epoch.
 
-    `step` counts finished updates of `total_steps`, `epoch` from 0. `loss` is the mean over all ranks' images since the line before
-    (of the whole epoch at its end).
+    `step` counts finished updates of `total_steps`, `epoch` from 0. `loss` is the mean
+    over all ranks' images since the line before (of the whole epoch at its end).
     """
 
     step: int
@@ -101,7 +101,9 @@ def read_result(path: Path) -> TrainResult:
     try:
         return TrainResult.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected the result of a training run") from None
+        raise RequestError(
+            f"{path}: cannot be read ({error.strerror}); expected the result of a training run"
+        ) from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"])) or "file"
@@ -114,5 +116,3 @@ def _proc_field(path: str, key: str) -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)
-
-

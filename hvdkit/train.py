@@ -72,7 +72,7 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None) -> TrainResult:
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    """Thread counts must stand in the environment before a framework loads, where all hosts are known to be this one."""
+    """Thread counts must stand in the environment before a framework loads; another host may have other cores."""
     environment = {"HVDKIT_LAUNCHER": plan.launcher}
     if len(plan.hosts) == 1:
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads

@@ -20,7 +20,12 @@ Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; past `timeout` seconds the whole process group is killed and the test fails."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options  # type: ignore[call-overload]
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,  # type: ignore[call-overload]
     )
     try:
         out, err = process.communicate(timeout=timeout)

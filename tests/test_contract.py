@@ -23,7 +23,7 @@ from hvdkit.launch.job import Job
 from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
-from cases import CASES, CLASSES, SHAPE, error  # noqa: E402  the ranks import it the same way
+from cases import CASES, CLASSES, SHAPE, error  # the ranks import it the same way
 
 
 @pytest.fixture(scope="module")

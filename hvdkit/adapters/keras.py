@@ -21,10 +21,10 @@ from hvdkit.adapters.tensorflow import (
     allreduce,
     broadcast,
     cast,
-    is_communication_error,
     dtype,
     from_numpy,
     init,
+    is_communication_error,
     shutdown,
     synchronize,
     to_numpy,
@@ -43,9 +43,30 @@ NAME = "keras"
 CAPABILITIES = frozenset({"gpu"})
 
 __all__ = [
-    "CAPABILITIES", "NAME", "allgather", "allgather_object", "allreduce", "broadcast", "broadcast_state", "cast",
-    "is_communication_error", "dtype", "eval_step", "fit", "from_numpy", "init", "load_state", "prepare", "seed",
-    "set_learning_rate", "shutdown", "state", "synchronize", "to_numpy", "train_step", "versions",
+    "CAPABILITIES",
+    "NAME",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_state",
+    "cast",
+    "dtype",
+    "eval_step",
+    "fit",
+    "from_numpy",
+    "init",
+    "is_communication_error",
+    "load_state",
+    "prepare",
+    "seed",
+    "set_learning_rate",
+    "shutdown",
+    "state",
+    "synchronize",
+    "to_numpy",
+    "train_step",
+    "versions",
 ]  # fmt: skip
 
 
@@ -179,7 +200,7 @@ def fit(session: Session, loop: Loop) -> None:
 
 
 def _this() -> Adapter:
-    return sys.modules[__name__]  # type: ignore[return-value]  # a module serves as the Protocol's object
+    return sys.modules[__name__]  # a module serves as the Protocol's object
 
 
 def _name(variable: keras.Variable) -> str:

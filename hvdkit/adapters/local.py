@@ -1,4 +1,7 @@
-"""The null adapter (`hvdkit/core/adapter.py`): NumPy, one process, no Horovod. Core's tests run on it in milliseconds."""
+"""The null adapter (`hvdkit/core/adapter.py`): NumPy, one process, no Horovod.
+
+Core's tests run on it in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -130,8 +133,8 @@ def train_step(session: Session, batch: Batch) -> np.ndarray:
         session.model.parameters[name], session.velocities[name] = sgd_step(
             session.optimizer, session.learning_rate, weight, gradient, session.velocities[name]
         )
-    every = np.mean([cross_entropy(logits, np.full(count, label)) for label in range(classes)])
-    return (1 - smoothing) * cross_entropy(logits, batch.labels).mean() + smoothing * every
+    every = [cross_entropy(logits, np.full(count, label)) for label in range(classes)]
+    return np.asarray((1 - smoothing) * cross_entropy(logits, batch.labels).mean() + smoothing * np.mean(every))
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -159,4 +162,4 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 
 def _this() -> Adapter:
-    return sys.modules[__name__]  # type: ignore[return-value]  # a module serves as the Protocol's object
+    return sys.modules[__name__]  # a module serves as the Protocol's object

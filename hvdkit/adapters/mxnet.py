@@ -102,11 +102,11 @@ def from_numpy(array: np.ndarray) -> mx.nd.NDArray:
 
 
 def to_numpy(tensor: mx.nd.NDArray) -> np.ndarray:
-    return tensor.asnumpy()
+    return np.asarray(tensor.asnumpy())
 
 
 def dtype(tensor: mx.nd.NDArray) -> str:
-    return np.dtype(tensor.dtype).name
+    return str(np.dtype(tensor.dtype).name)
 
 
 def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
@@ -212,7 +212,7 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 
 def _this() -> Adapter:
-    return sys.modules[__name__]  # type: ignore[return-value]  # a module serves as the Protocol's object
+    return sys.modules[__name__]  # a module serves as the Protocol's object
 
 
 def _parameters(session: Session) -> dict[str, mx.gluon.Parameter]:

@@ -78,7 +78,7 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().copy()
+    return np.array(tensor.detach().cpu())
 
 
 def dtype(tensor: torch.Tensor) -> str:
@@ -174,7 +174,7 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 
 def _this() -> Adapter:
-    return sys.modules[__name__]  # type: ignore[return-value]  # a module serves as the Protocol's object
+    return sys.modules[__name__]  # a module serves as the Protocol's object
 
 
 def _tensors(session: Session) -> dict[str, torch.Tensor]:

@@ -205,7 +205,7 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 
 def _this() -> Adapter:
-    return sys.modules[__name__]  # type: ignore[return-value]  # a module serves as the Protocol's object
+    return sys.modules[__name__]  # a module serves as the Protocol's object
 
 
 def _name(variable: tf.Variable) -> str:

@@ -31,9 +31,10 @@ class Adapter(Protocol):
     def versions(self) -> dict[str, str]:
         """Versions by package: at least `framework`; `horovod` where there is one."""
 
-    def init(self, device: str) -> Topology:
+    def init(self, device: str, threads: int | None = None) -> Topology:
         """Start Horovod and pin this rank to its device: `cpu`, `gpu`, or `auto` for a GPU where there is one.
 
+        `threads` are CPU threads for this rank; None shares the cores among the host's ranks.
         Raises RequestError for `gpu` where the framework sees none.
         """
 
@@ -89,7 +90,10 @@ class Adapter(Protocol):
         """The rate of the next updates."""
 
     def state(self, session: Session) -> dict[str, np.ndarray]:
-        """Parameters and buffers by torchvision's names and layouts; the optimizer's slots as `optimizer.<slot>.<name>`."""
+        """Parameters and buffers by torchvision's names and layouts, the optimizer's slots as `optimizer.SLOT.NAME`.
+
+        The slots are there from the start, zero before the first step.
+        """
 
     def load_state(self, session: Session, state: dict[str, np.ndarray]) -> None:
         """Set what `state` holds. Optimizer slots may be absent. Raises RequestError naming tensors that do not fit."""

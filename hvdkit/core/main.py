@@ -1,4 +1,4 @@
-"""What every recipe script does once its framework is loaded: one rank of a run, from its command line to its result."""
+"""What every recipe script does once its framework is loaded: one rank of a run, from command line to result."""
 
 from __future__ import annotations
 

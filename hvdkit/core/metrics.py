@@ -28,7 +28,7 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Softmax cross-entropy of each row in float64: (n, classes), (n,) -> (n,)."""
     logits = logits.astype(np.float64)
     shifted = logits - logits.max(axis=1, keepdims=True)
-    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+    return np.asarray(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels])
 
 
 def peak_rss_mib() -> float:
@@ -56,7 +56,8 @@ class StepClock:
 
 def slowest_steps(adapter: Adapter, seconds: list[float]) -> np.ndarray:
     """Seconds of each step on the rank that took longest for it, shape (steps,)."""
-    return np.max(adapter.allgather_object(seconds, name="step_seconds"), axis=0)
+    slowest: np.ndarray = np.max(adapter.allgather_object(seconds, name="step_seconds"), axis=0)
+    return slowest
 
 
 class MetricsFile:

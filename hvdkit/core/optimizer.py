@@ -8,7 +8,7 @@ from hvdkit.config import Optimizer
 
 
 def decay_of(optimizer: Optimizer, shape: tuple[int, ...]) -> float:
-    """The weight decay of a parameter of this shape: with `decay: weights` none for vectors, that is biases and batch norm."""
+    """The weight decay of a parameter of this shape; `decay: weights` spares vectors: biases and batch norm."""
     return 0.0 if optimizer.decay == "weights" and len(shape) < 2 else optimizer.weight_decay
 
 

@@ -19,7 +19,7 @@ BN_EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Conv:
-    """A square convolution without bias, padded by (kernel - 1) / 2 on each side; `norm` names the batch norm behind it."""
+    """A square convolution without bias, padded by (kernel - 1) / 2 on each side, and the name of its batch norm."""
 
     name: str
     norm: str
@@ -56,7 +56,7 @@ class ResNet:
 
 
 # name -> (blocks a stage, bottleneck)
-_IMAGENET = {
+_IMAGENET: dict[str, tuple[tuple[int, ...], bool]] = {
     "resnet18": ((2, 2, 2, 2), False),
     "resnet34": ((3, 4, 6, 3), False),
     "resnet50": ((3, 4, 6, 3), True),
@@ -70,12 +70,10 @@ NAMES = (*_CIFAR, *_IMAGENET)
 
 def architecture(name: str, classes: int, channels: int = 3) -> ResNet:
     """The table of one network. `channels` are the image's. Raises KeyError for a name not in NAMES."""
-    if name in _CIFAR:
-        stages, bottleneck, width, small = (_CIFAR[name],) * 3, False, 16, True
-    else:
-        (stages, bottleneck), width, small = _IMAGENET[name], 64, False
-    kernel, stride = (3, 1) if small else (7, 2)
-    stem = Conv("conv1", "bn1", channels, width, kernel, stride)
+    small = name in _CIFAR
+    stages, bottleneck = ((_CIFAR[name],) * 3, False) if small else _IMAGENET[name]
+    width = 16 if small else 64
+    stem = Conv("conv1", "bn1", channels, width, kernel=3 if small else 7, stride=1 if small else 2)
     blocks, inputs = [], width
     for index, count in enumerate(stages):
         middle = width * 2**index

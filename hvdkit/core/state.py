@@ -49,10 +49,13 @@ def from_canonical(array: np.ndarray) -> np.ndarray:
 
 
 def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:
-    """Check that `state` has each wanted tensor in its shape and no unknown one. Raises RequestError naming them all."""
+    """Check that `state` has each wanted tensor in its shape and no unknown one.
+
+    Raises RequestError naming all that do not fit.
+    """
     slots = {name for name in state if name.startswith("optimizer.")}
     faults = [f"tensor {name} is missing" for name in wanted if name not in state]
-    faults += [f"tensor {name} is unknown to this network" for name in state if name not in wanted and name not in slots]
+    faults += [f"tensor {name} is unknown to this network" for name in state.keys() - wanted.keys() - slots]
     faults += [
         f"tensor {name}: expected shape {shape}, got {state[name].shape}"
         for name, shape in wanted.items()

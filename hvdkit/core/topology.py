@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """Ranks are numbered over all processes, local ranks within a host, cross ranks over the hosts of one local rank."""
+    """Ranks count all processes, local ranks those of a host, cross ranks the hosts of one local rank."""
 
     rank: int = 0
     size: int = 1

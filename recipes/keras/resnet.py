@@ -41,9 +41,7 @@ def normalized(x, prefix: str, row: resnet.Conv):
     if row.stride > 1 and row.padding:  # "same" would pad one pixel less before than behind
         x = layers.ZeroPadding2D(row.padding)(x)
     padding = "same" if row.stride == 1 else "valid"
-    x = layers.Conv2D(
-        row.outputs, row.kernel, row.stride, padding=padding, use_bias=False, name=prefix + row.name
-    )(x)
+    x = layers.Conv2D(row.outputs, row.kernel, row.stride, padding=padding, use_bias=False, name=prefix + row.name)(x)
     return BatchNorm(momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, name=prefix + row.norm)(x)
 
 

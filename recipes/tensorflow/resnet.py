@@ -53,9 +53,7 @@ class BatchNorm(tf.Module):
 class Block(tf.Module):
     def __init__(self, row: resnet.Block) -> None:
         rows = [*row.convs, *([row.projection] if row.projection else [])]
-        layers = [
-            (Convolution(f"{row.name}.{r.name}", r), BatchNorm(f"{row.name}.{r.norm}", r.outputs)) for r in rows
-        ]
+        layers = [(Convolution(f"{row.name}.{r.name}", r), BatchNorm(f"{row.name}.{r.norm}", r.outputs)) for r in rows]
         self.path, self.projection = layers[: len(row.convs)], layers[len(row.convs) :]
 
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:

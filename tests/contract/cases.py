@@ -92,7 +92,8 @@ def allreduce_reduces_by_each_op(adapter: Adapter, topology: Topology, make: Mak
 
 @case
 def a_list_is_reduced_as_one_group(adapter: Adapter, topology: Topology, make: Make) -> None:
-    arrays = [np.full(shape, topology.rank * 10.0 + index, np.float32) for index, shape in enumerate([(1,), (5, 2), (7,)])]
+    shapes = [(1,), (5, 2), (7,)]
+    arrays = [np.full(shape, topology.rank * 10.0 + index, np.float32) for index, shape in enumerate(shapes)]
     reduced = adapter.allreduce([adapter.from_numpy(array) for array in arrays], op="sum", name="case.group")
     ranks = sum(range(topology.size)) * 10.0
     for index, (got, array) in enumerate(zip(reduced, arrays, strict=True)):
@@ -183,7 +184,8 @@ def the_applied_gradient_is_the_mean_of_the_ranks_own(adapter: Adapter, topology
     session = make(weight_decay=0.0)
     adapter.train_step(session, batch(topology.rank))
     mixed = velocities(adapter, session)
-    worst = max(error(mixed[name], sum(each[name].astype(np.float64) for each in own) / topology.size) for name in mixed)
+    mean = {name: sum(each[name].astype(np.float64) for each in own) / topology.size for name in mixed}
+    worst = max(error(mixed[name], mean[name]) for name in mixed)
     assert worst < 1e-5, worst
     if topology.size > 1:
         assert error(mixed["optimizer.momentum.fc.weight"], own[0]["optimizer.momentum.fc.weight"]) > 1e-2
@@ -226,7 +228,8 @@ def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, 
         for name in ("fc.weight", "fc.bias"):
             slot = f"optimizer.momentum.{name}"
             share = 0.5 if decays_bias or name == "fc.weight" else 0.0
-            assert error(v_decayed[slot], v_plain[slot] + share * start[name].astype(np.float64)) < 1e-5, (settings, name)
+            expected = v_plain[slot] + share * start[name].astype(np.float64)
+            assert error(v_decayed[slot], expected) < 1e-5, (settings, name)
 
 
 @case

@@ -1,0 +1,122 @@
+"""The recipe file: strict, typed, all faults told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdkit import config
+from hvdkit.errors import RequestError
+
+GOOD = "name: a\nmodel: {name: resnet20}\ndata: {name: digits}\noptimizer: {learning_rate: 0.1}\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def faults(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(RequestError) as caught:
+        config.load(written(tmp_path, text), overrides)
+    assert caught.value.exit_status == 2
+    return str(caught.value).splitlines()
+
+
+def test_shipped_recipes_load_and_come_back_from_a_dump(tmp_path: Path) -> None:
+    recipes = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
+    assert recipes
+    for path in recipes:
+        recipe = config.load(path)
+        assert recipe.name == path.stem
+        assert config.load(written(tmp_path, config.dump(recipe))) == recipe
+
+
+def test_overrides_reach_nested_keys_and_keep_their_types(tmp_path: Path) -> None:
+    recipe = config.load(
+        written(tmp_path, GOOD),
+        [
+            "epochs=3",
+            "optimizer.momentum=0.5",
+            "optimizer.nesterov=true",
+            "schedule.decay=step",
+            "schedule.milestones=[2]",
+        ],
+    )
+    assert (recipe.epochs, recipe.optimizer.momentum, recipe.optimizer.nesterov) == (3, 0.5, True)
+    assert recipe.schedule.milestones == [2]
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "0.0001", ".1e-3", "1E-4"])
+def test_numbers_with_exponents_are_numbers(tmp_path: Path, text: str) -> None:
+    assert config.load(written(tmp_path, GOOD), [f"optimizer.weight_decay={text}"]).optimizer.weight_decay == 1e-4
+
+
+def test_all_faults_are_told_at_once_each_with_its_key(tmp_path: Path) -> None:
+    text = """
+name: a
+model: {name: resnet21, clases: 3}
+data: {name: digts}
+batch_size: "3"
+epochs: true
+optimizer: {learning_rate: -1e-3, momentun: 3}
+threads: 0
+"""
+    told = faults(tmp_path, text, "sede=1", "bar", "name.x=3")
+    for part in (
+        "override 'bar': expected key=value",
+        "override 'name.x=3': 'name' holds 'a'",
+        "model.name: expected 'resnet20'",
+        "model.clases: unknown key; did you mean 'classes'?",
+        "got 'digts'",
+        "batch_size: expected a valid integer, got '3'",
+        "epochs: expected a valid integer, got True",
+        "optimizer.learning_rate: expected greater than 0, got -0.001",
+        "optimizer.momentun: unknown key; did you mean 'momentum'?",
+        "threads: expected 'auto' or a whole number",
+        "sede: unknown key; did you mean 'seed'?",
+    ):
+        assert sum(part in line for line in told) == 1, (part, told)
+    assert len(told) == 11
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "expected keys with values (a mapping), got nothing"),
+        ("- a\n- b\n", "expected keys with values (a mapping)"),
+        ("name: [a\n", "line 2, column 1: damaged YAML"),
+        ("name: a\nname: b\n", "line 2, column 1: damaged YAML: key 'name' is there twice"),
+        ("1: a\n", "expected text as key, got 1"),
+        ("? [a]\n: b\n", "expected text as key"),
+        ("a: !!python/object/apply:os.system [id]\n", "could not determine a constructor"),
+        ("a: &x [*x]\n", "unknown key"),
+        ("a: \x07\n", "damaged YAML"),
+        ("{" * 3000, "damaged YAML"),
+        (GOOD + "schedule: {decay: step}\n", "schedule: expected milestones exactly where decay is 'step'"),
+        (GOOD + "schedule: {decay: step, milestones: [3, 2]}\n", "expected rising milestones"),
+        (GOOD.replace("0.1", "0.1, momentum: 0, nesterov: true"), "optimizer: expected momentum > 0"),
+        (GOOD.replace("0.1", ".nan"), "optimizer.learning_rate"),
+        (GOOD.replace("name: a", "name: ../a"), "name: expected letters"),
+        (GOOD.replace("data: {name: digits}", "data: {}"), "data.name is missing"),
+        (GOOD.replace("data: {name: digits}", "data: {name: digits, height: 3}"), "data.height: unknown key"),
+        ("name: a\n", "model: required key is missing"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, text: str, part: str) -> None:
+    told = faults(tmp_path, text)
+    assert any(part in line for line in told), told
+    assert all("recipe.yaml" in line for line in told)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, part in (
+        (tmp_path / "no.yaml", "no such file"),
+        (tmp_path, "cannot be read"),
+        (tmp_path / "b", "no text"),
+    ):
+        (tmp_path / "b").write_bytes(b"name: \xff\n")
+        with pytest.raises(RequestError, match=part):
+            config.load(path)

@@ -1,0 +1,262 @@
+"""The framework-agnostic core, on the null adapter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdkit import adapters, config
+from hvdkit.config import Digits, Optimizer, Recipe, Synthetic
+from hvdkit.core import data, metrics, resnet
+from hvdkit.core.loop import Loop
+from hvdkit.core.optimizer import decay_of, sgd_step
+from hvdkit.core.schedule import learning_rate
+from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
+from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.errors import RequestError
+
+
+def make_recipe(**settings: Any) -> Recipe:
+    base: dict[str, Any] = {
+        "name": "test",
+        "model": {"name": "resnet20"},
+        "data": {"name": "digits"},
+        "optimizer": {"learning_rate": 0.01},
+        "schedule": {"base_batch_size": 32},
+    }
+    return Recipe.model_validate(base | settings)
+
+
+# The architecture
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+    ],
+)
+def test_imagenet_networks_have_torchvisions_parameter_counts(name: str, count: int) -> None:
+    assert resnet.parameter_count(resnet.architecture(name, 1000)) == count
+
+
+@pytest.mark.parametrize(("name", "layers"), [(f"resnet{n}", n) for n in (20, 32, 44, 56, 110)])
+def test_cifar_networks_have_as_many_layers_as_their_name_says(name: str, layers: int) -> None:
+    network = resnet.architecture(name, 10)
+    assert 1 + sum(len(block.convs) for block in network.blocks) + 1 == layers
+    if layers == 20:
+        assert resnet.parameter_count(network) == 272_474
+
+
+def test_bottlenecks_have_their_stride_in_the_3x3() -> None:
+    network = resnet.architecture("resnet50", 1000)
+    strided = [row for _, _, row in resnet.convolutions(network) if row.stride == 2 and row.name.startswith("conv")]
+    assert {row.kernel for row in strided} == {3, 7}
+
+
+def test_initial_weights_are_he_normal_by_fan_out_and_depend_on_the_seed_alone() -> None:
+    network = resnet.architecture("resnet50", 1000)
+    state = resnet.initial_state(network, 1)
+    kernel = state["layer3.0.conv2.weight"]
+    assert kernel.dtype == np.float32
+    assert abs(kernel.std() / np.sqrt(2 / (256 * 9)) - 1) < 0.01
+    assert np.all(state["bn1.weight"] == 1) and np.all(state["fc.bias"] == 0)
+    small = resnet.architecture("resnet20", 10)
+    assert digest(resnet.initial_state(small, 1)) == digest(resnet.initial_state(small, 1))
+    assert digest(resnet.initial_state(small, 1)) != digest(resnet.initial_state(small, 2))
+
+
+# Data
+
+
+def test_digits_are_split_once_and_stratified() -> None:
+    dataset = data.open_dataset(Digits(name="digits"), 10, seed=1)
+    assert (len(dataset.train), len(dataset.val)) == (1437, 360)
+    val = dataset.val.batch(np.arange(360))
+    assert val.images.shape == (360, 32, 32, 3) and val.images.dtype == np.float32 and val.labels.dtype == np.int64
+    assert set(np.bincount(val.labels)) <= {35, 36, 37}
+    train = dataset.train.batch(np.arange(1437)).images
+    assert abs(train.mean()) < 0.01 and abs(train.std() - 1) < 0.01
+    seen = {image.tobytes() for image in train}
+    assert not any(image.tobytes() in seen for image in val.images)
+
+
+def test_upscaling_keeps_an_even_picture_even_and_a_ramp_a_ramp() -> None:
+    assert np.all(data._upscale(np.full((1, 8, 8), 7, np.float32)) == 7)
+    ramp = data._upscale(np.tile(np.arange(8, dtype=np.float32), (1, 8, 1)))[0, 0]
+    assert np.all(np.diff(ramp[2:-2]) == 0.25)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_sample_is_on_two_ranks_and_the_order_changes_by_epoch(size: int) -> None:
+    split = data.ArraySplit(np.arange(100.0)[:, None], np.arange(100))
+    epochs = []
+    for epoch in (0, 1):
+        shards = [
+            [batch.labels for batch in data.epoch_batches(split, 8, 5, epoch, rank, size)] for rank in range(size)
+        ]
+        steps = data.steps_per_epoch(100, 8, size)
+        assert all(len(shard) == steps for shard in shards)
+        everything = np.concatenate([labels for shard in shards for labels in shard])
+        assert len(set(everything)) == len(everything) == steps * 8 * size
+        epochs.append([np.concatenate(labels) for labels in zip(*shards, strict=True)])
+    assert not np.array_equal(epochs[0][0], epochs[1][0])
+
+
+def test_two_ranks_see_together_what_one_rank_of_twice_the_batch_sees() -> None:
+    split = data.ArraySplit(np.arange(64.0)[:, None], np.arange(64))
+    one = [batch.labels for batch in data.epoch_batches(split, 16, 5, 0, 0, 1)]
+    two = [[batch.labels for batch in data.epoch_batches(split, 8, 5, 0, rank, 2)] for rank in (0, 1)]
+    assert all(np.array_equal(np.concatenate(parts), whole) for whole, *parts in zip(one, *two, strict=True))
+
+
+@pytest.mark.parametrize(("samples", "size"), [(10, 1), (10, 3), (1, 3), (8, 2)])
+def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int) -> None:
+    split = data.ArraySplit(np.arange(float(samples))[:, None], np.arange(samples))
+    seen: list[int] = []
+    for rank in range(size):
+        for batch, valid in data.evaluation_batches(split, 4, rank, size):
+            assert len(batch.labels) == 4
+            seen += batch.labels[:valid].tolist()
+    assert sorted(seen) == list(range(samples))
+
+
+def test_synthetic_images_need_little_memory_however_many_there_are() -> None:
+    wanted = Synthetic(name="synthetic", height=8, width=6, channels=1, train_images=10**9, val_images=3)
+    dataset = data.open_dataset(wanted, 5, seed=1)
+    assert len(dataset.train) == 10**9
+    batch = dataset.train.batch(np.array([0, 10**9 - 1]))
+    assert batch.images.shape == (2, 8, 6, 1) and batch.labels.max() < 5
+
+
+def test_a_model_with_too_few_classes_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"model.classes: expected at least 10"):
+        data.open_dataset(Digits(name="digits"), 9, seed=1)
+
+
+# Schedule and optimizer
+
+
+def test_learning_rate_scales_warms_up_and_decays() -> None:
+    recipe = make_recipe(
+        epochs=10,
+        batch_size=64,
+        optimizer={"learning_rate": 0.1},
+        schedule={"base_batch_size": 256, "warmup_epochs": 2, "decay": "cosine"},
+    )
+    rate = learning_rate(recipe, size=8, steps_per_epoch=100)  # a global batch of 512: twice the rate
+    assert rate(0) == pytest.approx(0.1)
+    assert rate(100) == pytest.approx(0.15)
+    assert rate(200) == pytest.approx(0.2)
+    assert rate(600) == pytest.approx(0.1)
+    assert rate(1000) == pytest.approx(0, abs=1e-12)
+    rises = np.diff([rate(step) for step in range(201)])
+    assert np.allclose(rises, rises[0])
+
+
+def test_steps_divide_the_rate_at_their_milestones() -> None:
+    recipe = make_recipe(
+        epochs=9,
+        optimizer={"learning_rate": 1.0},
+        schedule={"scale": "none", "decay": "step", "milestones": [3.0, 6.0]},
+    )
+    rate = learning_rate(recipe, size=4, steps_per_epoch=10)
+    assert [rate(step) for step in (0, 29, 30, 59, 60)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+
+
+def test_sgd_follows_the_formula() -> None:
+    settings = Optimizer(learning_rate=0.1, momentum=0.5, weight_decay=0.1, nesterov=True)
+    weight, velocity = sgd_step(settings, 0.1, np.array([[2.0]]), np.array([[1.0]]), np.array([[4.0]]))
+    assert velocity == pytest.approx(0.5 * 4 + 1.2)
+    assert weight == pytest.approx(2 - 0.1 * (1.2 + 0.5 * 3.2))
+    assert decay_of(settings.model_copy(update={"decay": "weights"}), (7,)) == 0
+    assert decay_of(settings.model_copy(update={"decay": "weights"}), (7, 3)) == 0.1
+
+
+# State
+
+
+def test_names_and_layouts_become_torchvisions() -> None:
+    assert canonical_name("layer1.0.conv1/kernel") == "layer1.0.conv1.weight"
+    assert canonical_name("bn1.moving_variance") == "bn1.running_var"
+    for shape, expected in (((3, 3, 5, 7), (7, 5, 3, 3)), ((5, 7), (7, 5)), ((7,), (7,))):
+        array = np.arange(np.prod(shape)).reshape(shape)
+        assert to_canonical(array).shape == expected
+        assert np.array_equal(from_canonical(to_canonical(array)), array)
+
+
+def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
+    assert threads_per_rank(3, 2) == 3
+    assert threads_per_rank(None, 10**6) == 1
+
+
+# The loop
+
+
+def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
+    adapter: Any = adapters.load("local")
+    dataset = data.open_dataset(recipe.data, 10, recipe.seed)
+    session = adapter.prepare(adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss, recipe.compression)
+    path = folder / "metrics.jsonl"
+    loop = Loop(adapter, session, recipe, Topology(), dataset, metrics.MetricsFile(path))
+    adapter.fit(session, loop)
+    return loop, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_training_learns_and_writes_a_line_a_logged_step_and_epoch(tmp_path: Path) -> None:
+    loop, lines = trained(make_recipe(epochs=2, log_every=20), tmp_path)
+    assert [(line["step"], line["epoch"], line["ends_epoch"]) for line in lines] == [
+        (20, 0, False), (40, 0, False), (44, 0, True), (60, 1, False), (80, 1, False), (88, 1, True),
+    ]  # fmt: skip
+    assert loop.val_accuracy is not None and loop.val_accuracy > 0.85
+    assert lines[-1]["val_accuracy"] == loop.val_accuracy
+    assert lines[-1]["loss"] < lines[2]["loss"]
+    assert len(loop.clock.seconds) == 88
+
+
+def test_an_epochs_loss_is_the_mean_of_its_steps_whatever_is_logged_between(tmp_path: Path) -> None:
+    losses = []
+    for log_every in (1, 7, 1000):
+        (tmp_path / str(log_every)).mkdir()
+        _, lines = trained(make_recipe(log_every=log_every), tmp_path / str(log_every))
+        losses.append(lines[-1]["loss"])
+        if log_every == 1:
+            assert lines[-1]["loss"] == pytest.approx(np.mean([line["loss"] for line in lines[:-1]]))
+    assert losses == pytest.approx([losses[0]] * 3)
+
+
+def test_steps_ends_a_run_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    loop, lines = trained(make_recipe(epochs=5, steps=50), tmp_path)
+    assert (loop.step, loop.epochs, loop.finished) == (50, 2, True)
+    assert lines[-1]["ends_epoch"] and lines[-1]["epoch"] == 1
+
+
+def test_label_smoothing_raises_the_loss_that_is_reached(tmp_path: Path) -> None:
+    ends = []
+    for name, smoothing in (("a", 0.0), ("b", 0.2)):
+        (tmp_path / name).mkdir()
+        ends.append(trained(make_recipe(loss={"label_smoothing": smoothing}), tmp_path / name)[0].train_loss)
+    assert ends[1] > ends[0] + 0.3
+
+
+def test_a_batch_larger_than_the_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"batch_size: expected at most 1437 images over 1 ranks, got 2000"):
+        trained(make_recipe(batch_size=2000), tmp_path)
+
+
+def test_cross_entropy_survives_large_logits() -> None:
+    logits = np.array([[1e4, 0.0], [0.0, 0.0]])
+    assert metrics.cross_entropy(logits, np.array([1, 0])) == pytest.approx([1e4, np.log(2)])
+
+
+def test_the_readmes_recipe_is_what_these_tests_assume() -> None:
+    recipe = config.load(Path(__file__).parent.parent / "recipes" / "resnet20-digits.yaml")
+    assert recipe.model.name == "resnet20" and recipe.data.name == "digits"

@@ -1,0 +1,156 @@
+"""Recipes through the real command line: four frameworks, two ranks, real Horovod; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import FRAMEWORKS, ROOT, Hvdkit, run
+
+from hvdkit.results import Comparison, MetricLine, TrainResult
+from hvdkit.runtimes.store import find
+
+TWO_STEPS = ("steps=2", "log_every=1")
+digests: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_steps_on_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("train", recipe, "--framework", framework, "-np", 2, "--out", "run", *TWO_STEPS)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run"
+    result = TrainResult.model_validate_json((folder / "result.json").read_text())
+    assert (result.framework, result.np, result.steps, result.launcher) == (framework, 2, 2, "direct")
+    assert result.parameters == 272_474 and result.horovod_version == "0.28.1"
+    assert result.images_per_second > 0 and result.peak_rss_mib > 100 and result.step_ms_p50 <= result.step_ms_p90
+    assert result.val_accuracy is not None and round(result.val_accuracy * 360, 6).is_integer()
+    lines = [MetricLine.model_validate_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line.step, line.ends_epoch) for line in lines] == [(1, False), (2, False), (2, True)]
+    assert {"config.yaml", "logs"} <= {path.name for path in folder.iterdir()}
+    assert {"rank-0.log", "rank-1.log"} <= {path.name for path in (folder / "logs").iterdir()}
+    # all frameworks start from the same bytes; the first of these tests to run sets what the others must meet
+    assert digests.setdefault("initial", result.initial_state_sha256) == result.initial_state_sha256
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_plain_horovodrun(framework: str, recipe: Path, tmp_path: Path) -> None:
+    bin_folder = find(framework).python.parent
+    script = ROOT / "recipes" / framework / "resnet.py"
+    command = [
+        bin_folder / "horovodrun",
+        "-np",
+        "2",
+        bin_folder / "python",
+        script,
+        recipe,
+        "--out",
+        tmp_path,
+        *TWO_STEPS,
+    ]
+    done = run([str(word) for word in command], timeout=180, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = TrainResult.model_validate_json((tmp_path / "result.json").read_text())
+    assert (result.framework, result.np, result.launcher) == (framework, 2, "horovodrun")
+
+
+def test_one_process_without_launcher(recipe: Path, tmp_path: Path) -> None:
+    script = ROOT / "recipes" / "mxnet" / "resnet.py"
+    done = run([str(find("mxnet").python), str(script), str(recipe), *TWO_STEPS], timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"launcher": "none"' in done.stdout and list(tmp_path.iterdir()) == []
+
+
+def test_hvdkit_train_by_horovodrun(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    arguments = ("--framework", "mxnet", "-np", 2, "--launcher", "horovodrun", "--out", "run")
+    done = hvdkit("train", recipe, *arguments, *TWO_STEPS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["launcher"] == "horovodrun"
+    assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
+
+
+def test_fp16_and_synthetic_images(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "name: synthetic\nmodel: {name: resnet18, classes: 7}\ncompression: fp16\nbatch_size: 2\nwarmup_steps: 0\n"
+        "data: {name: synthetic, height: 32, width: 48, train_images: 8}\noptimizer: {learning_rate: 0.01}\n"
+    )
+    done = hvdkit("train", "r.yaml", "--framework", "pytorch", "-np", 2, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
+    assert (result.steps, result.measured_steps, result.compression) == (2, 2, "fp16")
+    assert result.val_accuracy is None
+
+
+def test_compare_writes_one_table_and_replaces_its_folder(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    arguments = ("--framework", "pytorch", "--framework", "mxnet", "-np", 1, "-np", 2, "--out", "c", *TWO_STEPS)
+    done = hvdkit("compare", recipe, *arguments, timeout=240)
+    assert done.returncode == 0, done.stderr
+    comparison = Comparison.model_validate_json((tmp_path / "c" / "compare.json").read_text())
+    expected = [("pytorch", 1), ("pytorch", 2), ("mxnet", 1), ("mxnet", 2)]
+    assert [(run.framework, run.np) for run in comparison.runs] == expected
+    assert len({run.threads for run in comparison.runs}) == 1, "every rank of a comparison has as many threads"
+    assert comparison.machine.cores > 0
+    table = (tmp_path / "c" / "compare.md").read_text()
+    for run_ in comparison.runs:
+        assert f"| {run_.images_per_second:.1f} |" in table and f"{run_.images_per_second:.1f}" in done.stdout
+    again = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", *TWO_STEPS)
+    assert again.returncode == 2 and "the folder is not empty; add --overwrite" in again.stderr
+    again = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", "--overwrite", *TWO_STEPS)
+    assert again.returncode == 0, again.stderr
+    assert [path.name for path in (tmp_path / "c" / "runs").iterdir()] == ["mxnet-np1"]
+
+
+REFUSED = [
+    (["--framework", "pytroch"], "did you mean"),
+    (["-np", "0"], "-np 0: expected"),
+    (["-np", "3", "-H", "localhost:2"], "-H offers 2 slots"),
+    (["-H", "a b:2"], "-H: 'a b:2'"),
+    (["-H", "localhost:2;id"], "-H:"),
+    (["--launcher", "mpirun"], "--launcher mpirun: expected one of direct, horovodrun"),
+    (["epochs=x", "sede=1"], "epochs: expected a valid integer, got 'x'"),
+    (["--out", "file"], "is a file"),
+    (["--out", "taken"], "the folder is not empty"),
+    (["--out", "foreign", "--overwrite"], "holds 'thesis.tex', which hvdkit has not written"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "part"), REFUSED)
+def test_wrong_requests_end_in_one_clear_line(
+    arguments: list[str], part: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for name, content in (("taken", "result.json"), ("foreign", "thesis.tex")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / content).touch()
+    before = sorted(tmp_path.rglob("*"))
+    done = hvdkit("train", recipe, *arguments, timeout=30)
+    assert done.returncode == 2
+    assert part in done.stderr and "Traceback" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before, "nothing may be written"
+
+
+def test_a_missing_runtime_is_named_with_its_remedy(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("train", recipe, "--framework", "keras", timeout=30, HVDKIT_RUNTIMES=str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "hvdkit runtime build tensorflow" in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_a_missing_recipe_and_a_missing_command(hvdkit: Hvdkit) -> None:
+    done = hvdkit("train", "nowhere.yaml", timeout=30)
+    assert done.returncode == 2 and "nowhere.yaml: no such file" in done.stderr
+    assert hvdkit("trian", timeout=30).returncode == 2
+
+
+def test_what_only_a_rank_can_find_is_told_as_clearly(hvdkit: Hvdkit, recipe: Path) -> None:
+    done = hvdkit("train", recipe, "--framework", "mxnet", "-np", 2, "batch_size=1000")
+    assert done.returncode == 2
+    assert "batch_size: expected at most 1437 images over 2 ranks, got 1000" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_installed_command_lists_the_others() -> None:
+    command = Path(sys.executable).with_name("hvdkit")
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=30)
+    assert all(name in done.stdout for name in ("train", "compare", "runtime", "doctor"))
