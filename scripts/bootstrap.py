@@ -68,7 +68,14 @@ def make() -> None:
         shutil.rmtree(ENVIRONMENT)
     print("making the driver environment .venv (about half a minute)", flush=True)
     subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
-    pip = [ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        ENVIRONMENT / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "--editable", ".[dev]"], check=True, cwd=ROOT)
     fresh = MARKER.with_suffix(".new")
     fresh.write_text(fingerprint())

@@ -44,7 +44,7 @@ def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
     todo, ready = [], []
     for name in wanted:
         runtime = store.load(name)
-        if runtime is not None and ((runtime.added and not names) or runtime.key == _key(name, on_gpu)):
+        if runtime is not None and ((runtime.added and not names) or runtime.key == current_key(name, on_gpu)):
             ready.append(f"{name} ({'your own interpreter' if runtime.added else describe(runtime)})")
         else:
             todo.append(name)
@@ -69,7 +69,8 @@ def _checked(names: Iterable[str] | None) -> list[str]:
     return [name for name in _ORDER if name in chosen]
 
 
-def _key(name: str, gpu: bool) -> str:
+def current_key(name: str, gpu: bool) -> str:
+    """The key that the runtime `name` would be built under now."""
     return wheel.key(wheel.runtime_ingredients(name, gpu))
 
 
@@ -114,11 +115,12 @@ class _Build:
             self._progress.stage(name, "another build is at work on it; waiting", 0)
 
         try:
+            self._stop_if_cancelled()
             held.enter_context(store.lock(name, on_wait, self._cancelled))
             runtime = store.load(name)
-            if runtime is not None and runtime.key == _key(name, self._gpu):
+            if runtime is not None and runtime.key == current_key(name, self._gpu):
                 return None
-            log = Log(store.cache() / "logs" / f"{name}.log", self._cancelled)
+            log = Log(store.root() / "logs" / f"{name}.log", self._cancelled)
             held.callback(log.close)
             self._progress.stage(name, "making the environment", 0)
             environment.create(name, log)
@@ -137,7 +139,7 @@ class _Build:
                 text = "made by another build" if log is None else f"ready: {describe(self._complete(name, log))}"
             self._progress.end(name, text, good=True)
         except BaseException as error:
-            self._progress.end(name, "failed", good=False)
+            self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
             if isinstance(error, OSError):
                 raise RunError(f"runtime '{name}': {error.filename or store.root()}: {error.strerror}") from error
             if isinstance(error, HvdkitError):
@@ -155,7 +157,7 @@ class _Build:
         self._progress.stage(name, "installing Horovod", _COMPILED)
         environment.install_horovod(name, made, log)
         self._progress.stage(name, "proving Horovod on two processes", _PROVE)
-        runtime = _examined(name, python, key=_key(name, self._gpu), gpu=self._gpu, added=False)
+        runtime = _examined(name, python, key=current_key(name, self._gpu), gpu=self._gpu, added=False)
         prove(runtime, name, self._stop_if_cancelled)
         store.save(runtime)
         return runtime

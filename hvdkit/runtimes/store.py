@@ -72,7 +72,7 @@ def root() -> Path:
 
 
 def cache() -> Path:
-    """The user's cache folder for the sdist, the wheels and the logs."""
+    """The user's cache folder for the sdist and the wheels."""
     return _xdg("XDG_CACHE_HOME", ".cache")
 
 

@@ -159,7 +159,7 @@ def obtain(
         log.run(
             "compiling Horovod",
             [*command, "--no-build-isolation", "-w", made, source],
-            environment=_build_environment(name, gpu, python),
+            environment=build_environment(name, gpu, python),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
@@ -177,7 +177,8 @@ def obtain(
     return wheel
 
 
-def _build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
+def build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
+    """The environment of Horovod's own build: the user's settings, but what to build is decided by `flags`."""
     inherited = {name: value for name, value in environment(python).items() if not _DECIDED.match(name)}
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
     return inherited | flags(name, gpu) | parallel

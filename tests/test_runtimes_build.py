@@ -1,0 +1,198 @@
+"""The parts that a build is made of: its processes, its proof, and the bootstrap of the driver environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdkit.errors import RunError
+from hvdkit.runtimes import pins, proof, store
+from hvdkit.runtimes.process import Log, relevant
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOTSTRAP = ROOT / "scripts" / "bootstrap.py"
+
+# A command that starts a child of its own, tells its process id and stays.
+_STAYS = (
+    "import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']); "
+    "print(child.pid, flush=True); time.sleep(60)"
+)
+
+
+def _gone(pid: int, within_s: float = 5) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_commands_output_goes_to_the_log_and_line_by_line_to_the_listener(tmp_path: Path) -> None:
+    log = Log(tmp_path / "build.log", threading.Event())
+    heard: list[str] = []
+    log.run("a test", [sys.executable, "-c", "print('[ 42%] Building'); print('done')"], on_line=heard.append)
+    log.close()
+    assert heard == ["[ 42%] Building\n", "done\n"]
+    assert (tmp_path / "build.log").read_text().endswith("[ 42%] Building\ndone\n")
+
+
+def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_path: Path) -> None:
+    log = Log(tmp_path / "build.log", threading.Event())
+    noise = "print('fine'); print('x.cc:1: error: no such thing'); [print('later', i) for i in range(50)]; exit(7)"
+    with pytest.raises(RunError) as caught:
+        log.run("compiling Horovod", [sys.executable, "-c", noise])
+    message = str(caught.value)
+    assert message.startswith(f"compiling Horovod failed (exit status 7); the whole log: {tmp_path / 'build.log'}")
+    assert "x.cc:1: error: no such thing" in message
+    assert "fine" not in message
+    assert len(message.splitlines()) < 20
+
+
+def test_without_an_error_line_the_last_lines_are_the_relevant_ones() -> None:
+    assert relevant([f"line {number}" for number in range(100)])[-1] == "line 99"
+    assert len(relevant(["x"] * 100)) < 20
+
+
+def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> None:
+    cancelled = threading.Event()
+    pids: list[int] = []
+
+    def on_line(line: str) -> None:
+        pids.append(int(line))
+        cancelled.set()
+
+    started = time.monotonic()
+    with pytest.raises(RunError, match="cancelled"):
+        Log(tmp_path / "log", cancelled).run("a test", [sys.executable, "-c", _STAYS], on_line=on_line)
+    assert time.monotonic() - started < 10
+    assert _gone(pids[0])
+
+
+def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = (
+        "import sys, threading; from pathlib import Path; from hvdkit.runtimes.process import Log\n"
+        f"Log(Path({str(tmp_path / 'log')!r}), threading.Event()).run("
+        f"'a test', [sys.executable, '-c', {_STAYS!r}], on_line=lambda line: print(line, end='', flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        pid = int(killed.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        killed.send_signal(signal.SIGKILL)
+    try:
+        assert _gone(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class _Ring:
+    """What the proof asks of an adapter, for rank 0 of 2: right answers, or one of them spoilt."""
+
+    def __init__(self, spoilt: str = "") -> None:
+        self.spoilt = spoilt
+
+    def from_numpy(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def to_numpy(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def allreduce(self, tensors: list[np.ndarray], op: str, name: str) -> list[np.ndarray]:
+        assert op == "sum"
+        full, counted = np.full((3, 2), 3, np.float32), np.arange(5, dtype=np.float32)
+        return [full, counted[::-1] if self.spoilt == "allreduce" else counted]
+
+    def allgather(self, tensor: np.ndarray, name: str) -> np.ndarray:
+        rows = np.array([[0, 0], [1, 1], [1, 1]], np.float32)
+        return rows[:2] if self.spoilt == "allgather" else rows
+
+    def broadcast(self, tensor: np.ndarray, root_rank: int, name: str) -> np.ndarray:
+        assert root_rank == 1
+        return tensor if self.spoilt == "broadcast" else np.full(4, 8, np.float32)
+
+
+def test_the_proof_accepts_right_results() -> None:
+    proof.check(_Ring(), rank=0, size=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "broadcast"])
+def test_the_proof_refuses_a_wrong_result_and_names_it(collective: str) -> None:
+    with pytest.raises(RunError, match=rf"^{collective} on rank 0 gave .* expected .* must not be used$"):
+        proof.check(_Ring(spoilt=collective), rank=0, size=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("framework", pins.FRAMEWORKS)
+def test_each_framework_passes_the_proof_in_its_runtime(framework: str) -> None:
+    proof.prove(store.find(framework), framework)
+
+
+@pytest.mark.parametrize("name", pins.RUNTIMES)
+def test_a_runtime_has_the_pinned_versions_and_only_hvdkits_own_package(name: str) -> None:
+    runtime = store.load(name)
+    assert runtime is not None, f"run `hvdkit runtime build {name}`"
+    pin = pins.RUNTIMES[name]
+    pinned = dict(package.split("==") for package in pin.packages(gpu=False))
+    assert runtime.versions[pin.module].partition("+")[0] == next(iter(pinned.values()))
+    assert runtime.versions["numpy"] == pinned["numpy"]
+    assert runtime.versions["horovod"] == pins.HOROVOD_VERSION
+    assert "gloo" in runtime.operations
+    where = "import hvdkit, sys; print(hvdkit.__file__); sys.exit('typer' in sys.modules)"
+    done = subprocess.run([runtime.python, "-c", where], cwd="/", capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).parent.resolve() == store.PACKAGE
+
+
+def test_bootstrap_tells_all_that_is_missing_at_once(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, BOOTSTRAP], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "sudo apt-get install g++" in done.stderr
+    assert "sudo apt-get install make" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bootstrap_takes_no_half_made_environment_for_whole(tmp_path: Path) -> None:
+    """A checkout whose .venv lacks its marker, then one whose marker is from another setup.cfg."""
+    for name in ("setup.cfg", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(BOOTSTRAP, tmp_path / "scripts" / "bootstrap.py")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("python", "hvdkit"):
+        (tmp_path / ".venv" / "bin" / name).symlink_to(sys.executable)
+
+    def ask(question: str) -> str:
+        command = [sys.executable, "-c", f"import bootstrap; print({question})"]
+        done = subprocess.run(command, cwd=tmp_path / "scripts", capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert ask("bootstrap.whole()") == "False"
+    ask("bootstrap.MARKER.write_text(bootstrap.fingerprint())")
+    assert ask("bootstrap.whole()") == "True"
+    command = [sys.executable, tmp_path / "scripts" / "bootstrap.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", ""), "there was nothing to do"
+    with (tmp_path / "setup.cfg").open("a") as file:
+        file.write("# another line\n")
+    assert ask("bootstrap.whole()") == "False"
+
+
+def test_make_help_lists_every_target() -> None:
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("help", "compare", "test", "lint", "clean"):
+        assert f"make {target} " in done.stdout
