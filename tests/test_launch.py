@@ -124,6 +124,7 @@ def test_a_wrong_request_found_by_ranks_is_told_alone(tmp_path: Path, mark: str)
 def test_a_record_half_written_is_taken_away(tmp_path: Path, mark: str) -> None:
     script = """
 open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f".rank-{rank}.failure.json.x7c"), "w").write('{"ra')
+time.sleep(0.5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     failure(tmp_path, script, mark)

@@ -15,7 +15,7 @@ import launching
 import pytest
 from launching import gone_within, nothing_left, wait_until
 
-from hvdkit.errors import HvdkitError, RequestError
+from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.ends import RankFailure
 from hvdkit.launch.hosts import parse_hosts
@@ -167,3 +167,12 @@ def test_an_interpreter_without_horovod(tmp_path: Path, mark: str, launcher: str
         assert "rendezvous server did not start: ModuleNotFoundError: No module named 'horovod'" in str(caught.value)
     else:
         assert "no horovodrun there" in str(caught.value)
+
+
+def test_a_horovodrun_that_fails_by_itself(tmp_path: Path, mark: str, python: str) -> None:
+    asked = job(tmp_path, "", mark, python)
+    with pytest.raises(RunError, match="horovodrun ended with exit code 2; nothing is known") as caught:
+        LAUNCHERS["horovodrun"](
+            Job(asked.python, [], 2, asked.hosts, asked.environment, tmp_path, ("--no-such-option",))
+        )
+    assert "rank 1 on localhost" in str(caught.value)

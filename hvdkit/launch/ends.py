@@ -78,6 +78,11 @@ class RankEnd:
     log_error: str | None = None
 
     @property
+    def known(self) -> bool:
+        """Whether anything tells how the rank ended."""
+        return not (self.exit_code is None and self.signal is None and self.record is None)
+
+    @property
     def failed(self) -> bool:
         """Whether the rank ended otherwise than well and by its own doing."""
         if self.record is not None:

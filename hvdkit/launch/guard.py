@@ -104,40 +104,15 @@ class Guard:
 
     def run(self, command: list[str]) -> int:
         """Start `command`, wait for its end, report both; returns an exit status."""
-        self.wakeups, wake = os.pipe()
-        os.set_blocking(self.wakeups, False)
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_stop_signal)
+        self._catch_signals()
         self._open_log()
-        self.output, theirs = os.pipe()
-        os.set_blocking(self.output, False)
         self.started_at = time.monotonic()
-        guard = os.getpid()
-
-        def die_with_guard() -> None:
-            # Set by the guard's only thread: the signal would come with the end of the thread that forked.
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:
-                os._exit(1)
-
         try:
-            # A session of its own: a terminal's Ctrl-C reaches the launcher alone, which ends all ranks in order.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=theirs,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_guard,
-            )
+            process = self._start(command)
         except OSError as error:
             self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
             self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
-        os.close(theirs)
         self.child = process.pid
         self._report("started", pid=self.child)
         status, ended_at = self._wait()
@@ -150,6 +125,41 @@ class Guard:
         for leftover in self.failure_path.parent.glob(f".{self.failure_path.name}.*"):
             leftover.unlink()
         return exit_status(status)
+
+    def _catch_signals(self) -> None:
+        """From here on signals only wake `_wait`, which acts on them one after the other."""
+        self.wakeups, wake = os.pipe()
+        os.set_blocking(self.wakeups, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_stop_signal)
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start the command with its output led here."""
+        guard = os.getpid()
+
+        def die_with_guard() -> None:
+            # Set by the guard's only thread: the signal would come with the end of the thread that forked.
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard:
+                os._exit(1)
+
+        self.output, theirs = os.pipe()
+        os.set_blocking(self.output, False)
+        try:
+            # A session of its own: a terminal's Ctrl-C reaches the launcher alone, which ends all ranks in order.
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_guard,
+            )
+        finally:
+            os.close(theirs)
 
     def _wait(self) -> tuple[int, float]:
         """Pump output and obey signals until the command ends; its waitpid status and when it came."""

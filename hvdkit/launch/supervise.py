@@ -77,34 +77,38 @@ def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
 def _conclude(job: Job, crew: _Crew, caught: list[int]) -> None:
     """Write exits.json; raise what is to be raised."""
     final = crew.all_ends()
-    to_blame = None if caught else ends.culprit(final)
-    fault: BaseException | None = None
-    if signal.SIGINT in caught:
-        fault = KeyboardInterrupt()
-    elif caught:
-        fault = ends.Terminated("ended by SIGTERM, and all ranks with it")
-    elif to_blame is not None and (to_blame.pid is not None or crew.launcher_end is None):
-        fault = ends.failure(job, to_blame)
-    elif crew.launcher_end is not None and crew.launcher_end["exit_code"] != 0:
-        fault = _horovodrun_failure(job, crew.launcher_end)
-    elif to_blame is not None:
-        fault = ends.failure(job, to_blame)
+    fault = _fault(job, crew, final, caught)
     try:
         ends.write_exits(job.log_dir / "exits.json", final)
-    except RunError as error:
+    except RunError:
         # What ended the run matters more than that its end could not be written down.
         if fault is None:
-            raise error
+            raise
     if fault is not None:
         raise fault
 
 
-def _horovodrun_failure(job: Job, end: dict[str, Any]) -> RunError:
+def _fault(job: Job, crew: _Crew, final: list[ends.RankEnd], caught: list[int]) -> BaseException | None:
+    """What the caller has to hear; None where all is well."""
+    if signal.SIGINT in caught:
+        return KeyboardInterrupt()
+    if caught:
+        return ends.Terminated("ended by SIGTERM, and all ranks with it")
+    to_blame = ends.culprit(final)
+    horovodrun = crew.horovodrun_end
+    if horovodrun is not None and horovodrun["exit_code"] != 0 and (to_blame is None or not to_blame.known):
+        return _horovodrun_failure(job, horovodrun, [end for end in final if not end.known])
+    return None if to_blame is None else ends.failure(job, to_blame)
+
+
+def _horovodrun_failure(job: Job, end: dict[str, Any], unknown: list[ends.RankEnd]) -> RunError:
+    """horovodrun failed by itself, or lost its connection to a rank."""
     code, number = end["exit_code"], end["signal"]
     how = f"ended with exit code {code}" if number is None else f"was killed by {ends.signal_name(number)}"
+    ranks = ", ".join(f"rank {lost.rank} on {lost.host}" for lost in unknown)
+    of_ranks = f"; nothing is known of the end of {ranks}" if unknown else ""
     log = ends.shown_tail(f"its output, {job.log_dir / 'horovodrun.log'}", end["tail"])
-    hint = "where other hosts are named, check `ssh HOST true` for each"
-    return RunError(f"horovodrun {how} though no rank failed; {hint}; {log}")
+    return RunError(f"horovodrun {how}{of_ranks}; where other hosts are named, check `ssh HOST true` for each; {log}")
 
 
 class _Crew:
@@ -122,7 +126,7 @@ class _Crew:
         self._stopped_at: float | None = None
         self._hurried = False
         self._patience_s = 0.0
-        self.launcher_end: dict[str, Any] | None = None  # of horovodrun, where it is used
+        self.horovodrun_end: dict[str, Any] | None = None  # where it is used
 
     def start(self, guarded: Guarded) -> None:
         """Start one command under its guard."""
@@ -192,7 +196,7 @@ class _Crew:
             if rank is not None:
                 self._pids[rank] = report["pid"]
         elif rank is None:
-            self.launcher_end = report
+            self.horovodrun_end = report
         else:
             self._ends[rank] = ends.RankEnd(
                 rank=rank,
@@ -234,7 +238,7 @@ class _Crew:
         """Once ended, wait for nobody: hurry horovodrun when its ranks are gone, kill guards that overstay."""
         if self._stopped_at is None:
             return
-        if self.launcher_end is None and len(self._ends) == len(self._hosts) and not self._hurried:
+        if self.horovodrun_end is None and len(self._ends) == len(self._hosts) and not self._hurried:
             self._hurried = True
             self._signal_guards(signal.SIGTERM)
         if time.monotonic() > self._stopped_at + self._patience_s:
