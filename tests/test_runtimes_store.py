@@ -100,7 +100,7 @@ def test_find_names_the_known_frameworks_and_the_nearest() -> None:
 
 
 def test_an_unknown_runtime_is_refused_before_anything_is_made(folder: Path) -> None:
-    with pytest.raises(RequestError, match="unknown runtime 'mxnett'.*did you mean 'mxnet'"):
+    with pytest.raises(RequestError, match=r"unknown runtime 'mxnett'.*did you mean 'mxnet'"):
         build.build(["mxnett"], None, Console(file=open(os.devnull, "w")))  # noqa: SIM115, PTH123
     assert not folder.exists()
 

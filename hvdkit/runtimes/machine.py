@@ -110,9 +110,12 @@ def _nvcc() -> Found | None:
     candidates += [found] if (found := shutil.which("nvcc")) else []
     candidates.append("/usr/local/cuda/bin/nvcc")
     for candidate in candidates:
+        home = Path(candidate).parent.parent
         text = output([candidate, "--version"])
-        if text and (match := re.search(r"release ([\d.]+)", text)):
-            return Found(match[1], Path(candidate).parent.parent)
+        match = re.search(r"release ([\d.]+)", text or "")
+        # A lone nvcc may be a wrapper for one that lies elsewhere; headers beside it show where the toolkit is.
+        if match and (home / "include" / "cuda_runtime.h").is_file():
+            return Found(match[1], home)
     return None
 
 
@@ -120,7 +123,8 @@ def _nccl() -> Found | None:
     named = [os.environ.get(name) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME")]
     for home in [Path(home) for home in (*named, *_NCCL_PLACES) if home]:
         header = home / "include" / "nccl.h"
-        if header.is_file() and any(home.glob("lib*/**/libnccl.so")):
+        libraries = (*home.glob("lib*/libnccl.so"), *home.glob("lib*/*-linux-gnu/libnccl.so"))
+        if header.is_file() and libraries:
             numbers = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", header.read_text(errors="replace"))
             return Found(".".join(numbers) or "unknown", home)
     return None
