@@ -54,10 +54,9 @@ def init(device: str, threads: int | None = None) -> Topology:
     tf.config.set_visible_devices(gpus[hvd.local_rank()] if use_gpu else [], "GPU")
     if use_gpu:
         tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
-    # Collectives block a thread of the inter-op pool, so it keeps one more than computation needs.
-    count = threads_per_rank(threads, hvd.local_size())
-    tf.config.threading.set_intra_op_parallelism_threads(count)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank(threads, hvd.local_size()))
+    # Two operations side by side would be twice the threads; Horovod's wait outside of this pool.
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     return Topology(
         hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
         "gpu" if use_gpu else "cpu",

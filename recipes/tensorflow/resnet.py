@@ -17,12 +17,13 @@ import tensorflow as tf  # isort: skip  # after the adapter, which quiets Tensor
 class Convolution(tf.Module):
     def __init__(self, name: str, row: resnet.Conv) -> None:
         self.kernel = tf.Variable(tf.zeros((row.kernel, row.kernel, row.inputs, row.outputs)), name=f"{name}.kernel")
-        # Not padding="SAME": where the stride is 2 it pads one pixel less before than behind.
-        self.padding = [[0, 0], [row.padding, row.padding], [row.padding, row.padding], [0, 0]]
-        self.stride = row.stride
+        self.stride, self.pad = row.stride, [[0, 0], *[[row.padding, row.padding]] * 2, [0, 0]]
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.conv2d(x, self.kernel, self.stride, self.padding)
+        if self.stride == 1:
+            return tf.nn.conv2d(x, self.kernel, 1, "SAME")
+        # Here "SAME" would pad one pixel less before than behind; explicit paddings in conv2d itself are slow on CPUs.
+        return tf.nn.conv2d(tf.pad(x, self.pad), self.kernel, self.stride, "VALID")
 
 
 class BatchNorm(tf.Module):
