@@ -126,7 +126,25 @@ def test_gpu_without_cuda_and_nccl_names_both(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(None, None))
     with pytest.raises(RequestError, match=r"--gpu[\s\S]*nvcc[\s\S]*nccl\.h"):
         build.build(["pytorch"], True, Console())
-    assert machine.decide_gpu(None) is False
+    assert machine.decide_gpu("pytorch", None) is False
+
+
+def test_cuda_and_nccl_are_taken_where_they_fit_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc, nccl = machine.Found("13.0", Path("/cuda")), machine.Found("2.27", Path("/nccl"))
+    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(nvcc, nccl))
+    assert machine.decide_gpu("pytorch", None) is True
+    assert machine.decide_gpu("pytorch", False) is False
+    assert machine.decide_gpu("mxnet", None) is False
+    with pytest.raises(RequestError, match=r"mxnet knows: 11 at most \(here 13\.0\)"):
+        machine.decide_gpu("mxnet", True)
+
+
+def test_what_was_built_for_the_cpu_stays_where_cuda_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(_runtime("pytorch", key=build.current_key("pytorch", gpu=False)))
+    found = machine.Found("13.0", Path("/cuda"))
+    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(found, found))
+    monkeypatch.setattr(machine, "require", lambda names: pytest.fail(f"a build of {list(names)} was begun"))
+    build.build(["pytorch"], None, Console())
 
 
 def test_two_processes_never_hold_the_same_runtime(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ While one runtime's Horovod compiles, the next one's packages are fetched and in
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,33 +41,37 @@ def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
     runtimes are still built.
     """
     wanted = _checked(names)
-    on_gpu = machine.decide_gpu(gpu)
-    todo, ready = [], []
-    for name in wanted:
-        runtime = store.load(name)
-        if runtime is not None and ((runtime.added and not names) or runtime.key == current_key(name, on_gpu)):
-            ready.append(f"{name} ({'your own interpreter' if runtime.added else describe(runtime)})")
-        else:
-            todo.append(name)
+    on_gpu = {name: machine.decide_gpu(name, gpu) for name in wanted}
+    ready = [runtime for name in wanted if (runtime := store.load(name)) and _serves(runtime, gpu, bool(names))]
     if ready:
-        console.print(f"ready: {', '.join(ready)}", markup=False, highlight=False, soft_wrap=True)
-    if todo:
+        told = ", ".join(f"{runtime.name} ({describe(runtime)})" for runtime in ready)
+        console.print(f"ready: {told}", markup=False, highlight=False, soft_wrap=True)
+    if todo := {name: on_gpu[name] for name in _ORDER if name in on_gpu.keys() - {runtime.name for runtime in ready}}:
         machine.require(todo)
-        _Build(todo, on_gpu, console).run()
+        _Build(todo, console).run()
+
+
+def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
+    """Whether a whole runtime answers the request, so that nothing is to be built."""
+    if runtime.added:
+        return not named
+    # Without --gpu or --cpu, what was once chosen stays: a CUDA installed since is the doctor's to mention.
+    return gpu in (None, runtime.gpu) and runtime.key == current_key(runtime.name, runtime.gpu)
 
 
 def describe(runtime: Runtime) -> str:
-    """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1: gloo`."""
+    """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1 with gloo`."""
     module = pins.RUNTIMES[runtime.name].module
-    versions, operations = runtime.versions, ", ".join(runtime.operations)
-    return f"{module} {versions.get(module, '?')}, Horovod {versions.get('horovod', '?')}: {operations}"
+    versions, operations = runtime.versions, " and ".join(runtime.operations)
+    text = f"{module} {versions.get(module, '?')}, Horovod {versions.get('horovod', '?')} with {operations}"
+    return f"{text}, added: {runtime.python}" if runtime.added else text
 
 
 def _checked(names: Iterable[str] | None) -> list[str]:
     chosen = set(names or pins.RUNTIMES)
     if faults := [store.unknown("runtime", name, pins.RUNTIMES) for name in sorted(chosen - set(pins.RUNTIMES))]:
         raise RequestError("\n".join(faults))
-    return [name for name in _ORDER if name in chosen]
+    return [name for name in pins.RUNTIMES if name in chosen]
 
 
 def current_key(name: str, gpu: bool) -> str:
@@ -77,11 +82,10 @@ def current_key(name: str, gpu: bool) -> str:
 class _Build:
     """One run of the build: two lanes of work, one that installs and one that compiles."""
 
-    def __init__(self, names: list[str], gpu: bool, console: Console) -> None:
-        self._names = names
+    def __init__(self, gpu: dict[str, bool], console: Console) -> None:
+        """`gpu` tells for each runtime to build, in order, whether with CUDA and NCCL."""
         self._gpu = gpu
-        self._console = console
-        self._progress = BuildProgress(console, names)
+        self._progress = BuildProgress(console, list(gpu))
         self._cancelled = threading.Event()
 
     def run(self) -> None:
@@ -93,7 +97,7 @@ class _Build:
         ):
             try:
                 ends: list[Future[None]] = []
-                for name in self._names:
+                for name in self._gpu:
                     held = ExitStack()
                     prepared = install.submit(self._prepare, name, held)
                     ends.append(compile_.submit(self._finish, name, held, prepared))
@@ -118,14 +122,14 @@ class _Build:
             self._stop_if_cancelled()
             held.enter_context(store.lock(name, on_wait, self._cancelled))
             runtime = store.load(name)
-            if runtime is not None and runtime.key == current_key(name, self._gpu):
+            if runtime is not None and runtime.key == current_key(name, self._gpu[name]):
                 return None
             log = Log(store.root() / "logs" / f"{name}.log", self._cancelled)
             held.callback(log.close)
             self._progress.stage(name, "making the environment", 0)
             environment.create(name, log)
             self._progress.stage(name, "installing the framework", _INSTALL)
-            environment.install_framework(name, self._gpu, log)
+            environment.install_framework(name, self._gpu[name], log)
         except BaseException:
             held.close()
             raise
@@ -143,7 +147,7 @@ class _Build:
             if isinstance(error, OSError):
                 raise RunError(f"runtime '{name}': {error.filename or store.root()}: {error.strerror}") from error
             if isinstance(error, HvdkitError):
-                raise type(error)(f"runtime '{name}': {error}") from error
+                raise RunError(f"runtime '{name}': {error}") from error
             raise
 
     def _complete(self, name: str, log: Log) -> Runtime:
@@ -153,11 +157,11 @@ class _Build:
         def on_percent(percent: int) -> None:
             self._progress.advance(name, _COMPILE + percent / 100 * (_COMPILED - _COMPILE))
 
-        made = wheel.obtain(name, self._gpu, python, environment.installed_versions(name), log, on_percent)
+        made = wheel.obtain(name, self._gpu[name], python, environment.installed_versions(name), log, on_percent)
         self._progress.stage(name, "installing Horovod", _COMPILED)
         environment.install_horovod(name, made, log)
         self._progress.stage(name, "proving Horovod on two processes", _PROVE)
-        runtime = _examined(name, python, key=current_key(name, self._gpu), gpu=self._gpu, added=False)
+        runtime = _examined(name, python, key=current_key(name, self._gpu[name]), gpu=self._gpu[name], added=False)
         prove(runtime, name, self._stop_if_cancelled)
         store.save(runtime)
         return runtime
@@ -186,7 +190,7 @@ def add(name: str, python: Path) -> Runtime:
     python = python.expanduser().absolute()
     if not os.access(python, os.X_OK) or python.is_dir():
         raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
-    with store.lock(name):
+    with store.lock(name, lambda: print(f"another build is at work on '{name}'; waiting", file=sys.stderr)):
         store.link_hvdkit()
         try:
             runtime = _examined(name, python, key="added", gpu=False, added=True)

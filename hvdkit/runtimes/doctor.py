@@ -109,6 +109,7 @@ def examine() -> Report:
                 )
             )
     cpu_only = [found.name for found in findings if found.state == "ready" and "nccl" not in found.operations]
+    cpu_only = [name for name in cpu_only if pins.RUNTIMES[name].newest_cuda is None]
     if machine.gpus() and cpu_only:
         first = [item.remedy for item in machine.cuda().missing()]
         remedy = "; then ".join([*first, f"hvdkit runtime build {' '.join(cpu_only)} --gpu"])

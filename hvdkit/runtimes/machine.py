@@ -46,10 +46,6 @@ class Cuda:
     nvcc: Found | None
     nccl: Found | None
 
-    @property
-    def complete(self) -> bool:
-        return self.nvcc is not None and self.nccl is not None
-
     def missing(self) -> list[Missing]:
         """What a GPU build lacks."""
         faults = []
@@ -224,11 +220,18 @@ def refuse(why: str, faults: list[Missing]) -> None:
         raise RequestError("\n".join([f"{why}:", *(f"  {fault.what}: {fault.remedy}" for fault in faults)]))
 
 
-def decide_gpu(gpu: bool | None) -> bool:
-    """Whether to build for GPUs: as asked for, else where CUDA and NCCL are both there.
+def decide_gpu(name: str, gpu: bool | None) -> bool:
+    """Whether to build the runtime `name` for GPUs: as asked for, else where CUDA and NCCL are there and fit it.
 
-    Raises RequestError where GPUs are asked for and CUDA or NCCL is missing.
+    Raises RequestError where GPUs are asked for and CUDA or NCCL is missing or does not fit.
     """
+    if gpu is False:
+        return False
+    found, newest = cuda(), RUNTIMES[name].newest_cuda
+    faults = found.missing()
+    if found.nvcc and newest and int(found.nvcc.version.split(".")[0]) > newest:
+        what = f"a CUDA that the last release of {name} knows: {newest} at most (here {found.nvcc.version})"
+        faults.append(Missing(what, f"build it for the CPU, `hvdkit runtime build {name} --cpu`, and the others apart"))
     if gpu:
-        refuse("--gpu needs what is missing here", cuda().missing())
-    return cuda().complete if gpu is None else gpu
+        refuse("--gpu needs what is missing here", faults)
+    return not faults

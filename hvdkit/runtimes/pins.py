@@ -54,7 +54,7 @@ class Pins:
     `module` is what `import` names the framework, `distributions` what pip may name it; `horovod_flag` is its name
     in Horovod's build variables, `horovod_module` the Horovod binding; `pythons` are the Python versions that have
     all these releases, the best tried first. `gpu_packages` replaces `cpu_packages` where Horovod is built for
-    CUDA and NCCL.
+    CUDA and NCCL; `newest_cuda` is the last major version of CUDA that this framework knows, None for no limit.
     """
 
     module: str
@@ -66,6 +66,7 @@ class Pins:
     gpu_packages: tuple[str, ...]
     shared_packages: tuple[str, ...]
     constraints: tuple[str, ...]
+    newest_cuda: int | None = None
 
     def packages(self, gpu: bool) -> tuple[str, ...]:
         """Everything to ask pip for, exact, for a GPU or a CPU build."""
@@ -143,6 +144,7 @@ RUNTIMES: dict[str, Pins] = {
         # MXNet is frozen: it imports on no later NumPy, and these are the last releases beside that one.
         shared_packages=("numpy==1.23.5", "scikit-learn==1.7.2"),
         constraints=(*_COMMON_CONSTRAINTS, "graphviz==0.8.4", "scipy==1.15.3"),
+        newest_cuda=11,
     ),
 }
 
