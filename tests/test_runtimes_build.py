@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hvdkit.errors import RunError
-from hvdkit.runtimes import pins, proof, store
+from hvdkit.runtimes import environment, pins, proof, store, wheel
 from hvdkit.runtimes.process import Log, relevant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +99,19 @@ def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_scratch_of_a_killed_build_is_swept_and_of_a_running_one_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel, "_SCRATCH_YOUNG_S", -1)
+    left = tmp_path / ".making-left"
+    (left / "horovod").mkdir(parents=True)
+    with wheel.scratch_folder(tmp_path) as first, wheel.scratch_folder(tmp_path) as second:
+        assert not left.exists()
+        assert first.is_dir()
+        assert second.is_dir()
+    assert list(tmp_path.iterdir()) == []
 
 
 class _Ring:
@@ -196,3 +209,11 @@ def test_make_help_lists_every_target() -> None:
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("help", "compare", "test", "lint", "clean"):
         assert f"make {target} " in done.stdout
+
+
+@pytest.mark.parametrize("name", pins.RUNTIMES)
+def test_the_wheel_key_knows_the_installed_framework_and_numpy(name: str) -> None:
+    versions = environment.installed_versions(name)
+    assert versions["numpy"] == store.find(name).versions["numpy"]
+    assert set(versions) - {"numpy"} <= set(pins.RUNTIMES[name].distributions)
+    assert len(versions) == 2

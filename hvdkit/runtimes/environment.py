@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -63,12 +64,19 @@ def site_packages(name: str) -> Path:
 
 
 def installed_versions(name: str) -> dict[str, str]:
-    """Version of the framework and of NumPy as installed, local parts such as `+cpu` included. Starts no process."""
-    path = [str(site_packages(name))]
+    """Version of the framework and of NumPy as installed, local parts such as `+cpu` included. Starts no process.
+
+    Raises RunError where one of them is not there.
+    """
+    wanted = (*pins.RUNTIMES[name].distributions, "numpy")
     versions = {}
-    for distribution in metadata.distributions(path=path):
-        if distribution.metadata["Name"] in (*pins.RUNTIMES[name].distributions, "numpy"):
-            versions[distribution.metadata["Name"]] = distribution.version
+    for distribution in metadata.distributions(path=[str(site_packages(name))]):
+        # As pip compares names: tensorflow_cpu is tensorflow-cpu.
+        normal = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+        if normal in wanted:
+            versions[normal] = distribution.version
+    if len(versions) < 2:
+        raise RunError(f"{site_packages(name)}: expected one of {', '.join(wanted[:-1])} and numpy, found {versions}")
     return versions
 
 

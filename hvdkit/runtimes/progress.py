@@ -20,10 +20,11 @@ class BuildProgress:
         if console.is_terminal:
             self._bars = Progress(
                 SpinnerColumn(finished_text="[green]✓"),
-                TextColumn("{task.fields[name]:<10} {task.description:<34}"),
+                TextColumn("{task.fields[name]:<10}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.percentage:>3.0f}%"),
                 TimeElapsedColumn(),
+                TextColumn("{task.description}"),
                 console=console,
             )
             for name in names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -9,6 +11,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,8 @@ from hvdkit.runtimes import edits, machine, pins, store
 from hvdkit.runtimes.process import Log
 
 _SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
+_SCRATCH_PREFIX = ".making-"
+_SCRATCH_YOUNG_S = 60
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
 
 _PIP_QUIET = ("--disable-pip-version-check", "--no-input")
@@ -109,7 +114,7 @@ def sdist(python: Path, log: Log) -> Path:
     target = store.cache() / "sdist" / _SDIST
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == pins.HOROVOD_SDIST_SHA256:
         return target
-    with _scratch(target.parent) as scratch:
+    with scratch_folder(target.parent) as scratch:
         wanted = scratch / "requirements.txt"
         # By hash, so that pip refuses a foreign archive before it runs the setup.py in it.
         wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
@@ -142,7 +147,7 @@ def obtain(
     if ready := _wheel_in(shelf):
         log.write(f"from the cache: {ready}")
         return ready
-    with _scratch(shelf.parent) as scratch:
+    with scratch_folder(shelf.parent) as scratch:
         source = _unpack(sdist(python, log), scratch)
         edits.apply(source, edits.EDITS[name])
         made = scratch / "made"
@@ -196,16 +201,35 @@ def _unpack(archive: Path, into: Path) -> Path:
 
 
 @contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
+def scratch_folder(parent: Path) -> Iterator[Path]:
     """A temporary folder beside its content's later place, so that a rename can put it there in one act."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
+        _sweep(parent)
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
+        held = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise RunError(
             f"{parent}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
         ) from error
     try:
+        fcntl.flock(held, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed builds left: the temporary folders that no process holds any more."""
+    for folder in parent.glob(f"{_SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            # A folder just made may not be held yet.
+            if time.time() - folder.stat().st_mtime < _SCRATCH_YOUNG_S:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
