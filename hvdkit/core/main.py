@@ -85,7 +85,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl and result.json")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def _lengthen_cycle(recipe: Recipe) -> None:
