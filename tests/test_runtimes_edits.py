@@ -97,6 +97,22 @@ def test_the_wheel_key_changes_with_each_thing_that_matters(monkeypatch: pytest.
         seen.add(on_gpu)
 
 
+def test_the_wheel_key_stays_with_what_only_matters_to_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _key()
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", "gloo")
+    assert _key() == before
+
+
+def test_a_user_may_refuse_an_mpi_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "mpi", lambda: "mpirun (Open MPI) 4.1.4")
+    assert wheel.flags("mxnet", gpu=False)["HOROVOD_WITH_MPI"] == "1"
+    monkeypatch.setenv("HOROVOD_WITHOUT_MPI", "1")
+    refused = wheel.flags("mxnet", gpu=False)
+    assert refused["HOROVOD_WITHOUT_MPI"] == "1"
+    assert "HOROVOD_WITH_MPI" not in refused
+
+
 def test_a_gpu_build_takes_nccl_for_all_and_never_beside_a_single_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     nvcc, nccl = machine.Found("13.0", Path("/cuda")), machine.Found("2.27", Path("/nccl"))
     monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(nvcc, nccl))

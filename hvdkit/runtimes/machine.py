@@ -155,10 +155,13 @@ def python_for(name: str) -> Path | None:
 
 
 def python_abi(python: Path) -> str:
-    """Version and binary interface of an interpreter, such as `3.11.7 cpython-311-x86_64-linux-gnu`."""
+    """An interpreter's version without its patch level, and its binary interface: `3.11 cpython-311-x86_64-linux-gnu`.
+
+    A later patch level runs the same environments and extensions.
+    """
     if _is_this(python):
-        return f"{platform.python_version()} {sysconfig.get_config_var('SOABI')}"
-    probe = "import platform, sysconfig; print(platform.python_version(), sysconfig.get_config_var('SOABI'))"
+        return f"{sysconfig.get_python_version()} {sysconfig.get_config_var('SOABI')}"
+    probe = "import sysconfig; print(sysconfig.get_python_version(), sysconfig.get_config_var('SOABI'))"
     return output([python, "-c", probe]) or str(python)
 
 
@@ -201,7 +204,7 @@ def missing(names: Iterable[str]) -> list[Missing]:
             )
             continue
         no_headers, no_venv = _lacks(python)
-        debian = re.sub(r"\d*$", "", python.name) + ".".join(python_abi(python).split()[0].split(".")[:2])
+        debian = f"python{python_abi(python).split()[0]}"
         if no_headers:
             lack(f"the headers of {python} (Python.h)", f"sudo apt-get install {debian}-dev")
         if no_venv:

@@ -28,25 +28,14 @@ _PERCENT = re.compile(r"\[\s*(\d+)%\]")
 
 _PIP_QUIET = ("--disable-pip-version-check", "--no-input")
 
-# What the build decides itself. HOROVOD_GPU_OPERATIONS may not stand beside a choice for a single operation.
-_DECIDED = re.compile(
-    r"HOROVOD_(WITH|WITHOUT)_(PYTORCH|TENSORFLOW|MXNET|MPI|GLOO)$"
-    r"|HOROVOD_GPU_(OPERATIONS|ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|REDUCESCATTER)$"
-    r"|HOROVOD_NCCL_(LINK|HOME)$|HOROVOD_SKIP_COMPILE$"
-)
-# What changes a compiled wheel beside HOROVOD_*: read by CMake or by the compiler.
-_COMPILE_VARIABLES = (
-    "AR",
-    "CC",
-    "CXX",
-    "CFLAGS",
-    "CPPFLAGS",
-    "CXXFLAGS",
-    "LDFLAGS",
-    "CUDACXX",
-    "CUDAFLAGS",
-    "CCL_ROOT",
-)
+# The user's variables that change what is compiled: those that CMake and Horovod's build read, less what `flags`
+# decides. Horovod's many run-time variables (HOROVOD_CYCLE_TIME, ...) are not among them.
+_BUILD_VARIABLES = (
+    "AR CC CXX CFLAGS CPPFLAGS CXXFLAGS LDFLAGS CUDAFLAGS CCL_ROOT CCL_CONFIGURATION "
+    "HOROVOD_ALLOW_MIXED_GPU_IMPL HOROVOD_BUILD_ARCH_FLAGS HOROVOD_BUILD_CUDA_CC_LIST HOROVOD_CMAKE HOROVOD_CUDA_HOME "
+    "HOROVOD_DEBUG HOROVOD_LOCAL_VERSION HOROVOD_NCCL_INCLUDE HOROVOD_NCCL_LIB HOROVOD_NVTX_INCLUDE HOROVOD_WITH_NVTX "
+    "HOROVOD_WITHOUT_NVTX"
+).split()
 
 
 def key(ingredients: Mapping[str, object]) -> str:
@@ -56,7 +45,7 @@ def key(ingredients: Mapping[str, object]) -> str:
 
 def flags(name: str, gpu: bool) -> dict[str, str]:
     """The environment variables that tell Horovod's build what to build for the runtime `name`."""
-    chosen = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MPI" if machine.mpi() else "HOROVOD_WITHOUT_MPI": "1"}
+    chosen = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MPI" if _mpi() else "HOROVOD_WITHOUT_MPI": "1"}
     for other, pin in pins.RUNTIMES.items():
         chosen[f"HOROVOD_{'WITH' if other == name else 'WITHOUT'}_{pin.horovod_flag}"] = "1"
     cuda = machine.cuda()
@@ -71,13 +60,14 @@ def flags(name: str, gpu: bool) -> dict[str, str]:
     return chosen | {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
 
 
+def _mpi() -> str | None:
+    """The MPI to build with; a user may refuse the one that is there by Horovod's own variable."""
+    return None if os.environ.get("HOROVOD_WITHOUT_MPI") == "1" else machine.mpi()
+
+
 def own_settings() -> dict[str, str]:
-    """The user's variables that change what is compiled, without those that the build decides itself."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _COMPILE_VARIABLES or (name.startswith("HOROVOD_") and not _DECIDED.match(name))
-    }
+    """The user's variables that change what is compiled."""
+    return {name: os.environ[name] for name in _BUILD_VARIABLES if name in os.environ}
 
 
 def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
@@ -92,7 +82,7 @@ def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
         "packages": pin.packages(gpu),
         "constraints": pin.constraints,
         "python": machine.python_abi(python) if python else None,
-        "mpi": machine.mpi(),
+        "mpi": _mpi(),
         "cuda": cuda.nvcc if gpu else None,
         "nccl": cuda.nccl if gpu else None,
         "flags": flags(name, gpu),
@@ -184,9 +174,9 @@ def obtain(
 
 def build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
     """The environment of Horovod's own build: the user's settings, but what to build is decided by `flags`."""
-    inherited = {name: value for name, value in environment(python).items() if not _DECIDED.match(name)}
+    inherited = {name: value for name, value in environment(python).items() if not name.startswith("HOROVOD_")}
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
-    return inherited | flags(name, gpu) | parallel
+    return inherited | own_settings() | flags(name, gpu) | parallel
 
 
 def _wheel_in(folder: Path) -> Path | None:
