@@ -30,12 +30,30 @@ _PIP_QUIET = ("--disable-pip-version-check", "--no-input")
 
 # The user's variables that change what is compiled: those that CMake and Horovod's build read, less what `flags`
 # decides. Horovod's many run-time variables (HOROVOD_CYCLE_TIME, ...) are not among them.
-_BUILD_VARIABLES = (
-    "AR CC CXX CFLAGS CPPFLAGS CXXFLAGS LDFLAGS CUDAFLAGS CCL_ROOT CCL_CONFIGURATION "
-    "HOROVOD_ALLOW_MIXED_GPU_IMPL HOROVOD_BUILD_ARCH_FLAGS HOROVOD_BUILD_CUDA_CC_LIST HOROVOD_CMAKE HOROVOD_CUDA_HOME "
-    "HOROVOD_DEBUG HOROVOD_LOCAL_VERSION HOROVOD_NCCL_INCLUDE HOROVOD_NCCL_LIB HOROVOD_NVTX_INCLUDE HOROVOD_WITH_NVTX "
-    "HOROVOD_WITHOUT_NVTX"
-).split()
+_BUILD_VARIABLES = [
+    "AR",
+    "CC",
+    "CXX",
+    "CFLAGS",
+    "CPPFLAGS",
+    "CXXFLAGS",
+    "LDFLAGS",
+    "CUDAFLAGS",
+    "CCL_ROOT",
+    "CCL_CONFIGURATION",
+    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+    "HOROVOD_BUILD_ARCH_FLAGS",
+    "HOROVOD_BUILD_CUDA_CC_LIST",
+    "HOROVOD_CMAKE",
+    "HOROVOD_CUDA_HOME",
+    "HOROVOD_DEBUG",
+    "HOROVOD_LOCAL_VERSION",
+    "HOROVOD_NCCL_INCLUDE",
+    "HOROVOD_NCCL_LIB",
+    "HOROVOD_NVTX_INCLUDE",
+    "HOROVOD_WITH_NVTX",
+    "HOROVOD_WITHOUT_NVTX",
+]
 
 
 def key(ingredients: Mapping[str, object]) -> str:
