@@ -16,6 +16,7 @@ from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Op
+from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import decay_of
 from hvdkit.core.state import check_fits, slot_name
@@ -34,6 +35,7 @@ class Session:
     model: torch.nn.Module
     optimizer: Any
     criterion: torch.nn.CrossEntropyLoss
+    compressor: Compressor | None  # None where the optimizer averages the gradients itself
 
 
 def versions() -> dict[str, str]:
@@ -116,13 +118,14 @@ def prepare(model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compressio
         momentum=optimizer.momentum,
         nesterov=optimizer.nesterov,
     )
-    distributed = hvd.DistributedOptimizer(
-        sgd,
-        named_parameters=model.named_parameters(),
-        compression=compression_.make(compression, _this()),
-        op=hvd.Average,
-    )
-    return Session(model, distributed, torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing))
+    compressor = compression_.make(compression, _this())
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
+    if _device.type == "cpu":
+        return Session(model, sgd, criterion, compressor)
+    # A GPU computes while Horovod sends, so each gradient goes as soon as backward has finished it.
+    names = model.named_parameters()
+    distributed = hvd.DistributedOptimizer(sgd, named_parameters=names, compression=compressor, op=hvd.Average)
+    return Session(model, distributed, criterion, None)
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
@@ -138,8 +141,24 @@ def train_step(session: Session, batch: Batch) -> torch.Tensor:
     logits = session.model(_images(batch.images))
     loss = session.criterion(logits, torch.from_numpy(batch.labels).to(_device))
     loss.backward()
+    if session.compressor:
+        _average_gradients(session.model, session.compressor)
     session.optimizer.step()
     return loss.detach()
+
+
+def _average_gradients(model: torch.nn.Module, compressor: Compressor) -> None:
+    """All at once: on a CPU sending would only take cores from backward, and one group is negotiated once."""
+    gradients = []
+    for parameter in model.parameters():
+        if parameter.grad is None:  # unused on this rank, maybe not on the others
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    packed = [compressor.compress(gradient) for gradient in gradients]
+    hvd.grouped_allreduce_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
+    for gradient, (sent, context) in zip(gradients, packed, strict=True):
+        if sent is not gradient:
+            gradient.copy_(compressor.decompress(sent, context))
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:

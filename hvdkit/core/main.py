@@ -91,7 +91,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _lengthen_cycle(recipe: Recipe) -> None:
     """On CPUs let Horovod's background thread wake each 5 ms instead of each 1 ms, unless the user has said otherwise.
 
-    It shares the cores with the network, and a gradient waits at most a cycle more (docs/benchmarking has figures).
+    It takes its time from the network's cores, while gradients wait for it at most a cycle more.
     """
     if recipe.device != "gpu":
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
