@@ -92,8 +92,10 @@ def doctor() -> None:
 
     from hvdkit.runtimes.doctor import examine
 
-    report = examine()
-    report.render(Console())
+    console = Console()
+    with console.status("examining the machine and the runtimes"):
+        report = examine()
+    report.render(console)
     raise typer.Exit(report.exit_status)
 
 
@@ -118,7 +120,7 @@ def runtime_add(
     """Use an interpreter of your own as a runtime."""
     from hvdkit.runtimes.build import add, describe
 
-    typer.echo(describe(add(name, python)))
+    typer.echo(f"{name}: {describe(add(name, python))}")
 
 
 @runtime_app.command("list")
@@ -129,7 +131,7 @@ def runtime_list() -> None:
 
     found = installed()
     for runtime in found:
-        typer.echo(describe(runtime))
+        typer.echo(f"{runtime.name}: {describe(runtime)}")
     if not found:
         typer.echo("no runtime is built yet; run `hvdkit runtime build`")
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -51,16 +52,17 @@ class Report:
 
     def render(self, console: Console) -> None:
         """Print the tables, then each fault and note with what mends it."""
-        runtimes = Table(title="Runtimes", title_justify="left")
-        for title in ("runtime", "state", "framework", "NumPy", "Horovod", "controllers", "operations", "interpreter"):
+        runtimes = Table(box=box.SIMPLE_HEAD)
+        for title in ("runtime", "state", "framework", "NumPy", "Horovod", "controllers", "operations"):
             runtimes.add_column(title, overflow="fold")
         for found in self.findings:
             runtimes.add_row(*_cells(found))
         console.print(runtimes)
-        here = Table(title="Machine", title_justify="left", show_header=False)
+        here = Table(box=box.SIMPLE, show_header=False)
         here.add_column(no_wrap=True)
         here.add_column(overflow="fold")
-        for what, text in self.machine.items():
+        interpreters = {f"{found.name} runs": str(found.python) for found in self.findings if found.python}
+        for what, text in (self.machine | interpreters).items():
             here.add_row(what, text)
         console.print(here)
         for kind, style, told in (("fault", "red", self.faults), ("note", "yellow", self.notes)):
@@ -74,19 +76,16 @@ class Report:
 def _cells(found: Finding) -> list[str]:
     versions = found.versions
     module = pins.RUNTIMES[found.name].module
-    framework = f"{module} {versions[module]}" if module in versions else ""
-    if "keras" in versions:
-        framework += f", keras {versions['keras']}"
+    shown = [f"{package} {versions[package]}" for package in dict.fromkeys((module, "keras")) if package in versions]
     style = {"ready": "green", "broken": "red"}.get(found.state, "yellow")
     return [
         found.name,
         f"[{style}]{found.state}[/]",
-        framework,
+        "\n".join(shown),
         versions.get("numpy", ""),
         versions.get("horovod", ""),
         ", ".join(found.controllers),
         ", ".join(found.operations),
-        str(found.python or ""),
     ]
 
 
