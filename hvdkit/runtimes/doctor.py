@@ -52,9 +52,9 @@ class Report:
 
     def render(self, console: Console) -> None:
         """Print the tables, then each fault and note with what mends it."""
-        runtimes = Table(box=box.SIMPLE_HEAD)
+        runtimes = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for title in ("runtime", "state", "framework", "NumPy", "Horovod", "controllers", "operations"):
-            runtimes.add_column(title, overflow="fold")
+            runtimes.add_column(title, no_wrap=True)
         for found in self.findings:
             runtimes.add_row(*_cells(found))
         console.print(runtimes)
