@@ -22,8 +22,12 @@ app = typer.Typer(
 )
 runtime_app = typer.Typer(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
 app.add_typer(runtime_app, name="runtime")
+recipes_app = typer.Typer(no_args_is_help=True, help="The recipes that come with hvdkit.")
+app.add_typer(recipes_app, name="recipes")
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe")]
+RecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 Out = Annotated[Path | None, typer.Option(help="the run's folder [default: runs/<recipe>-<command>-<time>]")]
@@ -42,12 +46,12 @@ def train(
     overwrite: Overwrite = False,
 ) -> None:
     """Train a recipe under one framework."""
-    from hvdkit import config, paths
+    from hvdkit import catalogue, config, paths
     from hvdkit import train as train_
     from hvdkit.report.progress import RunProgress
     from hvdkit.report.tables import result_lines
 
-    checked = config.load(recipe, overrides or [])
+    checked = config.load(catalogue.locate(recipe), overrides or [])
     plan = train_.plan(checked, framework, np, hosts, launcher)
     with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite) as folder:
         with RunProgress([_title(plan)]) as progress:
@@ -69,13 +73,13 @@ def compare(
     """Train a recipe under several frameworks and numbers of ranks, and lay the results side by side."""
     from rich.console import Console
 
+    from hvdkit import catalogue, config, paths
     from hvdkit import compare as compare_
-    from hvdkit import config, paths
     from hvdkit.report.progress import RunProgress
     from hvdkit.report.tables import comparison_table
     from hvdkit.runtimes.pins import FRAMEWORKS
 
-    checked = config.load(recipe, overrides or [])
+    checked = config.load(catalogue.locate(recipe), overrides or [])
     plans = compare_.plan(checked, framework or list(FRAMEWORKS), np or [1, 2], launcher)
     with paths.claimed(out or paths.default_out(checked.name, "compare"), overwrite) as folder:
         with RunProgress([_title(plan) for plan in plans]) as progress:
@@ -134,6 +138,26 @@ def runtime_list() -> None:
         typer.echo(f"{runtime.name}: {describe(runtime)}")
     if not found:
         typer.echo("no runtime is built yet; run `hvdkit runtime build`")
+
+
+@recipes_app.command("list")
+def recipes_list() -> None:
+    """The recipes that come with hvdkit, each with a line of what it is."""
+    from hvdkit import catalogue
+
+    for entry in catalogue.entries():
+        typer.echo(f"{entry.name}: {entry.description}")
+
+
+@recipes_app.command("copy")
+def recipes_copy(
+    name: Annotated[str, typer.Argument(metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script")],
+    destination: Annotated[Path, typer.Argument(metavar="[DEST]", help="the folder to copy into")] = Path("."),
+) -> None:
+    """Copy a recipe, or the script that runs recipes under a framework, for you to change."""
+    from hvdkit import catalogue
+
+    typer.echo(f"copied to {catalogue.copy(name, destination)}")
 
 
 def _title(plan: Plan) -> str:

@@ -19,8 +19,10 @@ _LOCK = ".lock"
 
 
 def recipes() -> Path:
-    """The folder of the recipes and their scripts."""
-    return Path(hvdkit.__file__).resolve().parent.parent / "recipes"
+    """The folder of the recipes and their scripts: inside an installed package, beside it in a checkout."""
+    package = Path(hvdkit.__file__).resolve().parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
 
 
 def script(framework: str) -> Path:

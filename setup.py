@@ -1,0 +1,10 @@
+"""The package is described in setup.cfg. Only what cannot be said there: recipes/ becomes hvdkit/recipes/ in a wheel."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["hvdkit", "hvdkit.*"]), "hvdkit.recipes"],
+    package_dir={"hvdkit.recipes": "recipes"},
+    # The scripts are data: run and copied by their path, imported by nothing.
+    package_data={"hvdkit": ["py.typed"], "hvdkit.recipes": ["*.yaml", "*/*.py"]},
+)

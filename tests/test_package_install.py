@@ -1,0 +1,123 @@
+"""The package as a stranger gets it: built, installed outside of the checkout, with recipes, a runtime and a run.
+
+And the commands for recipes, which work the same in a checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Hvdkit, run
+
+RECIPE = "resnet20-digits"
+SHIPPED = sorted(
+    path.relative_to(ROOT / "recipes") for pattern in ("*.yaml", "*/*.py") for path in (ROOT / "recipes").glob(pattern)
+)
+
+
+def finish(command: list[str | Path], cwd: Path, timeout: float, **environment: str) -> str:
+    """Run a command that must succeed, with nothing of this environment's own in its way; what it prints."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HVDKIT_RUNTIMES")}
+    done = run([str(word) for word in command], timeout, cwd=cwd, env=inherited | environment)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist of the checkout, and the wheel built from that sdist alone."""
+    folder = tmp_path_factory.mktemp("dist")
+    finish([sys.executable, "-m", "build", "--outdir", folder, ROOT], folder, 180)
+    return next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
+
+
+def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(packages[1]) as wheel:
+        names = set(wheel.namelist())
+        folder = next(name.split("/")[0] for name in names if ".dist-info/" in name)
+        metadata = message_from_string(wheel.read(f"{folder}/METADATA").decode())
+    code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
+    recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
+    assert len(recipes) >= 5
+    assert {name for name in names if ".dist-info/" not in name} == code | recipes | {"hvdkit/py.typed"}
+    assert any(name.endswith("/LICENSE") for name in names)
+    assert metadata["Name"] == "hvdkit"
+    assert metadata["Requires-Python"] == ">=3.11"
+
+
+def test_the_sdist_holds_what_the_checkout_is_built_and_tested_from(packages: tuple[Path, Path]) -> None:
+    with tarfile.open(packages[0]) as sdist:
+        held = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    if tracked.returncode:
+        pytest.fail(f"needs a git checkout to compare with: {tracked.stderr}")
+    missing = {name for name in tracked.stdout.splitlines() if (ROOT / name).is_file()} - held
+    assert {name for name in missing if not name.startswith(".ci/")} == {".gitignore"}
+
+
+def test_installed_elsewhere_it_finds_recipes_builds_a_runtime_and_trains(
+    packages: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Horovod's own wheel comes from the user's cache, where `make runtimes` has put it."""
+    finish([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path, 60)
+    bin_ = tmp_path / "venv" / "bin"
+    finish([bin_ / "pip", "install", "--quiet", packages[1]], tmp_path, 180)
+    away = tmp_path / "away"
+    away.mkdir()
+    assert "site-packages" in finish(
+        [bin_ / "python", "-c", "import hvdkit.paths as p; print(p.recipes())"], away, 60, PYTHONSAFEPATH="1"
+    )
+
+    data = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    assert RECIPE in finish([bin_ / "hvdkit", "recipes", "list"], away, 60, **data)
+    finish([bin_ / "hvdkit", "runtime", "build", "mxnet", "--cpu"], away, 400, **data)
+    assert (tmp_path / "data" / "hvdkit" / "runtimes" / "mxnet" / "runtime.json").is_file()
+
+    short = ["data={name: synthetic, height: 32, width: 32, train_images: 16}", "batch_size=4", "epochs=1"]
+    train = [bin_ / "hvdkit", "train", RECIPE, "--framework", "mxnet", "-np", "2", "--out", "run", *short]
+    assert "images" in finish([*train, "device=cpu"], away, 120, **data)
+    assert (away / "run" / "result.json").is_file()
+
+
+def test_a_recipe_is_listed_copied_and_found_by_its_name(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    listed = hvdkit("recipes", "list").stdout
+    assert f"{RECIPE}: ResNet-20 on the 1,797 handwritten digits" in listed
+
+    copied = hvdkit("recipes", "copy", RECIPE)
+    assert copied.returncode == 0, copied.stderr
+    assert (tmp_path / f"{RECIPE}.yaml").read_bytes() == (ROOT / "recipes" / f"{RECIPE}.yaml").read_bytes()
+    assert hvdkit("recipes", "copy", "keras", "mine").returncode == 0
+    script = tmp_path / "mine" / "keras" / "resnet.py"
+    assert script.read_bytes() == (ROOT / "recipes" / "keras" / "resnet.py").read_bytes()
+
+    # A known name passes on to the next fault; the framework is unknown, so that nothing is started.
+    by_name = hvdkit("train", RECIPE, "--framework", "none")
+    assert by_name.returncode == 2
+    assert "unknown framework 'none'" in by_name.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["recipes", "copy", RECIPE, "full"], "is there already and is not overwritten"),
+        (["recipes", "copy", "kerras"], "did you mean 'keras'?"),
+        (["recipes", "copy", "keras", "full/resnet20-digits.yaml"], "cannot be written (Not a directory)"),
+        (["train", "resnet20-digit"], "did you mean 'resnet20-digits'?"),
+        (["train", "../recipes/nowhere.yaml"], "no such file"),
+    ],
+)
+def test_bad_requests_about_recipes(hvdkit: Hvdkit, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / f"{RECIPE}.yaml").write_text("mine\n")
+    done = hvdkit(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "full" / f"{RECIPE}.yaml").read_text() == "mine\n"
