@@ -238,5 +238,7 @@ def _velocities(session: Session) -> dict[str, mx.nd.NDArray]:
 
 
 def _images(images: np.ndarray) -> mx.nd.NDArray:
-    """NHWC to NCHW on the device."""
-    return from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    """NHWC to NCHW on the device; features of another shape as they are."""
+    if images.ndim == 4:
+        images = images.transpose(0, 3, 1, 2)
+    return from_numpy(np.ascontiguousarray(images))

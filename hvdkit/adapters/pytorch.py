@@ -214,5 +214,7 @@ def _velocities(session: Session) -> dict[str, torch.Tensor]:
 
 
 def _images(images: np.ndarray) -> torch.Tensor:
-    """NHWC to a contiguous NCHW tensor on the device."""
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).to(_device)
+    """NHWC to a contiguous NCHW tensor on the device; features of another shape as they are."""
+    if images.ndim == 4:
+        images = images.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(images)).to(_device)

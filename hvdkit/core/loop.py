@@ -10,7 +10,7 @@ import numpy as np
 from hvdkit.config import Recipe
 from hvdkit.core import data as data_
 from hvdkit.core import metrics
-from hvdkit.core.data import Batch, Dataset
+from hvdkit.core.data import Batch, Dataset, Split
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
@@ -110,19 +110,7 @@ class Loop:
 
     def evaluate(self) -> tuple[float | None, float | None]:
         """Accuracy and mean loss over the validation split, each sample counted once; None where it is empty."""
-        correct, loss, count = 0, 0.0, 0
-        topology = self._topology
-        shard = data_.evaluation_batches(self._dataset.val, self._recipe.batch_size, topology.rank, topology.size)
-        for batch, valid in shard:
-            logits = self._adapter.eval_step(self._session, batch.images)[:valid]
-            labels = batch.labels[:valid]
-            correct += int(np.sum(logits.argmax(axis=1) == labels))
-            loss += float(metrics.cross_entropy(logits, labels).sum())
-            count += valid
-        sums = metrics.reduce_sums(self._adapter, correct=correct, loss=loss, count=count)
-        if sums["count"] == 0:
-            return None, None
-        return sums["correct"] / sums["count"], sums["loss"] / sums["count"]
+        return evaluate(self._adapter, self._session, self._dataset.val, self._recipe.batch_size, self._topology)
 
     def _read_losses(self) -> float:
         """Fetch the losses left on the device; returns the sum over their steps of the mean loss over all ranks."""
@@ -160,3 +148,23 @@ def drive(adapter: Adapter, session: Session, loop: Loop) -> None:
             loop.begin_step()
             loop.end_step(adapter.train_step(session, batch))
         loop.end_epoch()
+
+
+def evaluate(
+    adapter: Adapter, session: Session, split: Split, batch_size: int, topology: Topology
+) -> tuple[float | None, float | None]:
+    """Accuracy and mean cross-entropy over all ranks, each sample counted once; None where the split is empty.
+
+    Collective: all ranks call it, all get the same figures.
+    """
+    correct, loss, count = 0, 0.0, 0
+    for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):
+        logits = adapter.eval_step(session, batch.images)[:valid]
+        labels = batch.labels[:valid]
+        correct += int(np.sum(logits.argmax(axis=1) == labels))
+        loss += float(metrics.cross_entropy(logits, labels).sum())
+        count += valid
+    sums = metrics.reduce_sums(adapter, correct=correct, loss=loss, count=count)
+    if sums["count"] == 0:
+        return None, None
+    return sums["correct"] / sums["count"], sums["loss"] / sums["count"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hvdkit.config import Recipe
+from hvdkit.config import Recipe, Schedule
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,31 @@ class LearningRate:
 
 
 def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRate:
-    """The recipe's schedule for `size` ranks.
+    """The recipe's schedule for `size` ranks. It spans the recipe's epochs, also where `steps` ends the run before."""
+    return scaled_rate(
+        recipe.optimizer.learning_rate,
+        recipe.schedule,
+        batch_size=recipe.batch_size,
+        size=size,
+        epochs=recipe.epochs,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def scaled_rate(
+    reference: float, plan: Schedule, *, batch_size: int, size: int, epochs: int, steps_per_epoch: int
+) -> LearningRate:
+    """The schedule of `plan` for `size` ranks of `batch_size` samples each.
 
     Linear scaling (Goyal et al. 2017, section 2.1): where the global batch is k times the base batch, the rate is k
-    times the reference. The schedule spans the recipe's epochs, also where `steps` ends the run before.
+    times the reference.
     """
-    plan = recipe.schedule
-    factor = recipe.batch_size * size / plan.base_batch_size if plan.scale == "linear" else 1.0
-    reference = recipe.optimizer.learning_rate
+    factor = batch_size * size / plan.base_batch_size if plan.scale == "linear" else 1.0
     return LearningRate(
         reference=reference,
         peak=reference * factor,
         warmup=round(plan.warmup_epochs * steps_per_epoch),
-        total=recipe.epochs * steps_per_epoch,
+        total=epochs * steps_per_epoch,
         decay=plan.decay,
         milestones=tuple(milestone * steps_per_epoch for milestone in plan.milestones),
         gamma=plan.gamma,

@@ -1,0 +1,40 @@
+"""Your own Keras network on hvdkit's core: horovodrun -np 2 python examples/own_model_keras.py"""
+
+import keras
+from keras import layers
+from sklearn.datasets import load_digits
+
+from hvdkit.adapters import keras as adapter
+from hvdkit.config import Loss, Optimizer, Schedule
+from hvdkit.core.data import ArraySplit, epoch_batches, steps_per_epoch
+from hvdkit.core.loop import evaluate
+from hvdkit.core.schedule import scaled_rate
+
+RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
+
+topology = adapter.init(device="auto")
+digits = load_digits()
+images = digits.images[..., None].astype("float32") / 16
+train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:360], digits.target[:360])
+
+network = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10)])
+session = adapter.prepare(network, Optimizer(learning_rate=RATE), Loss(), compression="fp16")
+adapter.broadcast_state(session, root_rank=0)
+steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
+plan = Schedule(base_batch_size=32, warmup_epochs=1)
+rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs=EPOCHS, steps_per_epoch=steps)
+
+
+def set_rate(batch, logs):
+    adapter.set_learning_rate(session, rate(int(network.optimizer.iterations)))
+
+
+by_step = keras.callbacks.LambdaCallback(on_train_batch_begin=set_rate)
+for epoch in range(EPOCHS):
+    shard = epoch_batches(train, BATCH_SIZE, SEED, epoch, topology.rank, topology.size)
+    batches = ((batch.images, batch.labels) for batch in shard)
+    network.fit(batches, steps_per_epoch=steps, callbacks=[by_step], verbose=0)
+    accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
+    if topology.is_root:
+        print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
+adapter.shutdown()

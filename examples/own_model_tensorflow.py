@@ -1,0 +1,40 @@
+"""Your own TensorFlow network on hvdkit's core: horovodrun -np 2 python examples/own_model_tensorflow.py"""
+
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from hvdkit.adapters import tensorflow as adapter
+from hvdkit.config import Loss, Optimizer, Schedule
+from hvdkit.core.data import ArraySplit, epoch_batches, steps_per_epoch
+from hvdkit.core.loop import evaluate
+from hvdkit.core.schedule import scaled_rate
+
+
+class Perceptron(tf.Module):
+    def __init__(self):
+        self.hidden = tf.Variable(tf.random.normal((64, 64), stddev=0.2), name="hidden.kernel")
+        self.output = tf.Variable(tf.zeros((64, 10)), name="output.kernel")
+
+    def __call__(self, pixels, training):
+        return tf.nn.relu(pixels @ self.hidden) @ self.output
+
+
+RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
+topology = adapter.init(device="auto")
+digits = load_digits()
+pixels = digits.data.astype("float32") / 16
+train, test = ArraySplit(pixels[360:], digits.target[360:]), ArraySplit(pixels[:360], digits.target[:360])
+session = adapter.prepare(Perceptron(), Optimizer(learning_rate=RATE), Loss(), compression="fp16")
+adapter.broadcast_state(session, root_rank=0)
+steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
+plan = Schedule(base_batch_size=32, warmup_epochs=1)
+rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs=EPOCHS, steps_per_epoch=steps)
+for epoch in range(EPOCHS):
+    shard = epoch_batches(train, BATCH_SIZE, SEED, epoch, topology.rank, topology.size)
+    for step, batch in enumerate(shard, start=epoch * steps):
+        adapter.set_learning_rate(session, rate(step))
+        adapter.train_step(session, batch)
+    accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
+    if topology.is_root:
+        print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
+adapter.shutdown()
