@@ -15,7 +15,9 @@ from hvdkit.results import Comparison, this_machine
 from hvdkit.train import Plan, Watch
 
 
-def plan(recipe: Recipe, frameworks: list[str], nps: list[int], launcher: str) -> list[Plan]:
+def plan(
+    recipe: Recipe, frameworks: list[str], nps: list[int], launcher: str, stall_timeout_s: float = 60.0
+) -> list[Plan]:
     """All runs of a comparison, checked. Raises RequestError with the faults of all of them.
 
     Every rank of every run gets the same number of threads: the cores shared among as many ranks as the largest run
@@ -32,7 +34,7 @@ def plan(recipe: Recipe, frameworks: list[str], nps: list[int], launcher: str) -
     for framework in frameworks:
         for np in nps:
             try:
-                plans.append(train.plan(recipe, framework, np, None, launcher))
+                plans.append(train.plan(recipe, framework, np, None, launcher, stall_timeout_s))
             except RequestError as error:
                 faults += [line for line in str(error).splitlines() if line not in faults]
     if faults:

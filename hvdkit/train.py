@@ -30,9 +30,12 @@ class Plan:
     np: int
     hosts: list[Host]
     launcher: str
+    stall_timeout_s: float
 
 
-def plan(recipe: Recipe, framework: str, np: int, hosts: str | None, launcher: str) -> Plan:
+def plan(
+    recipe: Recipe, framework: str, np: int, hosts: str | None, launcher: str, stall_timeout_s: float = 60.0
+) -> Plan:
     """Check framework, runtime, ranks, hosts and launcher. Raises RequestError with the first fault of each kind."""
     faults: list[str] = []
     runtime, placed = None, None
@@ -46,9 +49,11 @@ def plan(recipe: Recipe, framework: str, np: int, hosts: str | None, launcher: s
         faults.append(str(error))
     if launcher not in LAUNCHERS:
         faults.append(f"--launcher {launcher}: expected one of {', '.join(LAUNCHERS)}")
+    if not 0 <= stall_timeout_s < float("inf"):
+        faults.append(f"--stall-timeout {stall_timeout_s}: expected seconds, or 0 to wait for ever")
     if faults or runtime is None or placed is None:
         raise RequestError("\n".join(faults))
-    return Plan(recipe, framework, runtime, np, placed, launcher)
+    return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s)
 
 
 def run(plan: Plan, folder: Path, watch: Watch | None = None) -> TrainResult:
@@ -64,6 +69,7 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None) -> TrainResult:
         hosts=plan.hosts,
         environment=plan.runtime.environment | _environment(plan),
         log_dir=folder / "logs",
+        stall_timeout_s=plan.stall_timeout_s,
     )
     tail = _Tail(folder / "metrics.jsonl", watch)
     LAUNCHERS[plan.launcher](job, tail.poll)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Loop:
     """One run: what happens at each epoch and step, whoever turns the crank.
 
     The crank calls begin_epoch, then for each of `batches`: begin_step, the update, end_step; then end_epoch.
+    `tell(phase, step)` hears what the rank does and how many updates it has finished.
     Raises RequestError where the training split is smaller than one global batch.
     """
 
@@ -35,10 +37,11 @@ class Loop:
         topology: Topology,
         dataset: Dataset,
         metrics_file: metrics.MetricsFile,
+        tell: Callable[[str, int], None] = lambda phase, step: None,
     ) -> None:
         self._adapter, self._session = adapter, session
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
-        self._metrics_file = metrics_file
+        self._metrics_file, self._tell = metrics_file, tell
         samples, global_batch = len(dataset.train), recipe.batch_size * topology.size
         self.steps_per_epoch = data_.steps_per_epoch(samples, recipe.batch_size, topology.size)
         if self.steps_per_epoch == 0:
@@ -77,11 +80,13 @@ class Loop:
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the clock."""
+        self._tell("input", self.step)
         self._epoch, self._epoch_loss, self._epoch_steps = epoch, 0.0, 0
         self.clock.resume()
 
     def begin_step(self) -> None:
         """Set the step's learning rate."""
+        self._tell("train step", self.step)
         self._adapter.set_learning_rate(self._session, self._rate(self.step))
 
     def end_step(self, loss: Tensor) -> None:
@@ -93,6 +98,7 @@ class Loop:
         if self.step % self._recipe.log_every == 0:
             steps = len(self._unread)
             self._write(self._read_losses() / steps, self._speed(steps))
+        self._tell("input", self.step)
 
     def end_epoch(self) -> None:
         """Evaluate and write the epoch's line."""
@@ -110,7 +116,9 @@ class Loop:
 
     def evaluate(self) -> tuple[float | None, float | None]:
         """Accuracy and mean loss over the validation split, each sample counted once; None where it is empty."""
-        return evaluate(self._adapter, self._session, self._dataset.val, self._recipe.batch_size, self._topology)
+        split, batch_size = self._dataset.val, self._recipe.batch_size
+        on_batch = partial(self._tell, "evaluation", self.step)
+        return evaluate(self._adapter, self._session, split, batch_size, self._topology, on_batch)
 
     def _read_losses(self) -> float:
         """Fetch the losses left on the device; returns the sum over their steps of the mean loss over all ranks."""
@@ -151,7 +159,12 @@ def drive(adapter: Adapter, session: Session, loop: Loop) -> None:
 
 
 def evaluate(
-    adapter: Adapter, session: Session, split: Split, batch_size: int, topology: Topology
+    adapter: Adapter,
+    session: Session,
+    split: Split,
+    batch_size: int,
+    topology: Topology,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[float | None, float | None]:
     """Accuracy and mean cross-entropy over all ranks, each sample counted once; None where the split is empty.
 
@@ -159,6 +172,7 @@ def evaluate(
     """
     correct, loss, count = 0, 0.0, 0
     for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):
+        on_batch()
         logits = adapter.eval_step(session, batch.images)[:valid]
         labels = batch.labels[:valid]
         correct += int(np.sum(logits.argmax(axis=1) == labels))

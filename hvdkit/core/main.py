@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import socket
 import sys
 import time
 import traceback
@@ -21,6 +19,7 @@ from hvdkit.config import Recipe
 from hvdkit.core import metrics, resnet
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.data import open_dataset
+from hvdkit.core.lifeline import Lifeline
 from hvdkit.core.loop import Loop
 from hvdkit.core.state import digest
 from hvdkit.core.topology import Topology, threads_per_rank
@@ -33,27 +32,27 @@ Build = Callable[[resnet.ResNet], Any]
 
 def main(adapter: Adapter, build: Build, argv: list[str]) -> int:
     """Run one rank; returns the exit status. `build` makes the framework's network from the architecture table."""
-    progress = _Progress()
+    lifeline = Lifeline()
     try:
         arguments = _parse(argv)
         recipe = config.load(arguments.recipe, arguments.overrides)
-        train(adapter, build, recipe, arguments.out, progress)
+        train(adapter, build, recipe, arguments.out, lifeline)
     except HvdkitError as error:
-        progress.record("request" if isinstance(error, RequestError) else "error", str(error))
+        lifeline.failed("request" if isinstance(error, RequestError) else "error", str(error))
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_status
     except Exception as error:
         if adapter.is_communication_error(error):
-            progress.record("communication", str(error))
+            lifeline.failed("communication", str(error))
             print(f"error: another rank is gone: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
             return 1
-        progress.record("error", f"{type(error).__name__}: {error}")
+        lifeline.failed("error", f"{type(error).__name__}: {error}")
         traceback.print_exc()
         return 1
     return 0
 
 
-def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, progress: _Progress) -> TrainResult:
+def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, lifeline: Lifeline) -> TrainResult:
     """Train as the recipe says; rank 0 writes `metrics.jsonl` and `result.json` into `out`, where one is given."""
     _lengthen_cycle(recipe)
     topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
@@ -66,11 +65,12 @@ def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, prog
     initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
 
     metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out and topology.is_root else None)
-    loop = progress.loop = Loop(adapter, session, recipe, topology, dataset, metrics_file)
+    loop = Loop(adapter, session, recipe, topology, dataset, metrics_file, lifeline.beat)
     started = time.perf_counter()
     adapter.fit(session, loop)
     train_s = time.perf_counter() - started
 
+    lifeline.beat("gathering the result")
     result = _result(adapter, recipe, topology, loop, network, digest(initial), train_s)
     if topology.is_root:
         print(result.model_dump_json(indent=2), flush=True)
@@ -140,31 +140,3 @@ def _result(
         train_s=train_s,
         initial_state_sha256=initial_state_sha256,
     )
-
-
-class _Progress:
-    """How far the rank came, and the record that it leaves for the launcher where it fails."""
-
-    def __init__(self) -> None:
-        self.loop: Loop | None = None
-
-    def record(self, kind: str, message: str) -> None:
-        """Write `rank-<r>.failure.json` into the launcher's folder.
-
-        `kind` tells the launcher whom to blame: `communication` means that another rank failed first.
-        """
-        folder, rank = os.environ.get("HVDKIT_RANK_DIR"), int(os.environ.get("HOROVOD_RANK", 0))
-        if not folder:
-            return
-        failure = {
-            "rank": rank,
-            "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
-            "time": time.time(),
-            "step": self.loop.step if self.loop else None,
-            "kind": kind,
-            "message": message,
-        }
-        try:
-            write_atomic(Path(folder) / f"rank-{rank}.failure.json", json.dumps(failure))
-        except HvdkitError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)

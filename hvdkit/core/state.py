@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,6 +24,16 @@ def canonical_name(name: str) -> str:
     """`layer1.0.conv1/kernel` or `bn1.gamma` as torchvision would name it."""
     *path, leaf = name.replace("/", ".").split(".")
     return ".".join([*path, _LEAVES.get(leaf, leaf)])
+
+
+def check_distinct(names: list[str]) -> None:
+    """Check that no two tensors of a network share a name. Raises RequestError naming those that do."""
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise RequestError(
+            f"network: expected a name of its own for each variable, got {', '.join(twice)} more than once; "
+            "give each variable a `name`"
+        )
 
 
 def slot_name(slot: str, name: str) -> str:

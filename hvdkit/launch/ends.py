@@ -62,7 +62,8 @@ class Record:
 class RankEnd:
     """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
 
-    `stopped` says that it was being ended by the launcher; `pid` and `seconds` are None where it never started.
+    `stopped` says that it was being ended by the launcher, `frozen` that SIGSTOP held it by then;
+    `pid` and `seconds` are None where it never started.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class RankEnd:
     exit_code: int | None = None
     signal: str | None = None
     stopped: bool = False
+    frozen: bool = False
     seconds: float | None = None
     failed_at: float = float("inf")
     record: Record | None = None
@@ -111,7 +113,11 @@ def culprit(ends: Iterable[RankEnd]) -> RankEnd | None:
     Peers of a dead rank fail within milliseconds, and may end earlier than a rank that still tidies up after its
     exception: so its own record's time counts, and a lost peer is to blame only where nobody else is.
     """
-    failed = [end for end in ends if end.failed]
+    every = list(ends)
+    failed = [end for end in every if end.failed]
+    if failed and all(end.secondary for end in failed):
+        # Its peers gave up on a rank that did not answer.
+        failed = [end for end in every if end.frozen] or failed
     return min(failed, key=lambda end: (end.secondary, end.failed_at, end.rank), default=None)
 
 
@@ -121,7 +127,9 @@ def failure(job: Job, end: RankEnd) -> HvdkitError:
         return RequestError(end.record.message)
     where = f"rank {end.rank} on {end.host}"
     after = "" if end.seconds is None else f" after {end.seconds:.1f} s"
-    if end.signal is not None:
+    if end.frozen:
+        how = "did not answer: it was frozen by a signal (SIGSTOP, or a debugger)"
+    elif end.signal is not None:
         how = f"was killed by {end.signal}{after}"
         if end.signal == "SIGKILL":
             how += " (often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch)"

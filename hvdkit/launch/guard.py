@@ -1,11 +1,12 @@
 """Start one command, say how it ended, leave nothing of it behind.
 
-usage: python -I -S guard.py ROLE FOLDER GRACE_S COMMAND...
+usage: python -I -S guard.py ROLE FOLDER GRACE_S STALL_S COMMAND...
 
 Every rank has a guard above it, on the host where the rank runs. The guard
 - writes the command's output to FOLDER/rank-<r>.log;
 - tells its standard output, which leads to the launcher, that the rank has started and how it ended (`MARK` + JSON,
   one line each), with the record that the rank may have left in FOLDER/rank-<r>.failure.json;
+- tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never);
 - on SIGTERM, or as soon as nobody reads its standard output any more (the launcher was killed, the ssh connection
   broke), ends the rank: SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
 - kills whatever the rank leaves behind. A guard is a "subreaper": descendants whose parent died become its children
@@ -34,6 +35,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+# -I leaves this folder out of sys.path; behind the standard library it can hide nothing.
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from pulse import Pulse  # type: ignore[import-not-found]  # beside this file
+
 MARK = "@hvdkit "
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 TAIL_BYTES = 8192
@@ -43,14 +49,14 @@ AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as 
 
 def main() -> int:
     """Guard the command of this command line; the exit status is the command's, 128 + n for signal n."""
-    role, folder, grace_s, *command = sys.argv[1:]
+    role, folder, grace_s, stall_s, *command = sys.argv[1:]
     if role == "shell-rank":
         status = step_aside()
         if status is not None:
             return status
     rank = None if role == "horovodrun" else own_rank()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    return Guard(rank, Path(folder), float(grace_s)).run(command)
+    return Guard(rank, Path(folder), float(grace_s), float(stall_s)).run(command)
 
 
 def own_rank() -> int:
@@ -87,10 +93,12 @@ def exit_status(status: int) -> int:
 class Guard:
     """One command's life. `rank` is None for horovodrun itself."""
 
-    def __init__(self, rank: int | None, folder: Path, grace_s: float) -> None:
+    def __init__(self, rank: int | None, folder: Path, grace_s: float, stall_s: float) -> None:
         name = "horovodrun" if rank is None else f"rank-{rank}"
         self.rank = rank
         self.grace_s = grace_s
+        self.stall_s = stall_s
+        self.folder = folder
         self.log_path = folder / f"{name}.log"
         self.failure_path = folder / f"{name}.failure.json"
         self.log_error: str | None = None
@@ -101,6 +109,9 @@ class Guard:
         self.stop_requests = 0
         self.stopped = False
         self.kill_at: float | None = None
+        self.look_at = 0.0
+        self.pulse: Pulse | None = None
+        self.frozen = False
 
     def run(self, command: list[str]) -> int:
         """Start `command`, wait for its end, report both; returns an exit status."""
@@ -114,6 +125,7 @@ class Guard:
             self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
         self.child = process.pid
+        self.pulse = None if self.rank is None else Pulse(self.folder, self.rank, self.child, self.stall_s)
         self._report("started", pid=self.child)
         status, ended_at = self._wait()
         process.returncode = exit_status(status)  # reaped here, not by Popen
@@ -124,6 +136,8 @@ class Guard:
         # A rank ended while it wrote its record (files.write_atomic) leaves the temporary file.
         for leftover in self.failure_path.parent.glob(f".{self.failure_path.name}.*"):
             leftover.unlink()
+        for trace in (self.log_path.with_suffix(".beat"), self.log_path.with_suffix(".stack")):
+            trace.unlink(missing_ok=True)
         return exit_status(status)
 
     def _catch_signals(self) -> None:
@@ -168,8 +182,7 @@ class Guard:
         poller.register(self.output, select.POLLIN)
         poller.register(1, 0)  # reports only that the reader is gone
         while True:
-            timeout_ms = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()) * 1000
-            ready = dict(poller.poll(timeout_ms))
+            ready = dict(poller.poll(self._patience_ms()))
             now = time.monotonic()
             if self.wakeups in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -183,6 +196,18 @@ class Guard:
             self._obey()
             if self.output in ready and self._read_output():
                 poller.unregister(self.output)
+            if self.pulse and self.pulse.interval_s and not self.stopped and now >= self.look_at:
+                self.look_at = now + self.pulse.interval_s
+                stall = self.pulse.stall()
+                if stall:
+                    self._report("stalled", **stall)
+
+    def _patience_ms(self) -> float | None:
+        """How long to wait for events before the next thing to do by the clock."""
+        due = [] if self.kill_at is None else [self.kill_at]
+        if self.pulse and self.pulse.interval_s and not self.stopped:
+            due.append(self.look_at)
+        return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
     def _on_stop_signal(self, *_: object) -> None:
         self.stop_requests += 1
@@ -191,10 +216,12 @@ class Guard:
         """End the command as far as was asked: first SIGTERM, then, asked again or after the grace, SIGKILL."""
         if self.stop_requests and not self.stopped:
             self.stopped = True
+            self.frozen = self.pulse is not None and self.pulse.frozen()
             self.stop_requests -= 1
             self.kill_at = time.monotonic() + self.grace_s
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child, signal.SIGTERM)
+                os.killpg(self.child, signal.SIGCONT)  # a frozen rank could not obey
         if self.stopped and (self.stop_requests or (self.kill_at is not None and time.monotonic() >= self.kill_at)):
             self.kill_at = None
             self.stop_requests = 0
@@ -243,6 +270,7 @@ class Guard:
             "exit_code": None if by_signal else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if by_signal else None,
             "stopped": self.stopped,
+            "frozen": self.frozen,
             "seconds": ended_at - self.started_at,
             "failed_at": failed_at,
             "failure": failure,
@@ -272,7 +300,8 @@ class Guard:
     def _open_log(self) -> None:
         try:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            self.failure_path.unlink(missing_ok=True)
+            for trace in (self.failure_path, self.log_path.with_suffix(".beat"), self.log_path.with_suffix(".stack")):
+                trace.unlink(missing_ok=True)
             self.log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             self.log_error = error.strerror

@@ -50,7 +50,7 @@ def _command(job: Job, horovodrun: Path) -> list[str]:
         *("-H", shown(job.hosts)),
         *controller,
         *job.horovodrun_options,
-        *guard_command(str(job.python), "shell-rank", job.log_dir, GRACE_S, job.command()),
+        *guard_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
     ]
 
 

@@ -20,6 +20,7 @@ class Job:
     `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
     line. `environment` is laid over the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
     together), rank-<r>.failure.json (by a rank that can tell why it failed) and exits.json.
+    A rank that has not moved for `stall_timeout_s` seconds ends the job; 0 lets it wait for ever.
     `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
     """
 
@@ -30,6 +31,7 @@ class Job:
     environment: dict[str, str]
     log_dir: Path
     horovodrun_options: tuple[str, ...] = ()
+    stall_timeout_s: float = 60.0
 
     def command(self) -> list[str]:
         """A rank's command line."""

@@ -20,6 +20,7 @@ from hvdkit.errors import RunError
 from hvdkit.launch import ends
 from hvdkit.launch.guard import MARK
 from hvdkit.launch.job import GRACE_S, Job
+from hvdkit.launch.stalls import Stall, stall_failure
 
 Tick = Callable[[], None]
 
@@ -29,6 +30,8 @@ _TICK_S = 0.1
 _SETTLE_S = 1.0
 # A guard needs this much longer than the grace it gives (guard.AFTERMATH_S and the walk through /proc).
 _MARGIN_S = 2.0
+# A guard tells of a stall after this share of the timeout; in the next, the other guards tell of theirs.
+_STALL_SHARE, _STALL_SETTLE_SHARE = 0.85, 0.1
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,10 @@ class Guarded:
     grace_s: float = GRACE_S
 
 
-def guard_command(python: str, role: str, folder: Path, grace_s: float, command: list[str]) -> list[str]:
+def guard_command(python: str, role: str, job: Job, grace_s: float, command: list[str]) -> list[str]:
     """The command line that starts `command` under a guard. It starts in 0.05 s: no site packages are looked at."""
-    return [python, "-I", "-S", str(_GUARD), role, str(folder.absolute()), str(grace_s), *command]
+    settings = [str(job.log_dir.absolute()), str(grace_s), str(_STALL_SHARE * job.stall_timeout_s)]
+    return [python, "-I", "-S", str(_GUARD), role, *settings, *command]
 
 
 def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
@@ -95,6 +99,8 @@ def _fault(job: Job, crew: _Crew, final: list[ends.RankEnd], caught: list[int]) 
     if caught:
         return ends.Terminated("ended by SIGTERM, and all ranks with it")
     to_blame = ends.culprit(final)
+    if crew.stalls and (to_blame is None or to_blame.secondary):
+        return stall_failure(job, crew.stalls, final)
     horovodrun = crew.horovodrun_end
     if horovodrun is not None and horovodrun["exit_code"] != 0 and (to_blame is None or not to_blame.known):
         return _horovodrun_failure(job, horovodrun, [end for end in final if not end.known])
@@ -124,13 +130,15 @@ class _Crew:
         self._clock_offset: dict[int | None, float] = {}
         self._ends: dict[int, ends.RankEnd] = {}
         self._stopped_at: float | None = None
+        self._stalled_at: float | None = None
+        self.stalls: list[Stall] = []
         self._hurried = False
         self._patience_s = 0.0
         self.horovodrun_end: dict[str, Any] | None = None  # where it is used
 
     def start(self, guarded: Guarded) -> None:
         """Start one command under its guard."""
-        command = guard_command(sys.executable, guarded.role, self._job.log_dir, guarded.grace_s, guarded.command)
+        command = guard_command(sys.executable, guarded.role, self._job, guarded.grace_s, guarded.command)
         try:
             process = subprocess.Popen(
                 command,
@@ -156,8 +164,14 @@ class _Crew:
     @property
     def must_stop(self) -> bool:
         """Whether a rank's failure is reason to end the others now."""
+        if self._stopped_at is not None:
+            return False
+        if self._stalled_at is not None:
+            settled = self._stalled_at + _STALL_SETTLE_SHARE * self._job.stall_timeout_s
+            if len(self.stalls) + len(self._ends) == len(self._hosts) or time.monotonic() > settled:
+                return True
         failed = [end for end in self._ends.values() if end.failed]
-        if not failed or self._stopped_at is not None:
+        if not failed:
             return False
         if all(end.secondary for end in failed):
             return time.monotonic() > min(end.failed_at for end in failed) + _SETTLE_S
@@ -195,6 +209,9 @@ class _Crew:
             self._clock_offset[rank] = 0.0 if same_clock else received - clock
             if rank is not None:
                 self._pids[rank] = report["pid"]
+        elif event == "stalled":
+            self.stalls.append(Stall.read(report, self._hosts[rank]))
+            self._stalled_at = self._stalled_at or received
         elif rank is None:
             self.horovodrun_end = report
         else:
@@ -205,6 +222,7 @@ class _Crew:
                 exit_code=report["exit_code"],
                 signal=ends.signal_name(report["signal"]),
                 stopped=report["stopped"],
+                frozen=report["frozen"],
                 seconds=round(report["seconds"], 3),
                 failed_at=report["failed_at"] + self._clock_offset.get(rank, 0.0),
                 record=ends.Record.read(report["failure"]),

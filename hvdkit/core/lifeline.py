@@ -1,0 +1,73 @@
+"""What a rank tells its launcher: how far it is, and why it failed. Without a launcher of hvdkit's it tells nobody.
+
+The folder `HVDKIT_RANK_DIR` gets `rank-<r>.beat` (what the rank is doing), `rank-<r>.stack` (on SIGUSR2, what its
+threads are executing) and `rank-<r>.failure.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from hvdkit.errors import HvdkitError
+from hvdkit.files import write_atomic
+
+BEAT_BYTES = 64
+
+
+class Lifeline:
+    """One rank's line to the launcher, from the start of its process."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get("HVDKIT_RANK_DIR")
+        self._rank = int(os.environ.get("HOROVOD_RANK", 0))
+        self._folder = Path(folder) if folder else None
+        self._step: int | None = None
+        self._beats = 0
+        self._beat_file = -1
+        if self._folder:
+            # A launcher on another host may have no such folder here; training needs none.
+            with contextlib.suppress(OSError):
+                name = f"rank-{self._rank}"
+                # faulthandler answers in C, without the interpreter's lock, so a rank stuck in C answers too.
+                self._stack_file = (self._folder / f"{name}.stack").open("w")
+                faulthandler.register(signal.SIGUSR2, self._stack_file, all_threads=True)
+                self._beat_file = os.open(self._folder / f"{name}.beat", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self.beat("starting")
+
+    def beat(self, phase: str, step: int | None = None) -> None:
+        """Say what the rank is doing now; costs a few microseconds. `step` counts finished updates."""
+        self._step = self._step if step is None else step
+        self._beats += 1
+        if self._beat_file >= 0:
+            line = f"{self._beats} {-1 if self._step is None else self._step} {phase}"
+            with contextlib.suppress(OSError):
+                os.pwrite(self._beat_file, line.encode().ljust(BEAT_BYTES), 0)
+
+    def failed(self, kind: str, message: str) -> None:
+        """Leave the record of a failure.
+
+        `kind` tells the launcher whom to blame: `request` and `error` are this rank's own, `communication` means that
+        another rank was gone first.
+        """
+        if self._folder is None:
+            return
+        failure = {
+            "rank": self._rank,
+            "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
+            "time": time.time(),
+            "step": self._step,
+            "kind": kind,
+            "message": message,
+        }
+        try:
+            write_atomic(self._folder / f"rank-{self._rank}.failure.json", json.dumps(failure))
+        except HvdkitError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
