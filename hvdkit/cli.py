@@ -30,6 +30,7 @@ RecipeFile = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
+StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Out = Annotated[Path | None, typer.Option(help="the run's folder [default: runs/<recipe>-<command>-<time>]")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
@@ -42,6 +43,7 @@ def train(
     np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 1,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="host:slots,... [default: this machine]")] = None,
     launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -52,7 +54,7 @@ def train(
     from hvdkit.report.tables import result_lines
 
     checked = config.load(catalogue.locate(recipe), overrides or [])
-    plan = train_.plan(checked, framework, np, hosts, launcher)
+    plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout)
     with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite) as folder:
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)))
@@ -67,6 +69,7 @@ def compare(
     framework: Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")] = None,
     np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated [default: 1 and 2]")] = None,
     launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -80,7 +83,7 @@ def compare(
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     checked = config.load(catalogue.locate(recipe), overrides or [])
-    plans = compare_.plan(checked, framework or list(FRAMEWORKS), np or [1, 2], launcher)
+    plans = compare_.plan(checked, framework or list(FRAMEWORKS), np or [1, 2], launcher, stall_timeout)
     with paths.claimed(out or paths.default_out(checked.name, "compare"), overwrite) as folder:
         with RunProgress([_title(plan) for plan in plans]) as progress:
             watch = {compare_.name(plan): progress.watch(_title(plan)) for plan in plans}
@@ -152,7 +155,7 @@ def recipes_list() -> None:
 @recipes_app.command("copy")
 def recipes_copy(
     name: Annotated[str, typer.Argument(metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script")],
-    destination: Annotated[Path, typer.Argument(metavar="[DEST]", help="the folder to copy into")] = Path("."),
+    destination: Annotated[Path, typer.Argument(metavar="[DEST]", help="the folder to copy into")] = Path(),
 ) -> None:
     """Copy a recipe, or the script that runs recipes under a framework, for you to change."""
     from hvdkit import catalogue
