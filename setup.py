@@ -1,4 +1,4 @@
-"""The package is described in setup.cfg. Only what cannot be said there: recipes/ becomes hvdkit/recipes/ in a wheel."""
+"""The package is described in setup.cfg, but for what cannot be said there: recipes/ becomes hvdkit/recipes/."""
 
 from setuptools import find_packages, setup
 
