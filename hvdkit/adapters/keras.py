@@ -92,6 +92,7 @@ class DistributedSGD(keras.optimizers.Optimizer):
 
     def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> Any:
         """Average the gradients over all ranks, then update."""
+        grads = tf_adapter.dense(grads, trainable_variables or self._trainable_variables)
         grads = hvd.grouped_allreduce(grads, op=hvd.Average, compression=self._compressor, name="gradients")
         return super().apply(grads, trainable_variables)
 

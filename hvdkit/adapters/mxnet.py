@@ -130,7 +130,7 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
 
 
 def prepare(model: mx.gluon.Block, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
-    model.initialize(ctx=_context)
+    _initialize(model)
     model.hybridize(static_alloc=True, static_shape=True)
     trainer = mx.gluon.Trainer(model.collect_params(), MomentumSGD(optimizer), kvstore=None)
     return Session(
@@ -141,6 +141,21 @@ def prepare(model: mx.gluon.Block, optimizer: Optimizer, loss: Loss, compression
         compression_.make(compression, _this()),
         [parameter for parameter in model.collect_params().values() if parameter.grad_req != "null"],
     )
+
+
+def _initialize(model: mx.gluon.Block) -> None:
+    """Draw what the network's author has not, and move all to the device."""
+    parameters = model.collect_params()
+    shapeless = [name for name, parameter in parameters.items() if not np.prod(parameter.shape or 0)]
+    if shapeless:
+        raise RequestError(
+            f"network: expected the shapes of all parameters, got none for {', '.join(shapeless)}; "
+            "give these layers their in_units or in_channels"
+        )
+    for parameter in parameters.values():
+        if parameter._data is None:
+            parameter.initialize(ctx=_context)
+    parameters.reset_ctx(_context)
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:

@@ -22,7 +22,7 @@ from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Op
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import decay_of
-from hvdkit.core.state import canonical_name, check_fits, from_canonical, slot_name, to_canonical
+from hvdkit.core.state import canonical_name, check_distinct, check_fits, from_canonical, slot_name, to_canonical
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
 
@@ -115,6 +115,7 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
 
 
 def prepare(model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
+    check_distinct([_name(variable) for variable in model.variables])
     learning_rate = tf.Variable(optimizer.learning_rate, trainable=False, dtype=tf.float32)
     variables = model.trainable_variables
     velocities = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
@@ -124,7 +125,7 @@ def prepare(model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             value = cross_entropy(model(images, training=True), labels, loss.label_smoothing)
-        gradients = tape.gradient(value, variables)
+        gradients = dense(tape.gradient(value, variables), variables)
         gradients = hvd.grouped_allreduce(gradients, op=hvd.Average, compression=compressor, name="gradients")
         for variable, velocity, gradient in zip(variables, velocities, gradients, strict=True):
             apply_sgd(optimizer, learning_rate, variable, velocity, gradient)
@@ -135,6 +136,14 @@ def prepare(model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str
         return model(images, training=False)
 
     return Session(model, learning_rate, velocities, step, predict)
+
+
+def dense(gradients: list[Any], variables: list[Any]) -> list[tf.Tensor]:
+    """Whole gradients: a variable unused on this rank, maybe not on the others, has zeros; an embedding's rows, all."""
+    return [
+        tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf.Tensor:
