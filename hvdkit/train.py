@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 from hvdkit import config, paths
 from hvdkit.config import Recipe
 from hvdkit.core.topology import threads_per_rank
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.ends import RankFailure
 from hvdkit.launch.hosts import Host, parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.results import MetricLine, TrainResult, read_result
@@ -72,7 +74,10 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None) -> TrainResult:
         stall_timeout_s=plan.stall_timeout_s,
     )
     tail = _Tail(folder / "metrics.jsonl", watch)
-    LAUNCHERS[plan.launcher](job, tail.poll)
+    try:
+        LAUNCHERS[plan.launcher](job, tail.poll)
+    except RankFailure as failure:
+        raise _with_remedy(failure, plan) from None
     tail.poll()
     return read_result(folder / "result.json")
 
@@ -84,6 +89,17 @@ def _environment(plan: Plan) -> dict[str, str]:
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
     return environment
+
+
+def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:
+    """A rank that could not even import is a matter of its runtime, and doctor knows more."""
+    lost = re.findall(r"^\s*((?:ModuleNotFound|Import)Error: .*)$", str(failure), flags=re.MULTILINE)
+    if not lost or failure.record:  # hvdkit's own code ran, so the import belongs to the training
+        return failure
+    return RunError(
+        f"rank {failure.rank} on {failure.host}: the runtime {plan.runtime.name!r} ({plan.runtime.python}) is broken: "
+        f"{lost[-1]}; look with `hvdkit doctor`"
+    )
 
 
 class _Tail:

@@ -91,6 +91,7 @@ class Loop:
 
     def end_step(self, loss: Tensor) -> None:
         """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks."""
+        self._tell("end of step", self.step)
         self._adapter.synchronize()
         self.clock.tick()
         self.step += 1

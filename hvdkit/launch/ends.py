@@ -25,7 +25,10 @@ _LOST_A_PEER = re.compile(
 
 
 class RankFailure(RunError):
-    """A rank failed and the job was ended. Carries `rank`, `host`, and `exit_code` or `signal` (the other is None)."""
+    """A rank failed and the job was ended. Carries `rank`, `host`, and `exit_code` or `signal` (the other is None).
+
+    `record` is what the rank itself left about its failure, if anything.
+    """
 
     def __init__(self, message: str, end: RankEnd) -> None:
         super().__init__(message)
@@ -33,6 +36,7 @@ class RankFailure(RunError):
         self.host = end.host
         self.exit_code = end.exit_code
         self.signal = end.signal
+        self.record = end.record
 
 
 class Terminated(RunError):

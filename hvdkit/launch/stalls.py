@@ -29,13 +29,18 @@ class Stall:
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits for other ranks: in a collective, as far as its Python frames tell."""
-        return any("/horovod/" in frame for frame in self.frames)
+        """Whether it waits for other ranks: in a collective as far as its frames tell, or for its step's results."""
+        return self.phase == "end of step" or any("/horovod/" in frame for frame in self.frames)
+
+    @property
+    def in_library(self) -> bool:
+        """Whether it executes a package's code, as a rank does that waits inside its framework."""
+        return bool(self.frames) and "/site-packages/" in self.frames[0] and "/hvdkit/" not in self.frames[0]
 
     @property
     def order(self) -> tuple[bool, int, bool, bool]:
-        """The smallest is the one that the others wait for: a frozen one, one that is behind, one in no collective."""
-        return not self.frozen, -1 if self.step is None else self.step, self.waiting, self.phase == "train step"
+        """The smallest is the one that others wait for: frozen, or behind, or neither in a collective nor a library."""
+        return not self.frozen, -1 if self.step is None else self.step, self.waiting, self.in_library
 
     @property
     def doing(self) -> str:

@@ -1,0 +1,64 @@
+"""One rank of a real training run that goes wrong: `python tests/faults/rank.py FRAMEWORK FAULT CONFIG.yaml [...]`.
+
+Rank 1 commits FAULT as it takes its fourth step (three updates are done); everything else is the recipe's own script.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hvdkit import adapters
+from hvdkit.core.main import main
+
+FAULTY_RANK, STEP = 1, 3
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commit(fault: str) -> None:
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "exits":
+        os._exit(7)
+    elif fault == "leaves":
+        sys.exit(3)
+    elif fault == "raises":
+        raise ValueError("the seventh image is upside down")
+    elif fault == "memory":
+        resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+        bytearray(2**31)
+    elif fault == "sleeps":
+        time.sleep(600)
+    elif fault == "frozen":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        raise KeyError(fault)
+
+
+def run(framework: str, fault: str, argv: list[str]) -> int:
+    adapter: Any = adapters.load(framework)
+    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
+    assert spec and spec.loader
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    steps, set_rate = 0, adapter.set_learning_rate
+
+    def set_learning_rate(session: Any, value: float) -> None:
+        nonlocal steps
+        if steps == STEP and int(os.environ["HOROVOD_RANK"]) == FAULTY_RANK:
+            commit(fault)
+        steps += 1
+        set_rate(session, value)
+
+    adapter.set_learning_rate = set_learning_rate
+    return main(adapter, recipe.build, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -1,0 +1,234 @@
+"""Real training runs that go wrong: who is named, how soon, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Hvdkit
+from launching import MARK, gone_within, marked, nothing_left, wait_until
+
+from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Job
+from hvdkit.runtimes import store
+from hvdkit.runtimes.store import find
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    name = uuid.uuid4().hex
+    with nothing_left(name):
+        yield name
+
+
+def failed(framework: str, fault: str, folder: Path, recipe: Path, mark: str, launcher: str = "direct") -> RankFailure:
+    runtime = find(framework)
+    job = Job(
+        python=runtime.python,
+        arguments=[str(ROOT / "tests" / "faults" / "rank.py"), framework, fault, str(recipe), "log_every=1"],
+        np=2,
+        hosts=[Host("localhost", 2)],
+        environment=runtime.environment | {MARK: mark, "OMP_NUM_THREADS": "1"},
+        log_dir=folder / "logs",
+        stall_timeout_s=12,
+    )
+    with pytest.raises(RankFailure) as caught:
+        LAUNCHERS[launcher](job)
+    assert "Traceback" not in str(caught.value).partition("its log")[0]
+    assert not marked(mark), "all ranks must be gone by now"
+    assert not list(folder.rglob("*.failure.json.*")), "nothing half-written"
+    return caught.value
+
+
+FRAMEWORKS = ("pytorch", "mxnet")  # one whose calls return at once when they are done, one that works behind them
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("fault", "parts"),
+    [
+        ("killed", ("rank 1 on localhost was killed by SIGKILL", "out-of-memory")),
+        ("exits", ("rank 1 on localhost ended with exit code 7",)),
+        ("leaves", ("rank 1 on localhost ended with exit code 3",)),
+        ("raises", ("rank 1 on localhost failed at step 3: ValueError: the seventh image is upside down",)),
+        ("memory", ("rank 1 on localhost failed at step 3: MemoryError",)),
+    ],
+)
+def test_a_rank_that_ends_is_named(
+    framework: str, fault: str, parts: tuple[str, ...], tmp_path: Path, recipe: Path, mark: str
+) -> None:
+    error = failed(framework, fault, tmp_path, recipe, mark)
+    assert error.rank == 1 and error.exit_status == 1
+    assert all(part in str(error) for part in parts), str(error)
+    exits = json.loads((tmp_path / "logs" / "exits.json").read_text())
+    assert [row["rank"] for row in exits] == [0, 1]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_rank_that_hangs_is_named_with_its_step_and_what_it_does(
+    framework: str, tmp_path: Path, recipe: Path, mark: str
+) -> None:
+    start = time.monotonic()
+    error = failed(framework, "sleeps", tmp_path, recipe, mark)
+    assert error.rank == 1
+    assert "rank 1 on localhost hangs at step 3: no progress for" in str(error), str(error)
+    assert "executing commit (" in str(error) and "rank.py:" in str(error)
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_rank_that_is_frozen_is_named(framework: str, tmp_path: Path, recipe: Path, mark: str) -> None:
+    error = failed(framework, "frozen", tmp_path, recipe, mark)
+    assert error.rank == 1
+    assert "rank 1 on localhost" in str(error) and "SIGSTOP" in str(error), str(error)
+
+
+@pytest.mark.parametrize("fault", ["killed", "exits", "sleeps"])
+def test_horovodrun_names_the_right_rank_too(fault: str, tmp_path: Path, recipe: Path, mark: str) -> None:
+    error = failed("mxnet", fault, tmp_path, recipe, mark, launcher="horovodrun")
+    assert error.rank == 1, str(error)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_command_that_is_ended_leaves_no_orphan(
+    number: signal.Signals, tmp_path: Path, recipe: Path, mark: str
+) -> None:
+    command = [sys.executable, "-m", "hvdkit", "train", recipe, "--framework", "mxnet", "-np", "2", "--out", "run"]
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=tmp_path,
+        env=os.environ | {MARK: mark},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 60), "training never began"
+    process.send_signal(number)
+    _, told = process.communicate(timeout=15)
+    assert gone_within(mark, 10)
+    assert "Traceback" not in told
+    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    assert not (tmp_path / "run" / "result.json").exists()
+    # the folder is free for the next run, whatever has happened to this one
+    assert not list(tmp_path.rglob(".*.json*"))
+
+
+def test_two_runs_into_one_folder(tmp_path: Path, recipe: Path, mark: str, hvdkit: Hvdkit) -> None:
+    arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "1", "--out", "run", "--overwrite"]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "hvdkit", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {MARK: mark},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        assert wait_until(lambda: (tmp_path / "run" / "logs" / "rank-0.log").exists(), 30)
+        second = hvdkit(*arguments, timeout=30)
+        assert second.returncode == 2
+        assert "another run is writing there" in second.stderr
+    finally:
+        first.terminate()
+        first.wait(15)
+
+
+def test_a_taken_port_in_the_environment_does_no_harm(hvdkit: Hvdkit, recipe: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment = {"HOROVOD_GLOO_RENDEZVOUS_PORT": str(taken.getsockname()[1])}
+        done = hvdkit("train", recipe, "--framework", "mxnet", "-np", 2, "--out", "run", "steps=1", **environment)
+    assert done.returncode == 0, done.stderr
+
+
+# Full and read-only disks: in a mount namespace of our own, which root and, where the kernel allows it, anyone can make.
+
+
+def on_a_small_disk(tmp_path: Path, kib: int, options: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = 'mount -t tmpfs -o "$1" tmpfs "$2" && shift 2 && exec "$@"'
+    mounted = f"size={kib}k{options}"
+    namespace = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+    inside = ["sh", "-c", script, "sh", mounted, str(disk), sys.executable, "-m", "hvdkit", *arguments]
+    return subprocess.run(
+        [*namespace, *inside],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+
+
+def test_a_full_disk_while_logging(tmp_path: Path, recipe: Path) -> None:
+    arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "2", "--out", "disk/run", "log_every=1"]
+    done = on_a_small_disk(tmp_path, 36, "", arguments)
+    assert done.returncode == 1, done.stderr
+    assert "No space left on device" in done.stderr and "metrics.jsonl" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_before_the_start(tmp_path: Path, recipe: Path) -> None:
+    arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "1", "--out", "disk/run"]
+    done = on_a_small_disk(tmp_path, 8, ",nr_inodes=3", arguments)
+    assert done.returncode in (1, 2), done.stderr
+    assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, recipe: Path) -> None:
+    arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "1", "--out", "disk/run"]
+    done = on_a_small_disk(tmp_path, 64, ",ro", arguments)
+    assert done.returncode == 2, done.stderr
+    assert "--out disk/run" in done.stderr and "Traceback" not in done.stderr
+
+
+# Runtimes that change under our hands
+
+
+@pytest.fixture
+def runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of runtimes with an `mxnet` that runs the real one's interpreter and can be broken."""
+    real = find("mxnet")
+    folder = tmp_path / "runtimes"
+    (folder / "mxnet").mkdir(parents=True)
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(folder))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {real.python} "$@"\n')
+    python.chmod(0o755)
+    store.save(real.model_copy(update={"python": python, "added": True}))
+    return folder
+
+
+def test_a_runtime_that_is_deleted_is_missing(runtimes: Path, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    assert hvdkit("train", recipe, "--framework", "mxnet", "--out", "a", "steps=1").returncode == 0
+    (tmp_path / "python").unlink()
+    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "b", timeout=30)
+    assert done.returncode == 2 and "hvdkit runtime build mxnet" in done.stderr, done.stderr
+    shutil.rmtree(runtimes)
+    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "b", timeout=30)
+    assert done.returncode == 2 and "hvdkit runtime build mxnet" in done.stderr, done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_runtime_that_is_broken_is_told_with_its_remedy(
+    runtimes: Path, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    (broken / "mxnet").mkdir(parents=True)
+    (broken / "mxnet" / "__init__.py").write_text("raise ImportError('libmxnet.so: cannot open shared object file')\n")
+    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "b", PYTHONPATH=str(broken))
+    assert done.returncode == 1
+    assert "libmxnet.so: cannot open shared object file" in done.stderr and "hvdkit doctor" in done.stderr, done.stderr
