@@ -3,11 +3,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare test lint clean
+.PHONY: help bootstrap runtimes compare test lint image-check clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r name text; do \
-		printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
+		printf '  make %-12s %s\n' "$$name" "$$text"; done
 
 bootstrap: ## Make the driver environment, .venv (no framework in it)
 	@$(PYTHON) scripts/bootstrap.py
@@ -24,6 +24,9 @@ test: runtimes ## Run every test
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+image-check: bootstrap ## Run the Dockerfile's CPU targets in a fresh Debian tree, no Docker needed (root, debootstrap)
+	@$(BIN)/python scripts/image_check.py $(TARGETS)
 
 clean: ## Remove .venv, .runtimes, runs and caches in this folder; compiled wheels stay in the user's cache
 	rm -rf .venv .runtimes runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

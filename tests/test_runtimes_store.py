@@ -247,6 +247,17 @@ def test_the_doctor_is_content_where_nothing_is_built_but_all_could_be(monkeypat
     assert "apt-get install g++" in report.faults[0].remedy
 
 
+def test_the_doctor_asks_for_no_compiler_where_a_runtime_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image, which holds one runtime and no compiler."""
+    ready = doctor.Finding("mxnet", "ready")
+    look = doctor._look_into
+    monkeypatch.setattr(doctor, "_look_into", lambda name: ready if name == "mxnet" else look(name))
+    monkeypatch.setattr(machine, "compiler", lambda: None)
+    report = doctor.examine()
+    assert (report.exit_status, report.faults) == (0, [])
+    assert any("apt-get install g++" in note.remedy for note in report.notes)
+
+
 def test_a_runtime_in_the_making_is_not_called_broken() -> None:
     _runtime("pytorch")
     with store.lock("pytorch"):

@@ -98,7 +98,9 @@ def examine() -> Report:
     faults = [fault for found in findings for fault in found.faults]
     notes = [note for found in findings for note in found.notes]
     if to_build := [found.name for found in findings if found.state in ("broken", "not built")]:
-        faults += machine.missing(to_build)
+        # With a runtime ready and none broken, the others may never be wanted: images hold one, and no compiler.
+        content = not faults and any(found.state == "ready" for found in findings)
+        (notes if content else faults).extend(machine.missing(to_build))
         free = _free_bytes(store.root())
         if free < _ROOM_BYTES * len(to_build):
             notes.append(
