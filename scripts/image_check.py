@@ -112,7 +112,10 @@ class Check:
             return self._keys[copy.stage]
         files = [path for source in copy.sources for path in _files(ROOT / source)]
         return _digest(
-            *(f"{path}:{path.stat().st_mode}:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
+            *(
+                f"{path.relative_to(ROOT)}:{path.stat().st_mode}:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+                for path in files
+            )
         )
 
     def _copy_base(self, stage: Stage) -> None:

@@ -203,8 +203,10 @@ def _wheel_in(folder: Path) -> Path | None:
 
 def _unpack(archive: Path, into: Path) -> Path:
     with tarfile.open(archive) as tar:
-        # The archive's hash is known, so its paths are; the filter only spares a warning of later Pythons.
-        tar.extractall(into, filter="data")
+        # The archive's hash is known, so its paths are; the filter only spares a warning of later Pythons. Debian 12's
+        # 3.11.2 is older than filters are.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(into)
     return into / f"horovod-{pins.HOROVOD_VERSION}"
 
 
