@@ -15,7 +15,7 @@ from conftest import FRAMEWORKS, ROOT
 
 from hvdkit import adapters
 from hvdkit.config import Loss, Optimizer
-from hvdkit.core.adapter import Adapter
+from hvdkit.core.adapter import CAPABILITIES, Adapter
 from hvdkit.core.topology import Topology
 from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.hosts import Host
@@ -23,7 +23,7 @@ from hvdkit.launch.job import Job
 from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
-from cases import CASES, CLASSES, SHAPE, error  # the ranks import it the same way
+from cases import CASES, CLASSES, PROBED, SHAPE, error, probe  # the ranks import it the same way
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_ranks(framework: str, name: str, report: Any) -> None:
-    outcome, _ = report(framework)
-    assert outcome[name] == [], "\n".join(outcome[name])
+    told, _ = report(framework)
+    assert told["cases"][name] == [], "\n".join(told["cases"][name])
+
+
+@pytest.mark.parametrize("capability", PROBED)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_is_declared_works_and_what_is_not_fails(framework: str, capability: str, report: Any) -> None:
+    """A gap that has closed fails here too: then the adapter's CAPABILITIES must say so."""
+    told, _ = report(framework)
+    faults = told["capabilities"][capability]
+    assert (faults == []) == (capability in told["declared"]), faults
+
+
+def test_capabilities_are_of_the_known_ones() -> None:
+    assert CAPABILITIES.keys() >= adapters.load("local").CAPABILITIES
+    for capability in PROBED:
+        fault = probe(capability, adapters.load("local"), Topology())
+        assert (fault == "") == (capability in adapters.load("local").CAPABILITIES), fault
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -154,7 +154,7 @@ def test_a_taken_port_in_the_environment_does_no_harm(hvdkit: Hvdkit, recipe: Pa
     assert done.returncode == 0, done.stderr
 
 
-# Full and read-only disks: in a mount namespace of our own, which root and, where the kernel allows it, anyone can make.
+# Full and read-only disks, in a mount namespace of our own, which root can make and, where the kernel allows, anyone.
 
 
 def on_a_small_disk(tmp_path: Path, kib: int, options: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:

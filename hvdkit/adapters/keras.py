@@ -24,7 +24,6 @@ from hvdkit.adapters.tensorflow import (
     dtype,
     from_numpy,
     init,
-    is_communication_error,
     shutdown,
     synchronize,
     to_numpy,
@@ -40,7 +39,7 @@ from hvdkit.core.state import canonical_name, check_fits, from_canonical, slot_n
 import keras  # isort: skip  # after TensorFlow, whose log level the other adapter sets
 
 NAME = "keras"
-CAPABILITIES = frozenset({"gpu"})
+CAPABILITIES = tf_adapter.CAPABILITIES
 
 __all__ = [
     "CAPABILITIES",
@@ -56,7 +55,6 @@ __all__ = [
     "fit",
     "from_numpy",
     "init",
-    "is_communication_error",
     "load_state",
     "prepare",
     "seed",

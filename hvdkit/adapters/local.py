@@ -24,7 +24,7 @@ from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 
 NAME = "local"
-CAPABILITIES: frozenset[str] = frozenset()
+CAPABILITIES = frozenset({"float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"})
 
 
 class Linear:
@@ -72,10 +72,6 @@ def seed(value: int) -> None:
 
 def synchronize() -> None:
     pass
-
-
-def is_communication_error(error: Exception) -> bool:
-    return False
 
 
 def from_numpy(array: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ import horovod
 import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
-from horovod.common.exceptions import HorovodInternalError
 
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
@@ -24,7 +23,7 @@ from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
 
 NAME = "mxnet"
-CAPABILITIES = frozenset({"gpu"})
+CAPABILITIES = frozenset({"gpu", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"})
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 _context = mx.cpu()
@@ -91,10 +90,6 @@ def seed(value: int) -> None:
 
 def synchronize() -> None:
     mx.nd.waitall()
-
-
-def is_communication_error(error: Exception) -> bool:
-    return isinstance(error, HorovodInternalError) or (isinstance(error, mx.MXNetError) and "orovod" in str(error))
 
 
 def from_numpy(array: np.ndarray) -> mx.nd.NDArray:

@@ -10,7 +10,6 @@ import horovod
 import horovod.torch as hvd
 import numpy as np
 import torch
-from horovod.common.exceptions import HorovodInternalError
 
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
@@ -24,7 +23,7 @@ from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
 
 NAME = "pytorch"
-CAPABILITIES = frozenset({"gpu"})
+CAPABILITIES = frozenset({"gpu", "float16", "float32", "float64", "int32", "int64", "scalars", "empty"})
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 _device = torch.device("cpu")
@@ -69,10 +68,6 @@ def seed(value: int) -> None:
 def synchronize() -> None:
     if _device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def is_communication_error(error: Exception) -> bool:
-    return isinstance(error, HorovodInternalError)
 
 
 def from_numpy(array: np.ndarray) -> torch.Tensor:

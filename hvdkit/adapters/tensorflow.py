@@ -14,7 +14,6 @@ import horovod
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from horovod.common.exceptions import HorovodInternalError
 
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
@@ -27,7 +26,9 @@ from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
 
 NAME = "tensorflow"
-CAPABILITIES = frozenset({"gpu"})
+CAPABILITIES = frozenset(
+    {"gpu", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"}
+)
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 
@@ -73,13 +74,6 @@ def seed(value: int) -> None:
 
 def synchronize() -> None:
     tf.test.experimental.sync_devices()
-
-
-def is_communication_error(error: Exception) -> bool:
-    # Inside a compiled step TensorFlow wraps what Horovod says.
-    return isinstance(error, HorovodInternalError) or (
-        isinstance(error, tf.errors.UnknownError) and "Horovod" in str(error)
-    )
 
 
 def from_numpy(array: np.ndarray) -> tf.Tensor:

@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from hvdkit.core.data import Batch
     from hvdkit.core.loop import Loop
 
+# Every capability that there is, and what it says. An adapter lists those that it has; the contract suite checks that
+# what it lists works and that what it does not list fails.
+CAPABILITIES = {
+    "gpu": "can run on a GPU, given a build for it",
+    "float16": "reduces float16 tensors",
+    "float32": "reduces float32 tensors",
+    "float64": "reduces float64 tensors",
+    "bfloat16": "reduces bfloat16 tensors",
+    "uint8": "reduces uint8 tensors",
+    "int8": "reduces int8 tensors",
+    "int32": "reduces int32 tensors",
+    "int64": "reduces int64 tensors",
+    "scalars": "takes tensors without dimensions",
+    "empty": "takes tensors without elements",
+}
+
 Op = Literal["sum", "average", "min", "max"]
 Session = Any  # an adapter's own object: model, optimizer and what it needs to take a step
 Tensor = Any
@@ -26,7 +42,7 @@ class Adapter(Protocol):
     """The functions of an adapter module. `name` labels a collective and must be the same on all ranks."""
 
     NAME: str
-    CAPABILITIES: frozenset[str]
+    CAPABILITIES: frozenset[str]  # of the keys above
 
     def versions(self) -> dict[str, str]:
         """Versions by package: at least `framework`; `horovod` where there is one."""
@@ -47,9 +63,6 @@ class Adapter(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has done all that was asked of it. For clocks only."""
 
-    def is_communication_error(self, error: Exception) -> bool:
-        """Whether `error` is what a collective raises where another rank is gone."""
-
     def from_numpy(self, array: np.ndarray) -> Tensor:
         """A tensor on this rank's device with the array's shape, dtype and values; a copy."""
 
@@ -63,7 +76,10 @@ class Adapter(Protocol):
         """The tensor in another dtype, by NumPy's name."""
 
     def allreduce(self, tensors: list[Tensor], op: Op = "average", name: str = "allreduce") -> list[Tensor]:
-        """Reduce each tensor over all ranks; a list is reduced as one group."""
+        """Reduce each tensor over all ranks; a list is reduced as one group.
+
+        Where ranks disagree on a shape or dtype, Horovod's error, which names both, is raised on all of them.
+        """
 
     def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
         """The ranks' tensors joined along the first axis, which may differ between ranks."""

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -20,6 +21,21 @@ from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 
 BEAT_BYTES = 64
+
+# What a rank says that fails only because another one is gone.
+LOST_A_PEER = re.compile(
+    r"Horovod has been shut down|Connection (closed|reset) by peer|Connection refused|Broken pipe|"
+    r"Application timeout caused pair closure|Timed out waiting|ncclSystemError|ncclRemoteError|remote process exited"
+)
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether `error` means that another rank is gone, whatever the framework wraps Horovod's own error in.
+
+    Horovod raises the same type where ranks disagree on a tensor; that is a failure in its own right.
+    """
+    internal = any(kind.__name__ == "HorovodInternalError" for kind in type(error).__mro__)
+    return bool(LOST_A_PEER.search(str(error))) or (internal and "ismatched" not in str(error))
 
 
 class Lifeline:

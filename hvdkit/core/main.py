@@ -19,7 +19,7 @@ from hvdkit.config import Recipe
 from hvdkit.core import metrics, resnet
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.data import open_dataset
-from hvdkit.core.lifeline import Lifeline
+from hvdkit.core.lifeline import Lifeline, lost_a_peer
 from hvdkit.core.loop import Loop
 from hvdkit.core.state import digest
 from hvdkit.core.topology import Topology, threads_per_rank
@@ -42,7 +42,7 @@ def main(adapter: Adapter, build: Build, argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_status
     except Exception as error:
-        if adapter.is_communication_error(error):
+        if lost_a_peer(error):
             lifeline.failed("communication", str(error))
             print(f"error: another rank is gone: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
             return 1

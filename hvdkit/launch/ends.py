@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdkit.core.lifeline import LOST_A_PEER
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.job import Job
 
 _TAIL_LINES = 15
 _LINE_LIMIT = 400
-# What a rank prints that fails only because a peer is gone. hvdkit's recipes say so in their record; other scripts
-# only print it.
-_LOST_A_PEER = re.compile(
-    r"HorovodInternalError|Horovod has been shut down|Connection (closed|reset) by peer|Broken pipe|"
-    r"Application timeout caused pair closure"
-)
 
 
 class RankFailure(RunError):
@@ -100,7 +94,7 @@ class RankEnd:
         """Whether it failed only because another rank was gone."""
         if self.record is not None:
             return self.record.kind == "communication"
-        return self.signal is None and bool(_LOST_A_PEER.search(self.tail))
+        return self.signal is None and bool(LOST_A_PEER.search(self.tail))
 
 
 def signal_name(number: int | None) -> str | None:

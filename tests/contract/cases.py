@@ -13,13 +13,14 @@ import numpy as np
 
 from hvdkit.config import Optimizer
 from hvdkit.core import compression, metrics
-from hvdkit.core.adapter import Adapter
+from hvdkit.core.adapter import CAPABILITIES, Adapter
 from hvdkit.core.data import Batch
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 
 SHAPE = (16, 16, 3)
 CLASSES = 10
+PROBED = sorted(set(CAPABILITIES) - {"gpu"})
 Make = Callable[..., Any]
 Case = Callable[[Adapter, Topology, Make], None]
 CASES: dict[str, Case] = {}
@@ -28,6 +29,24 @@ CASES: dict[str, Case] = {}
 def case(function: Case) -> Case:
     CASES[function.__name__] = function
     return function
+
+
+def probe(capability: str, adapter: Adapter, topology: Topology) -> str:
+    """Try a capability; returns what is wrong, empty where it works. `gpu` is not to be tried everywhere."""
+    try:
+        if capability in ("scalars", "empty"):
+            array = np.float32(1.5) if capability == "scalars" else np.empty((0, 3), np.float32)
+            array = np.asarray(array)
+            (got,) = adapter.allreduce([adapter.from_numpy(array)], op="sum", name=f"probe.{capability}")
+            good = same(adapter.to_numpy(got), (array * topology.size).astype(np.float32))
+        else:
+            tensor = adapter.cast(adapter.from_numpy(np.array([1, 2, 3], np.float32)), capability)
+            (got,) = adapter.allreduce([tensor], op="sum", name=f"probe.{capability}")
+            total = adapter.to_numpy(adapter.cast(got, "float32"))
+            good = adapter.dtype(got) == capability and same(total, np.array([1, 2, 3], np.float32) * topology.size)
+        return "" if good else f"a wrong result: {got}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def batch(seed: int, count: int = 8) -> Batch:
@@ -98,6 +117,69 @@ def a_list_is_reduced_as_one_group(adapter: Adapter, topology: Topology, make: M
     ranks = sum(range(topology.size)) * 10.0
     for index, (got, array) in enumerate(zip(reduced, arrays, strict=True)):
         assert same(adapter.to_numpy(got), np.full(array.shape, ranks + index * topology.size, np.float32)), index
+
+
+@case
+def odd_shapes_are_reduced_exactly(adapter: Adapter, topology: Topology, make: Make) -> None:
+    for shape in ((1,), (1, 1, 1, 1), (3, 5, 7), (2, 1, 1, 1, 1, 3), (9973,), (1021, 1031)):
+        array = (np.arange(np.prod(shape)) % 1000 + topology.rank).reshape(shape).astype(np.float32)
+        (got,) = adapter.allreduce([adapter.from_numpy(array)], op="sum", name=f"case.shape.{shape}")
+        ranks = sum(range(topology.size))
+        expected = (np.arange(np.prod(shape)) % 1000 * topology.size + ranks).reshape(shape).astype(np.float32)
+        assert same(adapter.to_numpy(got), expected), shape
+
+
+@case
+def a_thousand_tensors_go_in_one_step(adapter: Adapter, topology: Topology, make: Make) -> None:
+    arrays = [np.full((index % 7 + 1,), index + topology.rank, np.float32) for index in range(1000)]
+    for step in range(2):  # the second time Horovod answers from its cache
+        got = adapter.allreduce([adapter.from_numpy(array) for array in arrays], op="sum", name="case.thousand")
+        ranks = sum(range(topology.size))
+        for index, (tensor, array) in enumerate(zip(got, arrays, strict=True)):
+            expected = np.full(array.shape, index * topology.size + ranks, np.float32)
+            assert same(adapter.to_numpy(tensor), expected), (step, index)
+
+
+@case
+def a_name_serves_again_and_again(adapter: Adapter, topology: Topology, make: Make) -> None:
+    for step in range(5):
+        (got,) = adapter.allreduce([adapter.from_numpy(np.full(3, float(step)))], op="sum", name="case.again")
+        assert same(adapter.to_numpy(got), np.full(3, float(step * topology.size)))
+
+
+def disagreement(adapter: Adapter, topology: Topology, tensors: list[np.ndarray], name: str) -> str:
+    """What is raised on every rank where each puts in its own of `tensors`; empty where nothing is raised."""
+    raised = ""
+    try:
+        for got in adapter.allreduce([adapter.from_numpy(tensors[topology.rank % 2])], op="sum", name=name):
+            adapter.to_numpy(got)
+    except Exception as error:
+        raised = str(error)
+    everyone = adapter.allgather_object(raised, name=f"{name}.raised")
+    openings = {text.partition("[")[0] for text in everyone}  # behind it, some name the tensor by a number of their own
+    assert topology.size == 1 or (len(openings) == 1 and "" not in everyone), everyone
+    return raised
+
+
+@case
+def ranks_that_disagree_on_a_shape_all_hear_it(adapter: Adapter, topology: Topology, make: Make) -> None:
+    text = disagreement(adapter, topology, [np.ones(2, np.float32), np.ones(3, np.float32)], "case.shapes")
+    assert topology.size == 1 or ("ismatched" in text and "shape" in text and "[2]" in text and "[3]" in text), text
+
+
+@case
+def ranks_that_disagree_on_a_dtype_all_hear_it(adapter: Adapter, topology: Topology, make: Make) -> None:
+    text = disagreement(adapter, topology, [np.ones(2, np.float32), np.ones(2, np.float64)], "case.dtypes")
+    assert topology.size == 1 or ("ismatched" in text and "float32" in text and "float64" in text), text
+
+
+@case
+def a_rank_may_have_nothing_to_gather(adapter: Adapter, topology: Topology, make: Make) -> None:
+    if topology.size == 1 or "empty" not in adapter.CAPABILITIES:
+        return  # the capability's own probe covers this
+    mine = np.full((2 * topology.rank, 3), 1.0, np.float32)
+    got = adapter.to_numpy(adapter.allgather(adapter.from_numpy(mine), name="case.nothing"))
+    assert same(got, np.ones((sum(2 * rank for rank in range(topology.size)), 3), np.float32))
 
 
 @case

@@ -1,7 +1,7 @@
 """One rank of the contract suite: `python tests/contract/rank.py FRAMEWORK REPORT.json`. Rank 0 writes the report.
 
-The report maps each case to the ranks' faults (none: the case holds) and has a `state` folder beside it with what
-one step made of known weights and images, to be compared between frameworks.
+The report maps each case and each capability to the ranks' faults (none: it holds). Beside it, in an .npz file, lies
+what one step made of known weights and images, to be compared between frameworks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import CASES, CLASSES, batch
+from cases import CASES, CLASSES, PROBED, batch, probe
 
 from hvdkit import adapters
 from hvdkit.config import Loss, Optimizer
@@ -55,12 +55,18 @@ def main(framework: str, report: Path) -> None:
             fault = traceback.format_exc()
         outcome[name] = [fault for fault in adapter.allgather_object(fault, name=f"outcome.{name}") if fault]
 
+    # one by one, each told by all ranks, as a gap may show on one rank alone
+    probes = {name: probe(name, adapter, topology) for name in PROBED}
+    everyone = adapter.allgather_object(probes, name="probes")
+    capabilities = {name: [fault for probes in everyone if (fault := probes[name])] for name in PROBED}
+
     session = make()
     adapter.train_step(session, batch(topology.rank))
     made = adapter.state(session) | {"logits": adapter.eval_step(session, batch(9).images)}
     if topology.is_root:
         np.savez(report.with_suffix(".npz"), **made)
-        report.write_text(json.dumps(outcome))
+        declared = sorted(adapter.CAPABILITIES)
+        report.write_text(json.dumps({"cases": outcome, "capabilities": capabilities, "declared": declared}))
     adapter.shutdown()
 
 
