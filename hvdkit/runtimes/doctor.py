@@ -148,7 +148,12 @@ def _look_into(name: str) -> Finding:
 
 
 def _outdated(runtime: Runtime) -> list[Missing]:
-    """A note where a build would replace the runtime: by other pins, or another MPI, CUDA or setting."""
+    """A note where a build would replace the runtime: by other pins, or another MPI, CUDA or setting.
+
+    None where there is no compiler, as in an image: nothing can be built there, and its MPI and CUDA are not whole.
+    """
+    if machine.compiler() is None:
+        return []
     if runtime.added or runtime.key == wheel.key(wheel.runtime_ingredients(runtime.name, runtime.gpu)):
         return []
     what = f"runtime '{runtime.name}' was built from other pins, or with another MPI, CUDA or setting than here now"
