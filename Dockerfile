@@ -173,7 +173,7 @@ ARG DEVICE
 ENV HVDKIT_RUNTIMES=/usr/local/lib/hvdkit/runtimes
 ENV PATH=/usr/local/lib/hvdkit/bin:$PATH
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends libgomp1 openmpi-bin openssh-client openssh-server python3.11 \
+    && apt-get install -y --no-install-recommends libgomp1 libquadmath0 openmpi-bin openssh-client openssh-server python3.11 \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && useradd --create-home --uid 10001 --password '*' --shell /bin/bash hvdkit \
     && install --directory --owner hvdkit --group hvdkit --mode 700 /home/hvdkit/.ssh /home/hvdkit/runs
