@@ -11,15 +11,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+# What Debian's image has in its environment.
+DEBIAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Where a tree keeps what it has from this machine: certificates, the cache of downloads and compiled wheels.
 HOST = Path("/run/host")
-_DEBIAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ISOLATED = "HVDKIT_IMAGE_CHECK_ISOLATED"
 _PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 # What of apt's settings is about reaching its sources.
@@ -118,7 +119,7 @@ class Machine:
     ) -> int:
         """`/bin/sh -c command` inside a mounted tree; its exit status."""
         who = user(tree, user_name)
-        variables = {"PATH": _DEBIAN_PATH, "HOME": who.home} | self.environment | environment
+        variables = {"HOME": who.home} | self.environment | environment
         if user_name == "root":
             # For pip and for hvdkit; the final image's user must do without.
             variables["XDG_CACHE_HOME"] = str(HOST / "cache")
@@ -159,13 +160,12 @@ def _pip_settings() -> dict[str, str]:
     return {name: value for name, (_, value) in found.items()}
 
 
-def _apt_settings(local: object) -> list[str]:
+def _apt_settings(local: Callable[[str], str]) -> list[str]:
     """apt's settings about reaching its sources, as lines of its configuration."""
     try:
         dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return []
-    assert callable(local)
     lines = []
     for line in dump.splitlines():
         if _APT.match(line) and not line.endswith('"";'):

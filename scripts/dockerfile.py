@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its name, and its text with continued lines joined and nothing replaced."""
+    """One instruction: its name, and its text with continued lines joined and no variables replaced."""
 
     name: str
     text: str
@@ -59,7 +59,8 @@ def read(path: Path, build_args: dict[str, str] | None = None) -> dict[str, Stag
     """
     parser = DockerfileParser(fileobj=io.BytesIO(path.read_bytes()))
     stages: dict[str, Stage] = {}
-    given, current = {}, None
+    given: dict[str, str] = {}
+    current: Stage | None = None
     for item in parser.structure:
         name, text = item["instruction"], item["value"]
         if name == "COMMENT":
@@ -76,7 +77,9 @@ def read(path: Path, build_args: dict[str, str] | None = None) -> dict[str, Stag
         elif current is None or name not in _KNOWN or (name == "RUN" and text.startswith("--")) or "<<" in text:
             raise ValueError(f"{path}: {name} {text}: this reader does not know it here")
         else:
-            current.instructions.append(Instruction(name, text))
+            # Declared again without a default, an ARG has its value from before the first FROM.
+            known = name == "ARG" and text in given
+            current.instructions.append(Instruction(name, f"{text}={shlex.quote(given[text])}" if known else text))
     return stages
 
 

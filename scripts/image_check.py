@@ -88,7 +88,9 @@ class Check:
             self._copy_base(stage)
             done = [base_key]
             record.write_text(json.dumps(done))
-        self._settings[stage.name] = dict(self._settings.get(stage.base, {"USER": "root", "WORKDIR": "/"}))
+        self._settings[stage.name] = dict(
+            self._settings.get(stage.base, {"USER": "root", "WORKDIR": "/", "PATH": chroot.DEBIAN_PATH})
+        )
         for number, instruction in enumerate(stage.instructions):
             self._act(stage, instruction, again=number < len(done) - 1)
             if number >= len(done) - 1:
@@ -131,7 +133,7 @@ class Check:
             _say(f"debootstrap {RELEASE} (about a minute)")
             chroot.remove(making)
             with (self.work / "logs" / "debootstrap.log").open("wb") as log:
-                command = ["debootstrap", "--variant=minbase", RELEASE, making, self._mirror]
+                command: list[str | Path] = ["debootstrap", "--variant=minbase", RELEASE, making, self._mirror]
                 if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode:
                     raise StepFailed(f"debootstrap failed; its output: {log.name}")
             # As Debian's own image has them.
@@ -152,15 +154,9 @@ class Check:
                 folder = self._tree(stage.name) / text.lstrip("/")
                 folder.mkdir(parents=True, exist_ok=True)
         elif name in ("ARG", "ENV"):
-            settings.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             key, value = dockerfile.argument(text)
-            value = dockerfile.replace(value, settings)
-            if name == "ENV" or value:
-                settings[key] = value
-            elif key == "DEVICE":
-                settings[key] = (
-                    "cpu"  # declared again without a default, an ARG has its value from before the first FROM
-                )
+            if "=" in text:
+                settings[key] = dockerfile.replace(value, settings)
         elif name == "COPY" and not again:
             self._copy(stage, dockerfile.copied(text))
         elif name == "RUN" and not again:
@@ -249,6 +245,9 @@ def main() -> int:
         except (StepFailed, RuntimeError) as error:
             print(error, file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("interrupted; the next check goes on from the step it was at", file=sys.stderr)
+            return 130
     return 0
 
 
