@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,19 +114,26 @@ class Machine:
             for target in reversed(targets):
                 subprocess.run(["umount", "--recursive", "--lazy", target], check=False)
 
-    def run(
-        self, tree: Path, command: str, *, user_name: str, environment: dict[str, str], workdir: str, log: IO[bytes]
-    ) -> int:
-        """`/bin/sh -c command` inside a mounted tree; its exit status."""
+    def start(
+        self,
+        tree: Path,
+        command: str,
+        *,
+        user_name: str,
+        environment: dict[str, str],
+        workdir: str,
+        log: IO[bytes],
+        enter: Sequence[str] = (),
+    ) -> subprocess.Popen[bytes]:
+        """Start `/bin/sh -c command` inside a mounted tree; `enter` is a command's prefix, such as nsenter's."""
         who = user(tree, user_name)
         variables = {"HOME": who.home} | self.environment | environment
         if user_name == "root":
             # For pip and for hvdkit; the final image's user must do without.
             variables["XDG_CACHE_HOME"] = str(HOST / "cache")
-        enter = ["chroot", f"--userspec={who.uid}:{who.gid}", "--groups=", str(tree), "/bin/sh", "-c"]
-        words = [*enter, 'cd "$1" && exec /bin/sh -c "$2"', "sh", workdir, command]
-        done = subprocess.run(words, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-        return done.returncode
+        words = [*enter, "chroot", f"--userspec={who.uid}:{who.gid}", "--groups=", str(tree), "/bin/sh", "-c"]
+        words += ['cd "$1" && exec /bin/sh -c "$2"', "sh", workdir, command]
+        return subprocess.Popen(words, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
 
 def remove(tree: Path) -> None:

@@ -4,8 +4,9 @@
 
 Takes the CPU targets' stages from the Dockerfile and runs them in order, each in a folder made by debootstrap and
 entered by chroot, with ARG, ENV, WORKDIR, USER and COPY as in Docker. Then the image's own CMD and a short training on
-two ranks, by the image's user. Needs root and debootstrap. What is done is kept in `~/.cache/hvdkit/image-check`: an
-interrupted check goes on with the step it was at, a changed step and those after it run anew.
+two ranks, by the image's user, and over docker-compose.yml's two nodes. Needs root and debootstrap. What is done is
+kept in `~/.cache/hvdkit/image-check`: an interrupted check goes on with the step it was at, a changed step and those
+after it run anew.
 
 Unlike in Docker, root's steps find a cache of earlier downloads and compiled wheels, and pip and apt are set as they
 are on this machine.
@@ -22,10 +23,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import chroot
 import dockerfile
+import two_nodes
 from dockerfile import Stage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +69,8 @@ class Check:
             )
         for command in commands:
             self._run(stage, f"as {stage.last('USER')}: {command}", command)
+        for framework in TARGETS[name][:1]:
+            self._two_nodes(stage, framework)
 
     def _tree(self, stage: str) -> Path:
         return self.work / "trees" / stage
@@ -183,6 +189,21 @@ class Check:
                 shutil.copy2(source, into)
 
     def _run(self, stage: Stage, shown: str, command: str) -> None:
+        with self._entered(stage, shown) as start:
+            _succeed(start(command, []).wait())
+
+    def _two_nodes(self, stage: Stage, framework: str) -> None:
+        """What docker-compose.yml does, with this target and framework."""
+        commands = two_nodes.services(ROOT / "docker-compose.yml", {"TARGET": stage.name, "FRAMEWORK": framework})
+        with self._entered(stage, f"two nodes: {commands['node1']}") as start:
+            _succeed(two_nodes.train(start, commands, self._tree(stage.name), SHORT))
+
+    @contextmanager
+    def _entered(self, stage: Stage, shown: str) -> Iterator[two_nodes.Start]:
+        """The stage's tree, mounted; yields what starts a command in it, as ENV, WORKDIR and USER say by now.
+
+        Raises StepFailed, with the end of the output, where the body raises it.
+        """
         shown, settings = " ".join(shown.split()), self._settings[stage.name]
         _say(f"{stage.name}: {shown if len(shown) <= 130 else shown[:127] + '...'}")
         tree, started = self._tree(stage.name), time.monotonic()
@@ -192,13 +213,24 @@ class Check:
             log.write(f"\n--- {shown}\n".encode())
             log.flush()
             begins = log.tell()
-            status = self.machine.run(
-                tree, command, user_name=settings["USER"], environment=environment, workdir=settings["WORKDIR"], log=log
-            )
-        if status:
-            print(path.read_bytes()[begins:].decode(errors="replace")[-3000:], file=sys.stderr)
-            raise StepFailed(f"{stage.name}: exit status {status} of: {shown}\nthe whole output: {path}")
+
+            def start(command: str, enter: list[str]) -> subprocess.Popen[bytes]:
+                user, workdir = settings["USER"], settings["WORKDIR"]
+                return self.machine.start(
+                    tree, command, user_name=user, environment=environment, workdir=workdir, log=log, enter=enter
+                )
+
+            try:
+                yield start
+            except StepFailed as error:
+                print(path.read_bytes()[begins:].decode(errors="replace")[-3000:], file=sys.stderr)
+                raise StepFailed(f"{stage.name}: {error} of: {shown}\nthe whole output: {path}") from None
         _say(f"{stage.name}: done in {time.monotonic() - started:.0f} s")
+
+
+def _succeed(status: int) -> None:
+    if status:
+        raise StepFailed(f"exit status {status}")
 
 
 def _files(path: Path) -> list[Path]:
@@ -225,9 +257,9 @@ def main() -> int:
         parser.error(f"unknown target {unknown[0]!r}: expected one of {', '.join(TARGETS)}")
     if os.geteuid() != 0:
         parser.error("needs root, to enter the trees by chroot: sudo make image-check")
-    for tool in ("debootstrap", "unshare"):
+    for tool in ("debootstrap", "unshare", "ip"):
         if shutil.which(tool) is None:
-            parser.error(f"needs {tool}: apt-get install debootstrap util-linux")
+            parser.error(f"needs {tool}: apt-get install debootstrap util-linux iproute2")
     chroot.isolate()
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     work = base / "hvdkit" / "image-check"
