@@ -88,7 +88,7 @@ def test_null_adapter(name: str) -> None:
 @pytest.mark.parametrize("framework", ("tensorflow", "keras", "mxnet"))
 def test_one_step_is_the_same_as_pytorchs(framework: str, report: Any) -> None:
     """Weights, buffers and velocities after one step on two ranks. A biased running variance (0.8 % off in the last
-    blocks here), a wrong epsilon or asymmetric padding stands out by far."""
+    block here), a wrong epsilon or asymmetric padding stands out by far."""
     _, reference = report("pytorch")
     _, made = report(framework)
     assert made.keys() == reference.keys()

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -30,8 +30,19 @@ from hvdkit.results import TrainResult
 Build = Callable[[resnet.ResNet], Any]
 
 
-def main(adapter: Adapter, build: Build, argv: list[str]) -> int:
-    """Run one rank; returns the exit status. `build` makes the framework's network from the architecture table."""
+def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
+    """Run one rank and end its process. `build` makes the framework's network from the architecture table.
+
+    The process ends without the interpreter's own farewell: everything is written by then, and threads of TensorFlow
+    and Horovod have been seen to hang it.
+    """
+    status = _run(adapter, build, argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _run(adapter: Adapter, build: Build, argv: list[str]) -> int:
     lifeline = Lifeline()
     try:
         arguments = _parse(argv)
@@ -76,6 +87,7 @@ def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, life
         print(result.model_dump_json(indent=2), flush=True)
         if out:
             write_atomic(out / "result.json", result.model_dump_json(indent=2) + "\n")
+    lifeline.beat("leaving Horovod")
     adapter.shutdown()
     return result
 

@@ -62,4 +62,4 @@ def build(table: resnet.ResNet) -> keras.Model:
 
 
 if __name__ == "__main__":
-    sys.exit(main(adapter, build, sys.argv[1:]))
+    main(adapter, build, sys.argv[1:])

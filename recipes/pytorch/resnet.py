@@ -65,4 +65,4 @@ class ResNet(nn.Module):
 build = ResNet
 
 if __name__ == "__main__":
-    sys.exit(main(pytorch, build, sys.argv[1:]))
+    main(pytorch, build, sys.argv[1:])

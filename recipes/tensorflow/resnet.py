@@ -87,4 +87,4 @@ class ResNet(tf.Module):
 build = ResNet
 
 if __name__ == "__main__":
-    sys.exit(main(tensorflow, build, sys.argv[1:]))
+    main(tensorflow, build, sys.argv[1:])

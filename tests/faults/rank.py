@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hvdkit import adapters
 from hvdkit.core.main import main
@@ -41,7 +41,7 @@ def commit(fault: str) -> None:
         raise KeyError(fault)
 
 
-def run(framework: str, fault: str, argv: list[str]) -> int:
+def run(framework: str, fault: str, argv: list[str]) -> NoReturn:
     adapter: Any = adapters.load(framework)
     spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
     assert spec and spec.loader
@@ -57,8 +57,8 @@ def run(framework: str, fault: str, argv: list[str]) -> int:
         set_rate(session, value)
 
     adapter.set_learning_rate = set_learning_rate
-    return main(adapter, recipe.build, argv)
+    main(adapter, recipe.build, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    run(sys.argv[1], sys.argv[2], sys.argv[3:])
