@@ -16,7 +16,7 @@ from typing import Any
 
 # A rank that computes without a beat (a first step that compiles, say) is no hang until so many timeouts have passed.
 BUSY_FACTOR = 10
-BUSY_SHARE = 0.5  # of a core
+BUSY_SHARE = 0.2  # of a core; Horovod's own thread takes a few hundredths, a rank on a crowded machine gets no more
 STACK_WAIT_S = 0.3
 FRAMES = 12
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
