@@ -100,7 +100,7 @@ RUN hvdkit runtime build pytorch --${DEVICE}
 FROM pytorch-${DEVICE}-runtime AS pytorch
 ENV HVDKIT_RUNTIMES=/usr/local/lib/hvdkit/runtimes
 ENV PATH=/usr/local/lib/hvdkit/bin:$PATH
-# No private key stays in the image: sshd's own are made when a node starts, the user's are mounted (docker-compose.yml).
+# No private key stays in the image: node.sh makes sshd's and the user's when a node starts.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openmpi-bin openssh-client openssh-server python3 \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
@@ -108,7 +108,7 @@ RUN apt-get update \
     && install --directory --owner hvdkit --group hvdkit --mode 700 /home/hvdkit/.ssh /home/hvdkit/runs
 COPY --from=pytorch-build /usr/local/lib/hvdkit /usr/local/lib/hvdkit
 COPY docker/ssh_config /etc/ssh/ssh_config.d/hvdkit.conf
-COPY docker/sshd_config docker/node.sh docker/keys.sh /usr/local/share/hvdkit/
+COPY docker/sshd_config docker/node.sh /usr/local/share/hvdkit/
 USER hvdkit
 WORKDIR /home/hvdkit
 RUN hvdkit doctor
@@ -142,7 +142,7 @@ RUN apt-get update \
     && install --directory --owner hvdkit --group hvdkit --mode 700 /home/hvdkit/.ssh /home/hvdkit/runs
 COPY --from=tensorflow-build /usr/local/lib/hvdkit /usr/local/lib/hvdkit
 COPY docker/ssh_config /etc/ssh/ssh_config.d/hvdkit.conf
-COPY docker/sshd_config docker/node.sh docker/keys.sh /usr/local/share/hvdkit/
+COPY docker/sshd_config docker/node.sh /usr/local/share/hvdkit/
 USER hvdkit
 WORKDIR /home/hvdkit
 RUN hvdkit doctor
@@ -179,7 +179,7 @@ RUN apt-get update \
     && install --directory --owner hvdkit --group hvdkit --mode 700 /home/hvdkit/.ssh /home/hvdkit/runs
 COPY --from=mxnet-build /usr/local/lib/hvdkit /usr/local/lib/hvdkit
 COPY docker/ssh_config /etc/ssh/ssh_config.d/hvdkit.conf
-COPY docker/sshd_config docker/node.sh docker/keys.sh /usr/local/share/hvdkit/
+COPY docker/sshd_config docker/node.sh /usr/local/share/hvdkit/
 USER hvdkit
 WORKDIR /home/hvdkit
 # For CUDA it needs the driver, as above, which is there when the image runs.

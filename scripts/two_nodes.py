@@ -29,10 +29,8 @@ def services(compose: Path, variables: dict[str, str]) -> dict[str, str]:
 
 
 def train(start: Start, commands: dict[str, str], tree: Path, overrides: str) -> int:
-    """Make the keys, start node2, wait for its sshd, run node1's command with `overrides`; the exit status."""
+    """Start node2, wait for its sshd, run node1's command with `overrides`; the exit status."""
     with _nodes(tree) as enter:
-        if status := start(commands["keys"], enter["node1"]).wait():
-            return status
         sshd = start(commands["node2"], enter["node2"])
         try:
             until = time.monotonic() + _SSHD_STARTS_S

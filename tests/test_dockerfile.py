@@ -183,9 +183,8 @@ def faults(folder: Path) -> list[str]:
             flavours = {base.split("-ubuntu")[0].rsplit("-", 1)[1] for base in bases if base.startswith(image)}
             if flavours != {"devel", "runtime"}:
                 told.append(f"{name}: for GPUs from {bases}")
-    for script in ("node.sh", "keys.sh"):
-        if not (folder / "docker" / script).stat().st_mode & 0o111:
-            told.append(f"docker/{script} is not executable")
+    if not (folder / "docker" / "node.sh").stat().st_mode & 0o111:
+        told.append("docker/node.sh is not executable")
     return list(dict.fromkeys(told + compose_faults(folder, dockerfile.read(folder / "Dockerfile"))))
 
 
@@ -228,7 +227,7 @@ def copy(tmp_path: Path) -> Path:
         ("docker-compose.yml", "${TARGET:-pytorch}", "${TARGET:-torch}", "of target torch"),
         ("docker-compose.yml", "node1:1,node2:1", "node1:1,node3:1", "is not node1, node2"),
         ("docker-compose.yml", "- --launcher=", "- --launch=", "launch"),
-        ("docker-compose.yml", "keys.sh", "key.sh", "which the image has not"),
+        ("docker-compose.yml", "node.sh", "nodes.sh", "which the image has not"),
     ],
 )
 def test_what_is_spoiled_is_found(copy: Path, file: str, old: str, new: str, fault: str) -> None:
