@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare test lint image-check clean
+.PHONY: help bootstrap runtimes compare bench test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -18,6 +18,9 @@ runtimes: bootstrap ## Build an environment with framework and Horovod for each 
 compare: runtimes ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
 	@$(BIN)/hvdkit compare recipes/resnet20-digits.yaml --framework pytorch --framework tensorflow \
 		--framework keras --framework mxnet -np 1 -np 2 --out runs/compare --overwrite
+
+bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, interleaved; about 25 minutes
+	@$(BIN)/python benchmarks/cost.py
 
 test: runtimes ## Run every test
 	@$(BIN)/python -m pytest

@@ -1,0 +1,104 @@
+"""ResNet-20 on the digits in PyTorch with Horovod, by hand: what hvdkit is measured against.
+
+horovodrun -np 2 python benchmarks/plain/pytorch.py --epochs 2
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its keras.py is not Keras
+
+# ruff: noqa: E402
+import horovod.torch as hvd
+import shared
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def conv(inputs, outputs, kernel, stride):
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1, self.bn1 = conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = conv(outputs, outputs, 3, 1), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Identity()
+        if stride != 1:
+            self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet20(nn.Module):
+    def __init__(self, classes=10):
+        super().__init__()
+        self.stem = nn.Sequential(conv(3, 16, 3, 1), nn.BatchNorm2d(16), nn.ReLU())
+        widths, strides = [16] * 3 + [32] * 3 + [64] * 3, [1, 1, 1, 2, 1, 1, 2, 1, 1]
+        self.blocks = nn.Sequential(*map(Block, [16, *widths], widths, strides))
+        self.fc = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x):
+        return self.fc(self.blocks(self.stem(x)).mean(dim=(2, 3)))
+
+
+def evaluate(model, images, labels, batch_size):
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for start in range(hvd.rank() * batch_size, len(labels), hvd.size() * batch_size):
+            logits = model(images[start : start + batch_size])
+            correct += (logits.argmax(1) == labels[start : start + batch_size]).sum().item()
+    return hvd.allreduce(torch.tensor(float(correct)), name="correct", op=hvd.Sum).item() / len(labels)
+
+
+def main():
+    args = shared.options()
+    hvd.init()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+    (images, labels), (val_images, val_labels) = shared.digits()
+    images, val_images = (torch.from_numpy(x).permute(0, 3, 1, 2).contiguous() for x in (images, val_images))
+    labels, val_labels = torch.from_numpy(labels), torch.from_numpy(val_labels)
+
+    model = ResNet20()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * hvd.size(), momentum=0.9, weight_decay=1e-4)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    clock, step, accuracy = shared.Clock(), 0, 0.0
+    for epoch in range(args.epochs):
+        model.train()
+        clock.resume()
+        batches = shared.epoch_indices(len(labels), args.batch_size, epoch, hvd.rank(), hvd.size())
+        for indices in batches:
+            for group in optimizer.param_groups:
+                group["lr"] = shared.learning_rate(step, len(batches), args.epochs, hvd.size())
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images[indices]), labels[indices])
+            loss.backward()
+            optimizer.step()
+            clock.tick()
+            step += 1
+            if step == args.steps:
+                break
+        accuracy = evaluate(model, val_images, val_labels, args.batch_size)
+        if hvd.rank() == 0:
+            print(f"epoch {epoch + 1}: loss {loss.item():.4f}, accuracy {accuracy:.4f}", flush=True)
+        if step == args.steps:
+            break
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    shared.report(args, clock, hvd.allgather_object, hvd.rank(), accuracy, parameters)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

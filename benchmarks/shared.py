@@ -1,0 +1,111 @@
+"""What the four scripts in `plain/` share: options, the digits, the learning rate, a clock. Nothing of hvdkit is in it.
+
+It computes what the recipe computes, so that both sides of the comparison have the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import json
+import math
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def options() -> argparse.Namespace:
+    """The command line of a plain script."""
+    parser = argparse.ArgumentParser(description="ResNet-20 on the digits by Horovod, without hvdkit.")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--warmup-steps", type=int, default=10, help="first steps that throughput leaves out")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
+    parser.add_argument("--out", type=Path, help="file for the result, JSON")
+    return parser.parse_args()
+
+
+def digits() -> tuple[Arrays, Arrays]:
+    """(images, labels) to train on and held out: float32 (n, 32, 32, 3), bilinear from 8×8, normalised; int64 (n,).
+
+    Read from the file in scikit-learn's package. Importing scikit-learn itself would make a plain script look heavier
+    than hvdkit by 60 MiB, which is no merit of hvdkit's.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise SystemExit("error: scikit-learn, which ships the digits, is not installed beside the framework")
+    with gzip.open(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    centres = (np.arange(32) + 0.5) / 4 - 0.5
+    weights = np.stack([np.interp(centres, np.arange(8), one) for one in np.eye(8)], axis=1).astype(np.float32)
+    images = (weights @ table[:, :64].reshape(-1, 8, 8) @ weights.T / 16 - 0.305) / 0.324
+    images = np.repeat(images[..., None], 3, axis=-1).astype(np.float32)
+    labels = table[:, 64].astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(labels))
+    return (images[order[360:]], labels[order[360:]]), (images[order[:360]], labels[order[:360]])
+
+
+def epoch_indices(samples: int, batch_size: int, epoch: int, rank: int, size: int) -> np.ndarray:
+    """This rank's samples of one epoch, (steps, batch_size); the incomplete last global batch is left out."""
+    order = np.random.default_rng(epoch).permutation(samples)[rank::size]
+    steps = samples // (batch_size * size)
+    return order[: steps * batch_size].reshape(steps, batch_size)
+
+
+def learning_rate(step: int, steps_per_epoch: int, epochs: int, size: int, base: float = 0.05) -> float:
+    """Scaled by the number of ranks, reached over one epoch, then a cosine down to 0."""
+    if step < steps_per_epoch:
+        return base + (base * size - base) * step / steps_per_epoch
+    progress = (step - steps_per_epoch) / max(1, (epochs - 1) * steps_per_epoch)
+    return base * size * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class Clock:
+    """Seconds from the end of one step to the end of the next; evaluations are left out by `resume`."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.resume()
+
+    def resume(self) -> None:
+        """The next step begins now."""
+        self._last = time.perf_counter()
+
+    def tick(self) -> None:
+        """A step has ended."""
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
+
+
+def report(
+    args: argparse.Namespace, clock: Clock, gather: Callable[..., list], rank: int, accuracy: float, parameters: int
+) -> None:
+    """Rank 0 prints the result and writes it to `--out`. `gather` brings together every rank's value of an object.
+
+    A step takes as long as on the rank that was slowest at it, as in hvdkit.
+    """
+    slowest = np.max(gather(clock.seconds, name="seconds"), axis=0)
+    measured = slowest[min(args.warmup_steps, len(slowest) - 1) :]
+    memory = gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, name="memory")
+    if rank != 0:
+        return
+    result = {
+        "images_per_second": args.batch_size * len(memory) * len(measured) / float(measured.sum()),
+        "step_ms": 1e3 * float(np.median(measured)),
+        "peak_rss_mib": max(memory),
+        "val_accuracy": accuracy,
+        "parameters": parameters,
+        "steps": len(slowest),
+    }
+    text = json.dumps(result, indent=2)
+    print(text, flush=True)
+    if args.out:
+        args.out.write_text(text + "\n", encoding="utf-8")

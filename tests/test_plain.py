@@ -1,0 +1,67 @@
+"""The hand-written scripts that hvdkit is measured against: they run, are the same network, and know no hvdkit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FRAMEWORKS, ROOT
+
+from hvdkit.config import Digits
+from hvdkit.core.data import ArraySplit, open_dataset
+from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Job
+from hvdkit.runtimes.store import find
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_steps_on_two_ranks(framework: str, tmp_path: Path) -> None:
+    runtime = find(framework)
+    out = tmp_path / "result.json"
+    job = Job(
+        python=runtime.python,
+        arguments=[str(BENCHMARKS / "plain" / f"{framework}.py"), "--steps", "2", "--out", str(out)],
+        np=2,
+        hosts=[Host("localhost", 2)],
+        environment=runtime.environment | {"OMP_NUM_THREADS": "1"},
+        log_dir=tmp_path,
+    )
+    LAUNCHERS["direct"](job)
+    result = json.loads(out.read_text())
+    assert result["parameters"] == 272_474
+    assert result["steps"] == 2
+    assert result["images_per_second"] > 0
+    assert 0 <= result["val_accuracy"] <= 1
+
+
+def test_plain_means_without_hvdkit() -> None:
+    for path in [BENCHMARKS / "shared.py", *(BENCHMARKS / "plain").glob("*.py")]:
+        assert not any("hvdkit" in line for line in path.read_text().splitlines() if "import" in line), path
+
+
+def test_the_digits_are_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pictures and as many of them held out; only the order differs."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import shared
+
+    dataset = open_dataset(Digits(name="digits"), 10, seed=1)
+    assert isinstance(dataset.train, ArraySplit) and isinstance(dataset.val, ArraySplit)
+    (images, labels), (val_images, val_labels) = shared.digits()
+    assert images.shape == (1437, 32, 32, 3)
+    assert val_images.shape == (360, 32, 32, 3)
+    assert images.dtype == val_images.dtype == np.float32
+
+    def sums(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.sort(np.concatenate([array.sum(axis=(1, 2, 3), dtype=np.float64) for array in arrays]))
+
+    theirs, ours = sums([images, val_images]), sums([dataset.train.images, dataset.val.images])
+    assert np.allclose(theirs, ours, rtol=0, atol=1e-2)
+    assert np.array_equal(
+        np.bincount(np.concatenate([labels, val_labels])),
+        np.bincount(np.concatenate([dataset.train.labels, dataset.val.labels])),
+    )
