@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,13 @@ import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 
+from hvdkit.adapters.mxnet_sgd import MomentumSGD
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Op
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import decay_of
 from hvdkit.core.state import canonical_name, check_fits, slot_name
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
@@ -27,6 +28,7 @@ CAPABILITIES = frozenset({"gpu", "float16", "float32", "float64", "int32", "int6
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 _context = mx.cpu()
+_sessions = itertools.count()  # ranks prepare their networks in the same order
 
 
 @dataclass
@@ -37,27 +39,8 @@ class Session:
     label_smoothing: float
     compressor: Compressor
     parameters: list[mx.gluon.Parameter]  # the trainable ones
-
-
-class MomentumSGD(mx.optimizer.Optimizer):
-    """SGD with momentum in PyTorch's form; MXNet's own has the learning rate inside the velocity."""
-
-    def __init__(self, settings: Optimizer) -> None:
-        super().__init__(learning_rate=settings.learning_rate)
-        self._settings = settings
-
-    def create_state(self, index: int, weight: mx.nd.NDArray) -> mx.nd.NDArray:
-        """The velocity."""
-        return mx.nd.zeros_like(weight)
-
-    def update(self, index: int, weight: mx.nd.NDArray, grad: mx.nd.NDArray, state: mx.nd.NDArray) -> None:
-        """`hvdkit.core.optimizer.sgd_step` in place."""
-        decay = decay_of(self._settings, weight.shape)
-        if decay:
-            grad = grad + decay * weight
-        state *= self._settings.momentum
-        state += grad
-        weight -= self.learning_rate * (grad + self._settings.momentum * state if self._settings.nesterov else state)
+    # Names the reduction: two networks may have theirs under way at once, as the engine runs all that is ready.
+    group: str
 
 
 def versions() -> dict[str, str]:
@@ -135,6 +118,7 @@ def prepare(model: mx.gluon.Block, optimizer: Optimizer, loss: Loss, compression
         loss.label_smoothing,
         compression_.make(compression, _this()),
         [parameter for parameter in model.collect_params().values() if parameter.grad_req != "null"],
+        f"gradients.{next(_sessions)}",
     )
 
 
@@ -179,7 +163,7 @@ def train_step(session: Session, batch: Batch) -> mx.nd.NDArray:
 def _average_gradients(session: Session) -> None:
     gradients = [parameter.grad() for parameter in session.parameters]
     packed = [session.compressor.compress(gradient) for gradient in gradients]
-    hvd.grouped_allreduce_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
+    hvd.grouped_allreduce_([sent for sent, _ in packed], op=hvd.Average, name=session.group)
     for gradient, (sent, context) in zip(gradients, packed, strict=True):
         if sent is not gradient:
             gradient[:] = session.compressor.decompress(sent, context)
