@@ -5,8 +5,8 @@
 Takes the CPU targets' stages from the Dockerfile and runs them in order, each in a folder made by debootstrap and
 entered by chroot, with ARG, ENV, WORKDIR, USER and COPY as in Docker. Then the image's own CMD and a short training on
 two ranks, by the image's user, and over docker-compose.yml's two nodes. Needs root and debootstrap. What is done is
-kept in `~/.cache/hvdkit/image-check`: an interrupted check goes on with the step it was at, a changed step and those
-after it run anew.
+kept in `~/.cache/hvdkit/image-check`: an interrupted check goes on with the stage it was in, a stage with a changed step
+is made anew.
 
 Unlike in Docker, root's steps find a cache of earlier downloads and compiled wheels, and pip and apt are set as they
 are on this machine.
@@ -76,7 +76,7 @@ class Check:
         return self.work / "trees" / stage
 
     def _build(self, stage: Stage) -> None:
-        """Bring the stage's tree to its end, from where an earlier check has left it if nothing before has changed."""
+        """Bring the stage's tree to its end; what an earlier check has done in it stays if nothing of that has changed."""
         record = self.work / "trees" / f"{stage.name}.json"
         key = self._base_key(stage)
         plan = []
@@ -98,8 +98,12 @@ class Check:
             self._settings.get(stage.base, {"USER": "root", "WORKDIR": "/", "PATH": chroot.DEBIAN_PATH})
         )
         for number, instruction in enumerate(stage.instructions):
-            self._act(stage, instruction, again=number < len(done) - 1)
-            if number >= len(done) - 1:
+            again = number < len(done) - 1
+            if not again:
+                # A step that is cut off leaves the tree in no known state: without its record the stage begins anew.
+                record.unlink(missing_ok=True)
+            self._act(stage, instruction, again)
+            if not again:
                 done.append(plan[number])
                 record.write_text(json.dumps(done))
         self._keys[stage.name] = key
@@ -278,7 +282,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("interrupted; the next check goes on from the step it was at", file=sys.stderr)
+            print("interrupted; the next check goes on from the stage it was in", file=sys.stderr)
             return 130
     return 0
 
