@@ -5,8 +5,8 @@
 Takes the CPU targets' stages from the Dockerfile and runs them in order, each in a folder made by debootstrap and
 entered by chroot, with ARG, ENV, WORKDIR, USER and COPY as in Docker. Then the image's own CMD and a short training on
 two ranks, by the image's user, and over docker-compose.yml's two nodes. Needs root and debootstrap. What is done is
-kept in `~/.cache/hvdkit/image-check`: an interrupted check goes on with the stage it was in, a stage with a changed step
-is made anew.
+kept in `~/.cache/hvdkit/image-check`: an interrupted check goes on with the stage it was in, a stage with a changed
+step is made anew.
 
 Unlike in Docker, root's steps find a cache of earlier downloads and compiled wheels, and pip and apt are set as they
 are on this machine.
@@ -76,7 +76,7 @@ class Check:
         return self.work / "trees" / stage
 
     def _build(self, stage: Stage) -> None:
-        """Bring the stage's tree to its end; what an earlier check has done in it stays if nothing of that has changed."""
+        """Bring the stage's tree to its end; what was done in it and has not changed stays."""
         record = self.work / "trees" / f"{stage.name}.json"
         key = self._base_key(stage)
         plan = []
