@@ -217,7 +217,8 @@ def _explain(error: ValidationError) -> list[str]:
         if loc[:1] == ["threads"]:
             loc = loc[:1]
             fault = fault | {"type": "threads", "msg": "expected 'auto' or a whole number from 1 to 4096"}
-        key = ".".join(loc) or "recipe"
+        # a key with a line break in it must not break the message's line
+        key = ".".join(part if part.isprintable() else repr(part) for part in loc) or "recipe"
         line = f"{key}: {_reason(fault, loc)}"
         if line not in lines:
             lines.append(line)
