@@ -36,7 +36,10 @@ def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
     The process ends without the interpreter's own farewell: everything is written by then, and threads of TensorFlow
     and Horovod have been seen to hang it.
     """
-    status = _run(adapter, build, argv)
+    try:
+        status = _run(adapter, build, argv)
+    except SystemExit as leaving:  # at once too: a slow farewell would let its peers fail before it
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
