@@ -5,8 +5,8 @@
 A round runs `benchmarks/plain/<framework>.py` and hvdkit's recipe directly after each other, in random order, on two
 ranks of one thread each, through the same launcher and environment, and gives one ratio of each figure. A machine
 that others use too slows both sides of a round alike, so ratios are told and no absolute figures. Rounds that are
-done are kept in `runs/cost` and not run again, unless `--fresh` is given. Exit status 1 where a mark is missed beyond
-the doubt that the interval leaves.
+done are kept in `runs/cost` and not run again: give `--fresh` after a change of code. Exit status 1 where a mark is
+missed beyond the doubt that the interval leaves.
 """
 
 from __future__ import annotations

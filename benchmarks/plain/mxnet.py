@@ -34,12 +34,19 @@ class Block(nn.HybridBlock):
         return F.Activation(self.body(x) + self.shortcut(x), act_type="relu")
 
 
+class Mean(nn.HybridBlock):
+    """Over the pixels. GlobalAvgPool2D is usual, but makes the step on a CPU half as slow again."""
+
+    def hybrid_forward(self, F, x):
+        return F.mean(x, axis=(2, 3))
+
+
 def resnet20(classes=10):
     net = nn.HybridSequential()
     net.add(conv(3, 16, 3, 1), nn.BatchNorm(in_channels=16), nn.Activation("relu"))
     widths, strides = [16] * 3 + [32] * 3 + [64] * 3, [1, 1, 1, 2, 1, 1, 2, 1, 1]
     net.add(*map(Block, [16, *widths], widths, strides))
-    net.add(nn.GlobalAvgPool2D(), nn.Dense(classes, in_units=64))
+    net.add(Mean(), nn.Dense(classes, in_units=64))
     net.initialize(mx.init.MSRAPrelu(factor_type="out", slope=0))
     net.hybridize(static_alloc=True, static_shape=True)
     return net
