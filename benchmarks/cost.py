@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 SIDES = ("plain", "hvdkit")
 # Both sides get one thread a rank; TensorFlow does not read OpenMP's variable.
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
 RANKS, STEPS, WARMUP_STEPS, EPOCHS = 2, 70, 15, 4  # 22 steps an epoch: three whole ones and the start of a fourth
 SPEED_MARK, MEMORY_MARK = 0.98, 1.05
 RESAMPLES = 10_000
