@@ -1,5 +1,7 @@
 """One rank: reduce within process sets that span both hosts, by local rank."""
 
+import sys
+
 import horovod.mxnet as hvd
 import mxnet as mx
 
@@ -13,5 +15,7 @@ expected = 101 if hvd.local_rank() == 0 else 1010
 assert (total.asnumpy() == expected).all(), total
 everyone = hvd.allreduce(value, op=hvd.Sum, name="all")
 assert (everyone.asnumpy() == 1111).all(), everyone
-print(f"rank {hvd.rank()}: sums are right", flush=True)
+# One write a line, newline included: `print` makes two of it under PYTHONUNBUFFERED, and four ranks share the output.
+sys.stdout.write(f"rank {hvd.rank()}: sums are right\n")
+sys.stdout.flush()
 hvd.shutdown()
