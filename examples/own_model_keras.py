@@ -5,7 +5,7 @@ from keras import layers
 from sklearn.datasets import load_digits
 
 from hvdkit.adapters import keras as adapter
-from hvdkit.config import Loss, Optimizer, Schedule
+from hvdkit.config import Loss, Schedule, Sgd
 from hvdkit.core.data import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.core.loop import evaluate
 from hvdkit.core.schedule import scaled_rate
@@ -18,7 +18,7 @@ images = digits.images[..., None].astype("float32") / 16
 train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:360], digits.target[:360])
 
 network = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10)])
-session = adapter.prepare(network, Optimizer(learning_rate=RATE), Loss(), compression="fp16")
+session = adapter.prepare(network, Sgd(learning_rate=RATE), Loss(), compression="fp16")
 adapter.broadcast_state(session, root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)

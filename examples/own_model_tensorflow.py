@@ -4,7 +4,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from hvdkit.adapters import tensorflow as adapter
-from hvdkit.config import Loss, Optimizer, Schedule
+from hvdkit.config import Loss, Schedule, Sgd
 from hvdkit.core.data import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.core.loop import evaluate
 from hvdkit.core.schedule import scaled_rate
@@ -24,7 +24,7 @@ topology = adapter.init(device="auto")
 digits = load_digits()
 pixels = digits.data.astype("float32") / 16
 train, test = ArraySplit(pixels[360:], digits.target[360:]), ArraySplit(pixels[:360], digits.target[:360])
-session = adapter.prepare(Perceptron(), Optimizer(learning_rate=RATE), Loss(), compression="fp16")
+session = adapter.prepare(Perceptron(), Sgd(learning_rate=RATE), Loss(), compression="fp16")
 adapter.broadcast_state(session, root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)
@@ -33,7 +33,7 @@ for epoch in range(EPOCHS):
     shard = epoch_batches(train, BATCH_SIZE, SEED, epoch, topology.rank, topology.size)
     for step, batch in enumerate(shard, start=epoch * steps):
         adapter.set_learning_rate(session, rate(step))
-        adapter.train_step(session, batch)
+        adapter.train_step(session, [batch])
     accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
     if topology.is_root:
         print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)

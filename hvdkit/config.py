@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from hvdkit.errors import RequestError
 
@@ -51,24 +51,78 @@ class Synthetic(_Strict):
 
 
 class Optimizer(_Strict):
+    """What all optimizers have; the recipe's `optimizer.name` chooses one of the classes below.
+
+    `learning_rate` belongs to a global batch of `schedule.base_batch_size` images. Weight decay acts on all parameters
+    or, with `decay: weights`, not on biases and batch-norm parameters. Formulas: `hvdkit/core/optimizer.py`.
+    """
+
+    name: str
+    learning_rate: float = Field(gt=0)
+    weight_decay: float = Field(1e-4, ge=0)
+    decay: Literal["all", "weights"] = "all"
+    clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of all gradients together")
+
+
+class Sgd(Optimizer):
     """Stochastic gradient descent with momentum, as PyTorch defines it: the learning rate stays outside the velocity.
 
-    `learning_rate` belongs to a global batch of `schedule.base_batch_size` images. `weight_decay` is added to the
-    gradient (coupled), to all parameters or, with `decay: weights`, not to biases and batch-norm parameters.
+    Weight decay is added to the gradient (coupled) or, with `decoupled`, taken from the weights beside the update.
     """
 
     name: Literal["sgd"] = "sgd"
-    learning_rate: float = Field(gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     nesterov: bool = False
-    weight_decay: float = Field(1e-4, ge=0)
-    decay: Literal["all", "weights"] = "all"
+    decoupled: bool = False
 
     @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> Optimizer:
+    def _nesterov_needs_momentum(self) -> Sgd:
         if self.nesterov and self.momentum == 0:
             raise ValueError("expected momentum > 0 where nesterov is true, got momentum 0")
         return self
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    name: Literal["adamw"] = "adamw"
+    weight_decay: float = Field(1e-2, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+
+
+class Lars(Optimizer):
+    """SGD with a rate of its own for each layer (You et al. 2017). What decay spares has no such rate either."""
+
+    name: Literal["lars"] = "lars"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    trust_coefficient: float = Field(1e-3, gt=0)
+
+
+class Lamb(Optimizer):
+    """Adam with a rate of its own for each layer (You et al. 2020). What decay spares has no such rate either."""
+
+    name: Literal["lamb"] = "lamb"
+    weight_decay: float = Field(1e-2, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-6, gt=0)
+
+
+def _optimizer_name(value: Any) -> str:
+    """Which optimizer a mapping asks for: `sgd` where it names none."""
+    name = value.get("name", "sgd") if isinstance(value, dict) else getattr(value, "name", "sgd")
+    return name if isinstance(name, str) else repr(name)
+
+
+AnyOptimizer = Annotated[
+    Annotated[Sgd, Tag("sgd")]
+    | Annotated[AdamW, Tag("adamw")]
+    | Annotated[Lars, Tag("lars")]
+    | Annotated[Lamb, Tag("lamb")],
+    Discriminator(_optimizer_name),
+]
 
 
 class Schedule(_Strict):
@@ -77,9 +131,10 @@ class Schedule(_Strict):
     scale: Literal["linear", "none"] = "linear"
     base_batch_size: int = Field(256, ge=1)
     warmup_epochs: float = Field(0.0, ge=0)
-    decay: Literal["constant", "step", "cosine"] = "cosine"
+    decay: Literal["constant", "step", "cosine", "polynomial"] = "cosine"
     milestones: list[float] = Field(default_factory=list, description="epochs; for decay: step")
     gamma: float = Field(0.1, gt=0, le=1, description="factor at each milestone")
+    power: float = Field(2.0, gt=0, description="for decay: polynomial")
 
     @model_validator(mode="after")
     def _milestones_belong_to_step(self) -> Schedule:
@@ -106,14 +161,26 @@ class Recipe(_Strict):
     epochs: int = Field(1, ge=1, le=100_000)
     steps: int | None = Field(None, ge=1, description="stop after so many steps")
     seed: int = Field(1, ge=0, lt=2**32)
-    optimizer: Optimizer
+    optimizer: AnyOptimizer
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     compression: Literal["none", "fp16"] = Field("none", description="of gradients on the wire")
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
+        "fp32", description="of the network's arithmetic; weights are fp32, under fp64 fp64"
+    )
+    accumulate: int = Field(1, ge=1, description="batches whose mean gradient makes one update")
+    recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
+    check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     device: Literal["auto", "cpu", "gpu"] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
     warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
+
+
+_KINDS: dict[str, dict[str, type[BaseModel]]] = {
+    "data": {"digits": Digits, "synthetic": Synthetic},
+    "optimizer": {"sgd": Sgd, "adamw": AdamW, "lars": Lars, "lamb": Lamb},
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -211,8 +278,8 @@ def _explain(error: ValidationError) -> list[str]:
     lines = []
     for fault in error.errors(include_url=False):
         loc = [str(part) for part in fault["loc"]]
-        # pydantic names the chosen member of `data` as if it were a key
-        if loc[:1] == ["data"] and len(loc) > 1 and loc[1] in ("digits", "synthetic"):
+        # pydantic names the chosen kind of data or optimizer as if it were a key
+        if len(loc) > 1 and loc[1] in _KINDS.get(loc[0], ()):
             del loc[1]
         if loc[:1] == ["threads"]:
             loc = loc[:1]
@@ -236,7 +303,7 @@ def _reason(fault: Any, loc: list[str]) -> str:
     if kind == "value_error":
         return str(fault["ctx"]["error"])
     if kind == "union_tag_invalid":
-        return f"expected data.name to be {fault['ctx']['expected_tags']}, got {fault['ctx']['tag']!r}"
+        return f"expected {loc[0]}.name to be {fault['ctx']['expected_tags']}, got {fault['ctx']['tag']!r}"
     if kind == "string_pattern_mismatch":
         allowed = "letters, digits, '.', '_' or '-', at most 100, the first a letter or digit"
         return f"expected {allowed}; got {_brief(received)}"
@@ -247,8 +314,8 @@ def _reason(fault: Any, loc: list[str]) -> str:
 def _did_you_mean(loc: list[str]) -> str:
     sections: dict[str, list[type[BaseModel]]] = {
         "model": [Model],
-        "data": [Digits, Synthetic],
-        "optimizer": [Optimizer],
+        "data": list(_KINDS["data"].values()),
+        "optimizer": list(_KINDS["optimizer"].values()),
         "schedule": [Schedule],
         "loss": [Loss],
     }

@@ -53,6 +53,10 @@ class TrainResult(_Record):
     seed: int
     batch_size: int
     compression: str
+    optimizer: str
+    precision: str
+    accumulate: int
+    recompute: bool
     epochs: int
     steps: int
     warmup_steps: int
@@ -66,6 +70,7 @@ class TrainResult(_Record):
     peak_rss_mib: float
     train_s: float
     initial_state_sha256: str
+    final_weights_sha256: str
 
 
 class Machine(_Record):

@@ -14,7 +14,7 @@ import pytest
 from conftest import FRAMEWORKS, ROOT
 
 from hvdkit import adapters
-from hvdkit.config import Loss, Optimizer
+from hvdkit.config import Loss, Optimizer, Sgd
 from hvdkit.core.adapter import CAPABILITIES, Adapter
 from hvdkit.core.topology import Topology
 from hvdkit.launch import LAUNCHERS
@@ -23,7 +23,8 @@ from hvdkit.launch.job import Job
 from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
-from cases import CASES, CLASSES, PROBED, SHAPE, error, probe  # the ranks import it the same way
+import grown  # noqa: F401  # adds its cases
+from cases import CASES, CLASSES, FEATURES, PROBED, SHAPE, error, probe  # the ranks import it the same way
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def outcome(framework: str) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
-        folder = tmp_path_factory.mktemp(framework)
+        folder, runtime = tmp_path_factory.mktemp(framework), find(framework.partition("-")[0])
         job = Job(
-            python=find(framework).python,
+            python=runtime.python,
             arguments=[str(ROOT / "tests" / "contract" / "rank.py"), framework, str(folder / "report.json")],
             np=2,
             hosts=[Host("localhost", 2)],
-            environment=find(framework).environment | {"OMP_NUM_THREADS": "1"},
+            environment=runtime.environment | {"OMP_NUM_THREADS": "1"},
             log_dir=folder / "logs",
         )
         LAUNCHERS["direct"](job)
@@ -48,7 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", (*FRAMEWORKS, "pytorch-overlapped"))
 def test_two_ranks(framework: str, name: str, report: Any) -> None:
     told, _ = report(framework)
     assert told["cases"][name] == [], "\n".join(told["cases"][name])
@@ -74,12 +75,18 @@ def test_capabilities_are_of_the_known_ones() -> None:
 def test_null_adapter(name: str) -> None:
     local: Any = adapters.load("local")
 
-    def make(compression: str = "none", label_smoothing: float = 0.0, **settings: Any) -> Any:
+    def make(
+        compression: str = "none",
+        label_smoothing: float = 0.0,
+        precision: str = "fp64",
+        tiny: bool = False,
+        optimizer: Optimizer | None = None,
+        **settings: Any,
+    ) -> Any:
+        features = FEATURES if tiny else int(np.prod(SHAPE))
+        optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
         return local.prepare(
-            local.Linear(int(np.prod(SHAPE)), CLASSES),
-            Optimizer(**({"learning_rate": 0.1} | settings)),
-            Loss(label_smoothing=label_smoothing),
-            compression,
+            local.Linear(features, CLASSES), optimizer, Loss(label_smoothing=label_smoothing), compression
         )
 
     CASES[name](local, Topology(), make)

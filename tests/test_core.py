@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hvdkit import adapters, config
-from hvdkit.config import Digits, Optimizer, Recipe, Synthetic
+from hvdkit.config import Digits, Recipe, Sgd, Synthetic
 from hvdkit.core import data, metrics, resnet
 from hvdkit.core.loop import Loop
-from hvdkit.core.optimizer import decay_of, sgd_step
+from hvdkit.core.optimizer import decay_of, update
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
 from hvdkit.core.topology import Topology, threads_per_rank
@@ -173,8 +173,11 @@ def test_steps_divide_the_rate_at_their_milestones() -> None:
 
 
 def test_sgd_follows_the_formula() -> None:
-    settings = Optimizer(learning_rate=0.1, momentum=0.5, weight_decay=0.1, nesterov=True)
-    weight, velocity = sgd_step(settings, 0.1, np.array([[2.0]]), np.array([[1.0]]), np.array([[4.0]]))
+    settings = Sgd(learning_rate=0.1, momentum=0.5, weight_decay=0.1, nesterov=True)
+    adapter: Any = adapters.load("local")
+    weight, (velocity,) = update(
+        settings, adapter, np.array([[2.0]]), np.array([[1.0]]), (np.array([[4.0]]),), rate=0.1
+    )
     assert velocity == pytest.approx(0.5 * 4 + 1.2)
     assert weight == pytest.approx(2 - 0.1 * (1.2 + 0.5 * 3.2))
     assert decay_of(settings.model_copy(update={"decay": "weights"}), (7,)) == 0

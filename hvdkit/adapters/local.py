@@ -6,7 +6,8 @@ Core's tests run on it in milliseconds.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,19 @@ import numpy as np
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Op
+from hvdkit.core.adapter import Adapter, Gradients, Op
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.metrics import cross_entropy
-from hvdkit.core.optimizer import sgd_step
+from hvdkit.core.optimizer import bias_corrections, clip, counts_steps, slot_names, update
 from hvdkit.core.state import check_fits, slot_name
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 
 NAME = "local"
-CAPABILITIES = frozenset({"float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"})
+CAPABILITIES = frozenset(
+    {"fp64", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"}
+)
 
 
 class Linear:
@@ -49,7 +52,8 @@ class Session:
     loss: Loss
     compressor: Compressor
     learning_rate: float
-    velocities: dict[str, np.ndarray] = field(default_factory=dict)
+    slots: dict[str, tuple[np.ndarray, ...]]  # by parameter
+    steps: int = 0
 
 
 def versions() -> dict[str, str]:
@@ -106,31 +110,57 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return [value]
 
 
-def prepare(model: Linear, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
-    velocities = {name: np.zeros_like(value) for name, value in model.parameters.items()}
-    compressor = compression_.make(compression, _this())
-    return Session(model, optimizer, loss, compressor, optimizer.learning_rate, velocities)
+def sqrt(tensor: np.ndarray) -> np.ndarray:
+    return np.sqrt(tensor)
+
+
+def norm(tensor: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.norm(tensor))
+
+
+def where(condition: np.ndarray, if_true: np.ndarray, if_false: np.ndarray) -> np.ndarray:
+    return np.where(condition, if_true, if_false)
+
+
+def prepare(
+    model: Linear, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+) -> Session:
+    count = len(slot_names(optimizer))
+    slots = {name: (np.zeros_like(value),) * count for name, value in model.parameters.items()}
+    return Session(model, optimizer, loss, compression_.make(compression, _this()), optimizer.learning_rate, slots)
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
     pass
 
 
-def train_step(session: Session, batch: Batch) -> np.ndarray:
+def train_step(session: Session, batches: Sequence[Batch]) -> np.ndarray:
+    found = [gradients(session, batch) for batch in batches]
+    optimizer, parameters = session.optimizer, session.model.parameters
+    means = [sum(each.averaged[name] for each in found) / np.float64(len(found)) for name in parameters]
+    if optimizer.clip_norm is not None:
+        means = clip(means, optimizer.clip_norm, _this())
+    session.steps += 1
+    corrections = bias_corrections(optimizer, session.steps)
+    for name, gradient in zip(parameters, means, strict=True):
+        parameters[name], session.slots[name] = update(
+            optimizer, _this(), parameters[name], gradient, session.slots[name], session.learning_rate, corrections
+        )
+    return np.asarray(np.mean([each.loss for each in found]))
+
+
+def gradients(session: Session, batch: Batch) -> Gradients:
     logits, count = session.model(batch.images), len(batch.labels)
     classes = logits.shape[1]
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     smoothing = session.loss.label_smoothing
     target = np.eye(classes)[batch.labels] * (1 - smoothing) + smoothing / classes
-    gradients = session.model.gradients(batch.images, (shares - target) / count)
-    for name, weight in session.model.parameters.items():
-        gradient = session.compressor.decompress(*session.compressor.compress(gradients[name]))
-        session.model.parameters[name], session.velocities[name] = sgd_step(
-            session.optimizer, session.learning_rate, weight, gradient, session.velocities[name]
-        )
+    own = session.model.gradients(batch.images, (shares - target) / count)
+    sent = {name: session.compressor.decompress(*session.compressor.compress(value)) for name, value in own.items()}
     every = [cross_entropy(logits, np.full(count, label)) for label in range(classes)]
-    return np.asarray((1 - smoothing) * cross_entropy(logits, batch.labels).mean() + smoothing * np.mean(every))
+    loss = (1 - smoothing) * cross_entropy(logits, batch.labels).mean() + smoothing * np.mean(every)
+    return Gradients(logits, float(loss), own, sent)
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -142,15 +172,23 @@ def set_learning_rate(session: Session, value: float) -> None:
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    slots = {slot_name("momentum", name): velocity.copy() for name, velocity in session.velocities.items()}
-    return {name: value.copy() for name, value in session.model.parameters.items()} | slots
+    values = {name: value.copy() for name, value in session.model.parameters.items()}
+    for name, slots in session.slots.items():
+        for slot, value in zip(slot_names(session.optimizer), slots, strict=True):
+            values[slot_name(slot, name)] = value.copy()
+    if counts_steps(session.optimizer):
+        values["optimizer.step"] = np.asarray(session.steps)
+    return values
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
     check_fits({name: value.shape for name, value in session.model.parameters.items()}, state)
     for name in session.model.parameters:
         session.model.parameters[name] = state[name].astype(np.float64)
-        session.velocities[name] = state.get(slot_name("momentum", name), session.velocities[name]).copy()
+        names = [slot_name(slot, name) for slot in slot_names(session.optimizer)]
+        if names[0] in state:
+            session.slots[name] = tuple(state[each].copy() for each in names)
+    session.steps = int(state.get("optimizer.step", session.steps))
 
 
 def fit(session: Session, loop: loop_.Loop) -> None:

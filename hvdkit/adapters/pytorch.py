@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +13,29 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
+from hvdkit.adapters import pytorch_update
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Op
+from hvdkit.core.adapter import Adapter, Gradients, Op
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import decay_of
-from hvdkit.core.state import check_fits, slot_name
+from hvdkit.core.optimizer import clip, counts_steps
+from hvdkit.core.precision import LOSS_SCALING, PRECISIONS, Precision
+from hvdkit.core.state import check_fits
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
 
 NAME = "pytorch"
-CAPABILITIES = frozenset({"gpu", "float16", "float32", "float64", "int32", "int64", "scalars", "empty"})
+CAPABILITIES = frozenset(
+    {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute"}
+    | {"float16", "float32", "float64", "int32", "int64", "scalars", "empty"}
+)
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
+# A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that
+# would only take cores from backward.
+_OVERLAPPED_ON = {"cuda"}
 _device = torch.device("cpu")
 
 
@@ -33,8 +43,12 @@ _device = torch.device("cpu")
 class Session:
     model: torch.nn.Module
     optimizer: Any
+    settings: Optimizer
     criterion: torch.nn.CrossEntropyLoss
-    compressor: Compressor | None  # None where the optimizer averages the gradients itself
+    compressor: Compressor
+    precision: Precision
+    scaler: torch.amp.GradScaler
+    overlapped: bool  # gradients are sent while backward goes on, by Horovod's own optimizer
 
 
 def versions() -> dict[str, str]:
@@ -102,64 +116,121 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return list(hvd.allgather_object(value, name=name))
 
 
-def prepare(model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
-    model.to(_device)
-    groups: dict[float, list[torch.nn.Parameter]] = {}
-    for parameter in model.parameters():
-        groups.setdefault(decay_of(optimizer, tuple(parameter.shape)), []).append(parameter)
-    sgd = torch.optim.SGD(
-        [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()],
-        lr=optimizer.learning_rate,
-        momentum=optimizer.momentum,
-        nesterov=optimizer.nesterov,
-    )
+def sqrt(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(tensor)
+
+
+def norm(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor)
+
+
+def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor) -> torch.Tensor:
+    return torch.where(condition, if_true, if_false)
+
+
+def prepare(
+    model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+) -> Session:
+    dtypes = PRECISIONS[precision]
+    model.to(_device, getattr(torch, dtypes.parameters))
+    bound: Any = pytorch_update.make(optimizer, model, _this())
     compressor = compression_.make(compression, _this())
+    overlapped = _device.type in _OVERLAPPED_ON
+    if overlapped:
+        names = model.named_parameters()
+        bound = hvd.DistributedOptimizer(bound, named_parameters=names, compression=compressor, op=hvd.Average)
+    scaler = torch.amp.GradScaler(
+        _device.type,
+        init_scale=LOSS_SCALING.initial,
+        growth_factor=LOSS_SCALING.growth,
+        backoff_factor=LOSS_SCALING.backoff,
+        growth_interval=LOSS_SCALING.interval,
+        enabled=dtypes.scales_loss,
+    )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
-    if _device.type == "cpu":
-        return Session(model, sgd, criterion, compressor)
-    # A GPU computes while Horovod sends, so each gradient goes as soon as backward has finished it.
-    names = model.named_parameters()
-    distributed = hvd.DistributedOptimizer(sgd, named_parameters=names, compression=compressor, op=hvd.Average)
-    return Session(model, distributed, criterion, None)
+    return Session(model, bound, optimizer, criterion, compressor, dtypes, scaler, overlapped)
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
     # Not hvd.broadcast_optimizer_state: to make the slots it takes a step with zero gradients, and weight decay makes
     # that step move the weights.
-    velocities = {slot_name("momentum", name): velocity for name, velocity in _velocities(session).items()}
-    hvd.broadcast_parameters(session.model.state_dict() | velocities, root_rank=root_rank)
+    scalars = {name: torch.from_numpy(value) for name, value in _scalars(session).items()}
+    hvd.broadcast_parameters(session.model.state_dict() | _slots(session) | scalars, root_rank=root_rank)
+    _load_scalars(session, {name: value.numpy() for name, value in scalars.items()})
 
 
-def train_step(session: Session, batch: Batch) -> torch.Tensor:
-    session.model.train()
+def train_step(session: Session, batches: Sequence[Batch]) -> torch.Tensor:
     session.optimizer.zero_grad()
-    logits = session.model(_images(batch.images))
+    if session.overlapped:
+        session.optimizer.set_backward_passes_per_step(len(batches))
+    losses = [_backward(session, batch, len(batches))[1] for batch in batches]
+    _average_gradients(session)
+    session.scaler.unscale_(session.optimizer)
+    if session.settings.clip_norm is not None:
+        _clip(session.model, session.settings.clip_norm)
+    with session.optimizer.skip_synchronize() if session.overlapped else contextlib.nullcontext():
+        session.scaler.step(session.optimizer)
+    session.scaler.update()
+    return torch.stack(losses).mean()
+
+
+def gradients(session: Session, batch: Batch) -> Gradients:
+    session.optimizer.zero_grad()
+    if session.overlapped:  # nothing is sent before `own` has been read
+        session.optimizer.set_backward_passes_per_step(2)
+    logits, loss = _backward(session, batch, 1)
+    scale = session.scaler.get_scale()
+    own = _gradients(session.model, scale)
+    _average_gradients(session)
+    averaged = _gradients(session.model, scale)
+    return Gradients(to_numpy(logits), float(loss), own, averaged)
+
+
+def _backward(session: Session, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a part's share to the gradients; returns logits and the part's mean loss."""
+    session.model.train()
+    with _autocast(session):
+        logits = session.model(_images(session, batch.images))
+    logits = logits.to(getattr(torch, session.precision.parameters))
     loss = session.criterion(logits, torch.from_numpy(batch.labels).to(_device))
-    loss.backward()
-    if session.compressor:
-        _average_gradients(session.model, session.compressor)
-    session.optimizer.step()
-    return loss.detach()
+    session.scaler.scale(loss / parts).backward()
+    return logits, loss.detach()
 
 
-def _average_gradients(model: torch.nn.Module, compressor: Compressor) -> None:
-    """All at once: on a CPU sending would only take cores from backward, and one group is negotiated once."""
+def _average_gradients(session: Session) -> None:
+    if session.overlapped:
+        session.optimizer.synchronize()
+        return
     gradients = []
-    for parameter in model.parameters():
+    for parameter in session.model.parameters():
         if parameter.grad is None:  # unused on this rank, maybe not on the others
             parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
-    packed = [compressor.compress(gradient) for gradient in gradients]
+    packed = [session.compressor.compress(gradient) for gradient in gradients]
     hvd.grouped_allreduce_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
     for gradient, (sent, context) in zip(gradients, packed, strict=True):
         if sent is not gradient:
-            gradient.copy_(compressor.decompress(sent, context))
+            gradient.copy_(session.compressor.decompress(sent, context))
+
+
+def _clip(model: torch.nn.Module, max_norm: float) -> None:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    for gradient, clipped in zip(gradients, clip(gradients, max_norm, _this()), strict=True):
+        gradient.copy_(clipped)
+
+
+def _gradients(model: torch.nn.Module, scale: float) -> dict[str, np.ndarray]:
+    return {
+        name: to_numpy(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad) / scale
+        for name, parameter in model.named_parameters()
+    }
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
     session.model.eval()
-    with torch.inference_mode():
-        return to_numpy(session.model(_images(images)))
+    with torch.inference_mode(), _autocast(session):
+        logits = session.model(_images(session, images))
+    return to_numpy(logits.to(getattr(torch, session.precision.parameters)))
 
 
 def set_learning_rate(session: Session, value: float) -> None:
@@ -168,19 +239,18 @@ def set_learning_rate(session: Session, value: float) -> None:
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    values = {name: to_numpy(tensor) for name, tensor in _tensors(session).items()}
-    return values | {slot_name("momentum", name): to_numpy(slot) for name, slot in _velocities(session).items()}
+    tensors = _tensors(session) | _slots(session)
+    return {name: to_numpy(tensor) for name, tensor in tensors.items()} | _scalars(session)
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
     tensors = _tensors(session)
     check_fits({name: tuple(tensor.shape) for name, tensor in tensors.items()}, state)
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(torch.from_numpy(state[name]))
-        for name, velocity in _velocities(session).items():
-            if slot_name("momentum", name) in state:
-                velocity.copy_(torch.from_numpy(state[slot_name("momentum", name)]))
+        for name, tensor in (tensors | _slots(session)).items():
+            if name in state:
+                tensor.copy_(torch.from_numpy(state[name]))
+    _load_scalars(session, state)
 
 
 def fit(session: Session, loop: loop_.Loop) -> None:
@@ -197,19 +267,40 @@ def _tensors(session: Session) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in named.items() if not name.endswith("num_batches_tracked")}
 
 
-def _velocities(session: Session) -> dict[str, torch.Tensor]:
-    """By parameter. PyTorch makes them at the first step; a zero one made here leads to the same step."""
-    velocities = {}
-    for name, parameter in session.model.named_parameters():
-        slots = session.optimizer.state[parameter]
-        if slots.get("momentum_buffer") is None:
-            slots["momentum_buffer"] = torch.zeros_like(parameter)
-        velocities[name] = slots["momentum_buffer"]
-    return velocities
+def _slots(session: Session) -> dict[str, torch.Tensor]:
+    return dict(pytorch_update.slots(session.optimizer, session.settings, session.model))
 
 
-def _images(images: np.ndarray) -> torch.Tensor:
+def _scalars(session: Session) -> dict[str, np.ndarray]:
+    """What the state holds beside tensors of a parameter."""
+    scalars: dict[str, np.ndarray] = {}
+    if counts_steps(session.settings):
+        steps = pytorch_update.steps(session.optimizer, session.settings, session.model)
+        scalars["optimizer.step"] = np.array(int(steps[0]))
+    if session.scaler.is_enabled():
+        scaler = session.scaler.state_dict()
+        scalars["optimizer.loss_scale"] = np.array(scaler["scale"], np.float64)
+        scalars["optimizer.good_steps"] = np.array(scaler["_growth_tracker"], np.int64)
+    return scalars
+
+
+def _load_scalars(session: Session, state: dict[str, np.ndarray]) -> None:
+    if "optimizer.step" in state:
+        for count in pytorch_update.steps(session.optimizer, session.settings, session.model):
+            count.fill_(int(state["optimizer.step"]))
+    if session.scaler.is_enabled() and "optimizer.loss_scale" in state:
+        values = {"scale": float(state["optimizer.loss_scale"]), "_growth_tracker": int(state["optimizer.good_steps"])}
+        session.scaler.load_state_dict(session.scaler.state_dict() | values)
+
+
+def _autocast(session: Session) -> torch.autocast:
+    compute = getattr(torch, session.precision.compute)
+    return torch.autocast(_device.type, compute, enabled=session.precision.compute != session.precision.parameters)
+
+
+def _images(session: Session, images: np.ndarray) -> torch.Tensor:
     """NHWC to a contiguous NCHW tensor on the device; features of another shape as they are."""
     if images.ndim == 4:
         images = images.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(images)).to(_device)
+    tensor = torch.from_numpy(np.ascontiguousarray(images)).to(_device)
+    return tensor.to(getattr(torch, session.precision.parameters)) if tensor.is_floating_point() else tensor

@@ -6,6 +6,8 @@ bare act in its framework. Tensors are the framework's own; core speaks NumPy, i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 # what it lists works and that what it does not list fails.
 CAPABILITIES = {
     "gpu": "can run on a GPU, given a build for it",
+    "fp64": "trains with `precision: fp64`",
+    "bf16": "trains with `precision: bf16` on a CPU",
+    "fp16": "trains with `precision: fp16` on a CPU",
+    "gpu-bf16": "trains with `precision: bf16` on a GPU",
+    "gpu-fp16": "trains with `precision: fp16` on a GPU",
+    "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
     "float32": "reduces float32 tensors",
     "float64": "reduces float64 tensors",
@@ -36,6 +44,17 @@ CAPABILITIES = {
 Op = Literal["sum", "average", "min", "max"]
 Session = Any  # an adapter's own object: model, optimizer and what it needs to take a step
 Tensor = Any
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one batch makes of a network in training mode: `logits` (n, classes), the rank's mean `loss`, and gradients
+    by parameter: the rank's `own`, and `averaged` over all ranks as the optimizer takes them, before any clipping."""
+
+    logits: np.ndarray
+    loss: float
+    own: dict[str, np.ndarray]
+    averaged: dict[str, np.ndarray]
 
 
 class Adapter(Protocol):
@@ -90,14 +109,39 @@ class Adapter(Protocol):
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """Every rank's value, by rank."""
 
-    def prepare(self, model: Any, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
-        """Bind a network of this framework to its optimizer, whose gradients are averaged over all ranks."""
+    def sqrt(self, tensor: Tensor) -> Tensor:
+        """Element by element."""
+
+    def norm(self, tensor: Tensor) -> Tensor:
+        """The Euclidean norm over all elements, as a tensor of one element and the same dtype."""
+
+    def where(self, condition: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
+        """Choose by a comparison's result; the three have one element each."""
+
+    def prepare(
+        self, model: Any, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+    ) -> Session:
+        """Bind a network of this framework to its optimizer, whose gradients are averaged over all ranks.
+
+        `precision` is a key of `hvdkit.core.precision.PRECISIONS` that `CAPABILITIES` has. Where a framework cannot
+        change a network's dtypes afterwards, the network has been built in them already.
+        """
 
     def broadcast_state(self, session: Session, root_rank: int = 0) -> None:
         """Give every rank the root's parameters, buffers and optimizer state."""
 
-    def train_step(self, session: Session, batch: Batch) -> Tensor:
-        """One update; returns this rank's mean loss, on the device: nothing waits for it here."""
+    def train_step(self, session: Session, batches: Sequence[Batch]) -> Tensor:
+        """One update by the mean of the batches' gradients, which goes over the wire once.
+
+        Returns this rank's mean loss over the batches, on the device: nothing waits for it here. With `precision: fp16`
+        an update that overflows on any rank is left out on all.
+        """
+
+    def gradients(self, session: Session, batch: Batch) -> Gradients:
+        """What a training step would compute and send, without the update; all ranks call it.
+
+        Buffers take part as in a training step. Gradients are unscaled.
+        """
 
     def eval_step(self, session: Session, images: np.ndarray) -> np.ndarray:
         """Logits (n, classes) of `images` (n, height, width, channels) in evaluation mode."""
@@ -108,7 +152,9 @@ class Adapter(Protocol):
     def state(self, session: Session) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts, the optimizer's slots as `optimizer.SLOT.NAME`.
 
-        The slots are there from the start, zero before the first step.
+        The slots are there from the start, zero before the first step. Beside them, as arrays without dimensions:
+        `optimizer.step` (int64, updates made, where the optimizer counts them), `optimizer.loss_scale` (float64) and
+        `optimizer.good_steps` (int64, steps since the scale has changed) where the loss is scaled.
         """
 
     def load_state(self, session: Session, state: dict[str, np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from hvdkit.core import data as data_
 from hvdkit.core import metrics
 from hvdkit.core.data import Batch, Dataset, Split
 from hvdkit.core.schedule import learning_rate
+from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.topology import Topology
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, RunError
 from hvdkit.results import MetricLine
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 class Loop:
     """One run: what happens at each epoch and step, whoever turns the crank.
 
-    The crank calls begin_epoch, then for each of `batches`: begin_step, the update, end_step; then end_epoch.
+    The crank calls begin_epoch, then for each of `groups`: begin_step, the update, end_step; then end_epoch. A group
+    has `accumulate` batches, the last of an epoch what is left.
     `tell(phase, step)` hears what the rank does and how many updates it has finished.
     Raises RequestError where the training split is smaller than one global batch.
     """
@@ -43,12 +46,16 @@ class Loop:
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
         self._metrics_file, self._tell = metrics_file, tell
         samples, global_batch = len(dataset.train), recipe.batch_size * topology.size
-        self.steps_per_epoch = data_.steps_per_epoch(samples, recipe.batch_size, topology.size)
-        if self.steps_per_epoch == 0:
+        batches = data_.steps_per_epoch(samples, recipe.batch_size, topology.size)
+        if batches == 0:
             raise RequestError(
                 f"batch_size: expected at most {samples} images over {topology.size} ranks, "
                 f"got {recipe.batch_size} × {topology.size} = {global_batch}"
             )
+        whole_groups, rest = divmod(batches, recipe.accumulate)
+        # Batches in each update of an epoch.
+        self.group_sizes = [recipe.accumulate] * whole_groups + ([rest] if rest else [])
+        self.steps_per_epoch = len(self.group_sizes)
         whole = recipe.epochs * self.steps_per_epoch
         self.total_steps = min(whole, recipe.steps or whole)
         self.epochs = -(-self.total_steps // self.steps_per_epoch)
@@ -68,15 +75,15 @@ class Loop:
         """Whether the last step has been taken."""
         return self.step >= self.total_steps
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """This rank's batches of one epoch, as many as there are steps left."""
+    def groups(self, epoch: int) -> Iterator[list[Batch]]:
+        """This rank's batches of one epoch, one list an update, as many as there are steps left."""
         recipe, topology = self._recipe, self._topology
         left = self.total_steps - epoch * self.steps_per_epoch
         shard = data_.epoch_batches(
             self._dataset.train, recipe.batch_size, recipe.seed, epoch, topology.rank, topology.size
         )
-        for _, batch in zip(range(left), shard, strict=False):
-            yield batch
+        for size in self.group_sizes[:left]:
+            yield list(itertools.islice(shard, size))
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the clock."""
@@ -96,6 +103,10 @@ class Loop:
         self.clock.tick()
         self.step += 1
         self._unread.append(loss)
+        if self._recipe.check_ranks and self.step % self._recipe.check_ranks == 0:
+            self._tell("comparing ranks", self.step)
+            check_ranks(self._adapter, self._session, self._topology, self.step)
+            self.clock.resume()
         if self.step % self._recipe.log_every == 0:
             steps = len(self._unread)
             self._write(self._read_losses() / steps, self._speed(steps))
@@ -130,10 +141,14 @@ class Loop:
         self._unread.clear()
         return mean
 
+    def images(self, first: int, end: int) -> int:
+        """How many images all ranks together have seen in the updates from 0-based `first` to before `end`."""
+        batches = sum(self.group_sizes[step % self.steps_per_epoch] for step in range(first, end))
+        return batches * self._recipe.batch_size * self._topology.size
+
     def _speed(self, steps: int) -> float:
         """Images per second over all ranks in the last `steps` steps, by this rank's clock."""
-        images = steps * self._recipe.batch_size * self._topology.size
-        return images / sum(self.clock.seconds[-steps:])
+        return self.images(self.step - steps, self.step) / sum(self.clock.seconds[-steps:])
 
     def _write(self, loss: float, speed: float, **rest: Any) -> None:
         self._metrics_file.write(
@@ -153,10 +168,28 @@ def drive(adapter: Adapter, session: Session, loop: Loop) -> None:
     """The plain loop."""
     for epoch in range(loop.epochs):
         loop.begin_epoch(epoch)
-        for batch in loop.batches(epoch):
+        for group in loop.groups(epoch):
             loop.begin_step()
-            loop.end_step(adapter.train_step(session, batch))
+            loop.end_step(adapter.train_step(session, group))
         loop.end_epoch()
+
+
+def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: int) -> None:
+    """Compare the weights of all ranks, bit by bit; collective. `step` counts finished updates.
+
+    Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
+    """
+    parameters = parameters_of(adapter.state(session))
+    mine = {name: digest({name: value}) for name, value in parameters.items()}
+    everyone = adapter.allgather_object(mine, name="check_ranks")
+    for name in mine:
+        apart = [rank for rank in range(topology.size) if everyone[rank][name] != everyone[0][name]]
+        if apart:
+            ranks = f"rank{'s' if len(apart) > 1 else ''} {', '.join(map(str, apart))}"
+            raise RunError(
+                f"check_ranks: after step {step} the weights of {ranks} differ from rank 0's, first in {name}; "
+                "expected the same bits everywhere"
+            )
 
 
 def evaluate(

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,11 +18,12 @@ import hvdkit
 from hvdkit import config
 from hvdkit.config import Recipe
 from hvdkit.core import metrics, resnet
-from hvdkit.core.adapter import Adapter
+from hvdkit.core.adapter import Adapter, Session
 from hvdkit.core.data import open_dataset
 from hvdkit.core.lifeline import Lifeline, lost_a_peer
 from hvdkit.core.loop import Loop
-from hvdkit.core.state import digest
+from hvdkit.core.precision import PRECISIONS, check_can
+from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.files import write_atomic
@@ -71,10 +73,10 @@ def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, life
     _lengthen_cycle(recipe)
     topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
     adapter.seed(recipe.seed)
+    check_can(adapter, recipe, topology)
     dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed)
     network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
-    session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression)
-    adapter.load_state(session, resnet.initial_state(network, recipe.seed))
+    session = open_session(adapter, build, network, recipe)
     adapter.broadcast_state(session, root_rank=0)
     initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
 
@@ -85,7 +87,7 @@ def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, life
     train_s = time.perf_counter() - started
 
     lifeline.beat("gathering the result")
-    result = _result(adapter, recipe, topology, loop, network, digest(initial), train_s)
+    result = _result(adapter, recipe, topology, loop, network, session, digest(initial), train_s)
     if topology.is_root:
         print(result.model_dump_json(indent=2), flush=True)
         if out:
@@ -93,6 +95,15 @@ def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, life
     lifeline.beat("leaving Horovod")
     adapter.shutdown()
     return result
+
+
+def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe) -> Session:
+    """The recipe's network bound to its optimizer, with the initial weights that its seed draws."""
+    precision = PRECISIONS[recipe.precision]
+    network = replace(network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute)
+    session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression, recipe.precision)
+    adapter.load_state(session, resnet.initial_state(network, recipe.seed))
+    return session
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -118,6 +129,7 @@ def _result(
     topology: Topology,
     loop: Loop,
     network: resnet.ResNet,
+    session: Session,
     initial_state_sha256: str,
     train_s: float,
 ) -> TrainResult:
@@ -141,11 +153,15 @@ def _result(
         seed=recipe.seed,
         batch_size=recipe.batch_size,
         compression=recipe.compression,
+        optimizer=recipe.optimizer.name,
+        precision=recipe.precision,
+        accumulate=recipe.accumulate,
+        recompute=recipe.recompute,
         epochs=loop.epochs,
         steps=loop.step,
         warmup_steps=warmup,
         measured_steps=len(measured),
-        images_per_second=recipe.batch_size * topology.size * len(measured) / float(measured.sum()),
+        images_per_second=loop.images(warmup, loop.step) / float(measured.sum()),
         step_ms_p50=1e3 * float(np.percentile(measured, 50)),
         step_ms_p90=1e3 * float(np.percentile(measured, 90)),
         train_loss=loop.train_loss,
@@ -154,4 +170,5 @@ def _result(
         peak_rss_mib=max(adapter.allgather_object(metrics.peak_rss_mib(), name="peak_rss")),
         train_s=train_s,
         initial_state_sha256=initial_state_sha256,
+        final_weights_sha256=digest(parameters_of(adapter.state(session))),
     )

@@ -45,7 +45,12 @@ class Block:
 
 @dataclass(frozen=True)
 class ResNet:
-    """Stem, (3×3 max pooling of stride 2, padding 1), blocks, global average pooling, a linear layer."""
+    """Stem, (3×3 max pooling of stride 2, padding 1), blocks, global average pooling, a linear layer.
+
+    `dtype` is that of the parameters, `compute_dtype` that of all between the images and the pooled features (batch
+    norm computes its statistics in the parameters'). With `recompute` each block keeps its input alone and computes
+    its activations again in backward (Chen et al. 2016). A framework that casts networks itself need not read these.
+    """
 
     name: str
     stem: Conv
@@ -53,6 +58,9 @@ class ResNet:
     blocks: tuple[Block, ...]
     features: int
     classes: int
+    dtype: str = "float32"
+    compute_dtype: str = "float32"
+    recompute: bool = False
 
 
 # name -> (blocks a stage, bottleneck)

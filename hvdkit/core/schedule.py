@@ -24,15 +24,18 @@ class LearningRate:
     decay: str
     milestones: tuple[float, ...]
     gamma: float
+    power: float
 
     def __call__(self, step: int) -> float:
         """The rate for the update of 0-based `step`."""
         if step < self.warmup:
             return self.reference + (self.peak - self.reference) * step / self.warmup
+        progress = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
         if self.decay == "cosine":
             # Loshchilov and Hutter 2017, equation 5, one cycle down to 0
-            progress = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
             return self.peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+        if self.decay == "polynomial":
+            return self.peak * (1.0 - progress) ** self.power  # You et al. 2017, section 5, there of power 2
         return self.peak * self.gamma ** sum(step >= milestone for milestone in self.milestones)
 
 
@@ -41,7 +44,7 @@ def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRa
     return scaled_rate(
         recipe.optimizer.learning_rate,
         recipe.schedule,
-        batch_size=recipe.batch_size,
+        batch_size=recipe.batch_size * recipe.accumulate,
         size=size,
         epochs=recipe.epochs,
         steps_per_epoch=steps_per_epoch,
@@ -51,7 +54,7 @@ def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRa
 def scaled_rate(
     reference: float, plan: Schedule, *, batch_size: int, size: int, epochs: int, steps_per_epoch: int
 ) -> LearningRate:
-    """The schedule of `plan` for `size` ranks of `batch_size` samples each.
+    """The schedule of `plan` for `size` ranks that each give `batch_size` samples to an update.
 
     Linear scaling (Goyal et al. 2017, section 2.1): where the global batch is k times the base batch, the rate is k
     times the reference.
@@ -65,4 +68,5 @@ def scaled_rate(
         decay=plan.decay,
         milestones=tuple(milestone * steps_per_epoch for milestone in plan.milestones),
         gamma=plan.gamma,
+        power=plan.power,
     )

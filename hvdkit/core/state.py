@@ -41,6 +41,12 @@ def slot_name(slot: str, name: str) -> str:
     return f"optimizer.{slot}.{name}"
 
 
+def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The trainable ones: those for which the optimizer has a slot."""
+    trained = {".".join(name.split(".")[2:]) for name in state if name.startswith("optimizer.")}
+    return {name: value for name, value in state.items() if name in trained}
+
+
 def to_canonical(array: np.ndarray) -> np.ndarray:
     """HWIO kernels to OIHW, (in, out) matrices to (out, in); the rest as it is."""
     if array.ndim == 4:

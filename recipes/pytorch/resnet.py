@@ -6,9 +6,12 @@ One process without a launcher works too.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
+from torch.utils.checkpoint import checkpoint
 
 from hvdkit.adapters import pytorch
 from hvdkit.core import resnet
@@ -24,8 +27,9 @@ def batch_norm(row: resnet.Conv) -> nn.BatchNorm2d:
 
 
 class Block(nn.Module):
-    def __init__(self, row: resnet.Block) -> None:
+    def __init__(self, row: resnet.Block, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         for conv in row.convs:
             self.add_module(conv.name, convolution(conv))
             self.add_module(conv.norm, batch_norm(conv))
@@ -35,6 +39,22 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        if not (self.recompute and self.training):
+            return self.compute(x)
+        contexts = lambda: (nullcontext(), self.statistics_kept())  # noqa: E731
+        return checkpoint(self.compute, x, use_reentrant=False, context_fn=contexts)
+
+    @contextmanager
+    def statistics_kept(self) -> Iterator[None]:
+        """The second forward pass of a batch must not count in the running statistics again."""
+        norms = [module for module in self.modules() if isinstance(module, nn.BatchNorm2d)]
+        for norm in norms:
+            norm.momentum = 0.0
+        yield
+        for norm in norms:
+            norm.momentum = 1 - resnet.BN_MOMENTUM
+
+    def compute(self, x: Tensor) -> Tensor:
         y = x
         for conv, norm in self.pairs:
             y = getattr(self, norm)(getattr(self, conv)(y if y is x else relu(y)))
@@ -49,7 +69,7 @@ class ResNet(nn.Module):
         self.maxpool = nn.MaxPool2d(3, 2, 1) if table.max_pool else nn.Identity()
         stages: dict[str, list[Block]] = {}
         for row in table.blocks:
-            stages.setdefault(row.name.split(".")[0], []).append(Block(row))
+            stages.setdefault(row.name.split(".")[0], []).append(Block(row, table.recompute))
         self.stages = list(stages)
         for name, blocks in stages.items():
             self.add_module(name, nn.Sequential(*blocks))

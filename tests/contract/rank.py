@@ -14,43 +14,63 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grown  # noqa: F401  # adds its cases
 import numpy as np
 from cases import CASES, CLASSES, PROBED, batch, probe
+from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
-from hvdkit.config import Loss, Optimizer
+from hvdkit.config import Loss, Optimizer, Sgd
 from hvdkit.core import resnet
+from hvdkit.core.precision import PRECISIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def table() -> resnet.ResNet:
+def table(precision: str = "fp32", recompute: bool = False) -> resnet.ResNet:
     """ResNet-8: the first block of each of resnet20's stages. All kinds of layer are in it, and it is soon compiled."""
-    whole = resnet.architecture("resnet20", CLASSES)
-    return replace(whole, blocks=tuple(block for block in whole.blocks if block.name.endswith(".0")))
+    whole, dtypes = resnet.architecture("resnet20", CLASSES), PRECISIONS[precision]
+    return replace(
+        whole,
+        blocks=tuple(block for block in whole.blocks if block.name.endswith(".0")),
+        dtype=dtypes.parameters,
+        compute_dtype=dtypes.compute,
+        recompute=recompute,
+    )
 
 
-def network(framework: str) -> Any:
-    """The recipe script's own code, building that table."""
+def network(framework: str, table: resnet.ResNet) -> Any:
+    """The recipe script's own code, building the table."""
     spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.build(table())
+    return module.build(table)
 
 
 def main(framework: str, report: Path) -> None:
-    adapter = adapters.load(framework)
+    framework, _, variant = framework.partition("-")
+    adapter: Any = adapters.load(framework)
+    if variant == "overlapped":  # as on a GPU: gradients are sent while backward goes on
+        adapter._OVERLAPPED_ON = {"cpu"}
     topology = adapter.init("cpu")
 
-    def make(compression: str = "none", label_smoothing: float = 0.0, **settings: Any) -> Any:
-        session = adapter.prepare(
-            network(framework),
-            Optimizer(**({"learning_rate": 0.1} | settings)),
-            Loss(label_smoothing=label_smoothing),
-            compression,
-        )
-        adapter.load_state(session, resnet.initial_state(table(), seed=3))
+    def make(
+        compression: str = "none",
+        label_smoothing: float = 0.0,
+        precision: str = "fp32",
+        recompute: bool = False,
+        tiny: bool = False,
+        optimizer: Optimizer | None = None,
+        **settings: Any,
+    ) -> Any:
+        if tiny:
+            built, state = tiny_network(framework, PRECISIONS[precision].parameters), tiny_state()
+        else:
+            built, state = network(framework, table(precision, recompute)), resnet.initial_state(table(), seed=3)
+        optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
+        session = adapter.prepare(built, optimizer, Loss(label_smoothing=label_smoothing), compression, precision)
+        adapter.load_state(session, state)
         return session
 
     outcome = {}
@@ -68,7 +88,7 @@ def main(framework: str, report: Path) -> None:
     capabilities = {name: [fault for probes in everyone if (fault := probes[name])] for name in PROBED}
 
     session = make()
-    adapter.train_step(session, batch(topology.rank))
+    adapter.train_step(session, [batch(topology.rank)])
     made = adapter.state(session) | {"logits": adapter.eval_step(session, batch(9).images)}
     if topology.is_root:
         np.savez(report.with_suffix(".npz"), **made)

@@ -1,0 +1,82 @@
+"""Optimizers for `hvdkit.adapters.pytorch`: PyTorch's own where it computes what core's rules say, else the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hvdkit.config import AdamW, Optimizer, Sgd
+from hvdkit.core import optimizer as rules
+from hvdkit.core.optimizer import Ops
+from hvdkit.core.state import slot_name
+
+
+def make(settings: Optimizer, model: torch.nn.Module, ops: Ops) -> torch.optim.Optimizer:
+    """The optimizer of all the model's parameters; those that decay spares are in a group of their own."""
+    groups: dict[float, list[torch.nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(rules.decay_of(settings, tuple(parameter.shape)), []).append(parameter)
+    grouped = [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
+    rate = settings.learning_rate
+    if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
+        return torch.optim.SGD(grouped, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov)
+    if isinstance(settings, AdamW):
+        return torch.optim.AdamW(grouped, lr=rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon)
+    return RuleOptimizer(grouped, settings, ops)
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """Core's rule for `settings`, operation by operation."""
+
+    def __init__(self, groups: list[dict[str, Any]], settings: Optimizer, ops: Ops) -> None:
+        super().__init__(groups, {"lr": settings.learning_rate})
+        self._settings, self._ops = settings, ops
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group["lr"])
+
+    def _update(self, parameter: torch.nn.Parameter, rate: float) -> None:
+        state = prepared(self, self._settings, parameter)
+        slots = [state[_key(name)] for name in rules.slot_names(self._settings)]
+        state["step"] += 1
+        corrections = rules.bias_corrections(self._settings, state["step"].item())
+        weight, new = rules.update(
+            self._settings, self._ops, parameter, parameter.grad, tuple(slots), rate, corrections
+        )
+        parameter.copy_(weight)
+        for slot, value in zip(slots, new, strict=True):
+            slot.copy_(value)
+
+
+def prepared(optimizer: Any, settings: Optimizer, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    """A parameter's part of the optimizer's state. PyTorch makes it at the first step; zeros lead to the same one."""
+    state: dict[str, torch.Tensor] = optimizer.state[parameter]
+    state.setdefault("step", torch.tensor(0.0))
+    for name in rules.slot_names(settings):
+        if state.get(_key(name)) is None:
+            state[_key(name)] = torch.zeros_like(parameter)
+    return state
+
+
+def slots(optimizer: Any, settings: Optimizer, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Canonical name and tensor of every slot."""
+    for name, parameter in model.named_parameters():
+        state = prepared(optimizer, settings, parameter)
+        for slot in rules.slot_names(settings):
+            yield slot_name(slot, name), state[_key(slot)]
+
+
+def steps(optimizer: Any, settings: Optimizer, model: torch.nn.Module) -> list[torch.Tensor]:
+    """The counts of updates, one a parameter."""
+    return [prepared(optimizer, settings, parameter)["step"] for parameter in model.parameters()]
+
+
+def _key(slot: str) -> str:
+    return "momentum_buffer" if slot == "momentum" else slot

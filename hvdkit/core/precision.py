@@ -1,0 +1,72 @@
+"""What `precision` means: dtypes, and dynamic loss scaling for float16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvdkit.config import Recipe
+from hvdkit.core.adapter import Adapter
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`parameters`: the dtype of weights, gradients, buffers and slots; `compute`: of convolutions and activations.
+
+    Both by NumPy's name. Batch-norm statistics, the last layer and the loss stay in the dtype of the parameters.
+    """
+
+    parameters: str
+    compute: str
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients would underflow without a scaled loss."""
+        return self.compute == "float16"
+
+
+PRECISIONS = {
+    "fp32": Precision("float32", "float32"),
+    "fp64": Precision("float64", "float64"),
+    "bf16": Precision("float32", "bfloat16"),
+    "fp16": Precision("float32", "float16"),
+}
+
+
+@dataclass(frozen=True)
+class LossScaling:
+    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), with the constants of PyTorch's GradScaler.
+
+    The scaled gradients are reduced first and judged then: an infinity of one rank reaches every rank through the sum,
+    so that all skip the same step and change their scale alike.
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000  # steps without overflow before the scale grows
+
+
+LOSS_SCALING = LossScaling()
+
+
+def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:
+    """Check that the framework can do what the recipe asks on this rank's device. Raises RequestError."""
+    gaps = []
+    if recipe.precision != "fp32" and _capability(recipe.precision, topology) not in adapter.CAPABILITIES:
+        able = ["fp32"] + [
+            name for name in PRECISIONS if name != "fp32" and _capability(name, topology) in adapter.CAPABILITIES
+        ]
+        gaps.append(
+            f"precision: {adapter.NAME} cannot train in {recipe.precision} on a {topology.device}; "
+            f"expected one of {', '.join(able)}"
+        )
+    if recipe.recompute and "recompute" not in adapter.CAPABILITIES:
+        gaps.append(f"recompute: {adapter.NAME} cannot compute activations again in backward; expected false")
+    if gaps:
+        raise RequestError("\n".join(gaps))
+
+
+def _capability(precision: str, topology: Topology) -> str:
+    return precision if topology.device == "cpu" or precision == "fp64" else f"gpu-{precision}"

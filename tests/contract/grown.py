@@ -1,0 +1,263 @@
+"""What every adapter promises beyond a plain step: optimizers, precisions, accumulation, recomputation, equal bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from cases import CLASSES, FEATURES, Make, batch, case, error, same
+from papers import RULES, clipped
+
+from hvdkit.config import AdamW, Lamb, Lars, Optimizer, Recipe, Sgd
+from hvdkit.core import loop as loop_
+from hvdkit.core.adapter import Adapter
+from hvdkit.core.data import ArraySplit, Batch, Dataset
+from hvdkit.core.metrics import MetricsFile
+from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
+from hvdkit.core.state import parameters_of
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RunError
+
+RATES = (0.1, 0.1, 0.03, 0.03, 0.2)
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": Sgd(learning_rate=0.1, weight_decay=0.0),
+    "sgd without momentum": Sgd(learning_rate=0.1, momentum=0.0, weight_decay=0.1),
+    "nesterov, coupled decay": Sgd(learning_rate=0.1, nesterov=True, weight_decay=0.1),
+    "coupled decay, weights alone": Sgd(learning_rate=0.1, weight_decay=0.1, decay="weights"),
+    "decoupled decay": Sgd(learning_rate=0.1, weight_decay=0.1, decoupled=True),
+    "nesterov, decoupled, weights alone": Sgd(
+        learning_rate=0.1, nesterov=True, weight_decay=0.1, decoupled=True, decay="weights"
+    ),
+    "adamw": AdamW(learning_rate=0.1, weight_decay=0.1),
+    "adamw, weights alone": AdamW(learning_rate=0.1, weight_decay=0.1, decay="weights", beta2=0.99, epsilon=1e-3),
+    "lars": Lars(learning_rate=0.1, weight_decay=0.1, trust_coefficient=0.1),
+    "lars, weights alone": Lars(learning_rate=0.1, weight_decay=0.1, decay="weights"),
+    "lamb": Lamb(learning_rate=0.1, weight_decay=0.1),
+    "lamb, weights alone": Lamb(learning_rate=0.1, weight_decay=0.1, decay="weights", clip_norm=0.5),
+    "clipped": Sgd(learning_rate=0.1, clip_norm=0.5),
+    "clipped, but never so long": Sgd(learning_rate=0.1, clip_norm=1e6),
+}
+
+
+def features(seed: int, count: int = 8) -> Batch:
+    """A batch for the tiny network."""
+    random = np.random.default_rng(seed)
+    return Batch(random.standard_normal((count, FEATURES)).astype(np.float32), random.integers(0, CLASSES, count))
+
+
+def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> list[str]:
+    assert before.keys() == after.keys()
+    return [name for name in before if not same(before[name], after[name])]
+
+
+def worst(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    assert got.keys() == expected.keys()
+    return max(error(got[name], expected[name].astype(np.float64)) for name in expected)
+
+
+@case
+def optimizers_follow_their_papers(adapter: Adapter, topology: Topology, make: Make) -> None:
+    for title, optimizer in OPTIMIZERS.items():
+        session = make(tiny=True, precision="fp64", optimizer=optimizer)
+        expected = adapter.state(session)
+        for step, rate in enumerate(RATES, start=1):
+            mine = features(10 * step + topology.rank)
+            averaged = adapter.gradients(session, mine).averaged
+            adapter.set_learning_rate(session, rate)
+            adapter.train_step(session, [mine])
+            if optimizer.clip_norm is not None:
+                averaged = clipped(averaged, optimizer.clip_norm)
+            for name, gradient in averaged.items():
+                kept = [key.split(".", 2) for key in expected if key.startswith("optimizer.") and key.count(".") > 1]
+                slots = {slot: expected[f"optimizer.{slot}.{name}"] for _, slot, owner in kept if owner == name}
+                weight, slots = RULES[optimizer.name](expected[name], gradient, slots, rate, step, optimizer)
+                expected |= {name: weight} | {f"optimizer.{slot}.{name}": value for slot, value in slots.items()}
+            if "optimizer.step" in expected:
+                expected["optimizer.step"] = np.asarray(step)
+            got = adapter.state(session)
+            assert worst(got, expected) < 1e-12, f"{title}, step {step}: {worst(got, expected):.1e}"
+
+
+@case
+def own_gradients_average_to_the_applied(adapter: Adapter, topology: Topology, make: Make) -> None:
+    session = make(precision="fp64", label_smoothing=0.1)
+    before = adapter.state(session)
+    got = adapter.gradients(session, batch(topology.rank))
+    assert got.logits.shape == (8, CLASSES) and got.logits.dtype == np.float64
+    everyone = adapter.allgather_object(got.own, name="grown.own")
+    mean = {name: sum(own[name] for own in everyone) / topology.size for name in got.own}
+    assert worst(got.averaged, mean) < 1e-12
+    assert got.own.keys() == parameters_of(before).keys()
+    after = adapter.state(session)
+    assert [name for name in changed(before, after) if ".running_" not in name] == []
+    loss = float(adapter.to_numpy(adapter.train_step(session, [batch(topology.rank)])).mean())
+    assert abs(got.loss - loss) < 1e-6
+
+
+@case
+def an_update_over_parts_equals_the_whole_batch(adapter: Adapter, topology: Topology, make: Make) -> None:
+    """Rank 0 takes its batch in three parts, the others whole: were each part sent, ranks would wait for ever."""
+    after = []
+    for parts in (1, 3 if topology.rank == 0 else 1):
+        session = make(tiny=True, precision="fp64", momentum=0.9)
+        for step in range(3):
+            whole = features(10 * step + topology.rank, count=12)
+            pieces = zip(np.split(whole.images, parts), np.split(whole.labels, parts), strict=True)
+            adapter.train_step(session, [Batch(images, labels) for images, labels in pieces])
+        after.append(adapter.state(session))
+    assert worst(after[1], after[0]) < 1e-12
+    assert changed(after[0], adapter.state(make(tiny=True, precision="fp64", momentum=0.9))) != []
+
+
+@case
+def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make) -> None:
+    """Over an epoch of three batches in updates of two, so the last of each epoch has one; and a stop in between."""
+    everything = features(1, count=3 * 4 * topology.size)
+    split = ArraySplit(everything.images, everything.labels)
+    dataset = Dataset(split, ArraySplit(split.images[:5], split.labels[:5]), (1, FEATURES, 1), CLASSES)
+    recipe = Recipe.model_validate(
+        {
+            "name": "fit",
+            "model": {"name": "resnet20"},
+            "data": {"name": "digits"},
+            "batch_size": 4,
+            "epochs": 2,
+            "steps": 3,
+            "accumulate": 2,
+            "optimizer": {"name": "adamw", "learning_rate": 0.01},
+        }
+    )
+    sessions = [make(tiny=True, precision="fp64", optimizer=recipe.optimizer) for _ in range(2)]
+    loops = [loop_.Loop(adapter, session, recipe, topology, dataset, MetricsFile(None)) for session in sessions]
+    assert loops[0].group_sizes == [2, 1] and loops[0].total_steps == 3
+    adapter.fit(sessions[0], loops[0])
+    loop_.drive(adapter, sessions[1], loops[1])
+    assert worst(adapter.state(sessions[0]), adapter.state(sessions[1])) < 1e-12
+    assert loops[0].step == loops[1].step == 3
+    assert abs(loops[0].train_loss - loops[1].train_loss) < 1e-6
+
+
+@case
+def declared_precisions_train(adapter: Adapter, topology: Topology, make: Make) -> None:
+    exact = make()
+    adapter.train_step(exact, [batch(topology.rank)])
+    reference = parameters_of(adapter.state(exact))
+    start = parameters_of(adapter.state(make()))
+    moved = {name: reference[name] - start[name] for name in start}
+    for precision, tolerance in (("fp64", 1e-3), ("bf16", 0.5), ("fp16", 0.1)):
+        if precision not in adapter.CAPABILITIES or adapter.NAME == "local":
+            continue
+        session = make(precision=precision)
+        adapter.train_step(session, [batch(topology.rank)])
+        after = parameters_of(adapter.state(session))
+        assert {str(value.dtype) for value in after.values()} == {PRECISIONS[precision].parameters}, precision
+        got = {name: after[name] - start[name] for name in start}
+        total = np.sqrt(sum(np.sum((got[name] - moved[name]) ** 2) for name in start))
+        apart = total / np.sqrt(sum(np.sum(moved[name] ** 2) for name in start))
+        assert apart < tolerance, (precision, apart)
+        assert precision == "fp64" or apart > 1e-5, f"{precision} computed in fp32"
+
+
+@case
+def an_overflow_on_one_rank_skips_the_step_on_all(adapter: Adapter, topology: Topology, make: Make) -> None:
+    if "fp16" not in adapter.CAPABILITIES:
+        return
+    for optimizer in (Sgd(learning_rate=0.1), AdamW(learning_rate=0.1)):
+        session = make(tiny=True, precision="fp16", optimizer=optimizer)
+        scale = float(adapter.state(session)["optimizer.loss_scale"])
+        assert scale == LOSS_SCALING.initial
+        adapter.train_step(session, [features(topology.rank)])
+        before = adapter.state(session)
+        assert int(before["optimizer.good_steps"]) == 1
+        huge = features(topology.rank)
+        if topology.rank == topology.size - 1:
+            huge = replace(huge, images=huge.images * np.float32(1e36))
+        adapter.train_step(session, [huge])
+        after = adapter.state(session)
+        assert set(changed(before, after)) == {"optimizer.loss_scale", "optimizer.good_steps"}, changed(before, after)
+        assert float(after["optimizer.loss_scale"]) == scale * LOSS_SCALING.backoff
+        assert int(after["optimizer.good_steps"]) == 0
+        adapter.train_step(session, [features(topology.rank)])
+        assert "fc.weight" in changed(after, adapter.state(session))
+
+
+@case
+def scaling_the_loss_does_not_show_in_the_update(adapter: Adapter, topology: Topology, make: Make) -> None:
+    if "fp16" not in adapter.CAPABILITIES:
+        return
+    results = []
+    for precision in ("fp32", "fp16"):  # TensorFlow's and Keras's tiny networks compute in float32 either way
+        session = make(tiny=True, precision=precision, clip_norm=0.5)
+        adapter.train_step(session, [features(topology.rank), features(7 + topology.rank)])
+        results.append(parameters_of(adapter.state(session)))
+    assert worst(results[1], results[0]) < 1e-3
+
+
+@case
+def recomputed_activations_give_the_same_step(adapter: Adapter, topology: Topology, make: Make) -> None:
+    if "recompute" not in adapter.CAPABILITIES:
+        return
+    found = []
+    for recompute in (False, True):
+        session = make(precision="fp64", recompute=recompute)
+        gradients = adapter.gradients(session, batch(topology.rank)).own
+        session = make(precision="fp64", recompute=recompute)
+        adapter.train_step(session, [batch(topology.rank)])
+        found.append((gradients, adapter.state(session)))
+    assert worst(found[1][0], found[0][0]) < 1e-12
+    assert worst(found[1][1], found[0][1]) < 1e-12, "buffers too: a batch must not count twice"
+
+
+@case
+def the_same_seed_gives_the_same_bits(adapter: Adapter, topology: Topology, make: Make) -> None:
+    runs = []
+    for _ in range(2):
+        session = make()
+        for step in range(3):
+            adapter.train_step(session, [batch(10 * step + topology.rank)])
+        runs.append(adapter.state(session))
+    assert changed(runs[0], runs[1]) == []
+
+
+@case
+def slots_and_counts_are_saved_loaded_and_broadcast(adapter: Adapter, topology: Topology, make: Make) -> None:
+    settings = [{"optimizer": AdamW(learning_rate=0.1)}]
+    if "fp16" in adapter.CAPABILITIES:
+        settings.append({"optimizer": Lamb(learning_rate=0.1), "precision": "fp16"})
+    for each in settings:
+        create = partial(make, tiny=True, **each)
+        session: Any = create()
+        state = adapter.state(session)
+        state = {name: value + np.asarray(topology.rank, value.dtype) for name, value in state.items()}
+        adapter.load_state(session, state)
+        assert changed(adapter.state(session), state) == []
+        adapter.broadcast_state(session, root_rank=0)
+        roots = adapter.allgather_object(state, name="grown.slots")[0]
+        assert changed(adapter.state(session), roots) == []
+        adapter.train_step(session, [features(topology.rank)])
+        first = adapter.state(session)
+        other = create()
+        adapter.load_state(other, roots)
+        adapter.train_step(other, [features(topology.rank)])
+        assert changed(adapter.state(other), first) == []
+
+
+@case
+def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology, make: Make) -> None:
+    session = make()
+    loop_.check_ranks(adapter, session, topology, step=4)
+    state = adapter.state(session)
+    if topology.rank == topology.size - 1:
+        state["fc.bias"] = state["fc.bias"] + np.float32(1e-3)
+    adapter.load_state(session, state)
+    if topology.size == 1:
+        return
+    try:
+        loop_.check_ranks(adapter, session, topology, step=5)
+    except RunError as told:
+        text = str(told)
+        assert f"rank {topology.size - 1}" in text and "step 5" in text and "fc.bias" in text, text
+    else:
+        raise AssertionError("nobody has noticed")
