@@ -24,15 +24,17 @@ def make(settings: Optimizer, model: torch.nn.Module, ops: Ops) -> torch.optim.O
         return torch.optim.SGD(grouped, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov)
     if isinstance(settings, AdamW):
         return torch.optim.AdamW(grouped, lr=rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon)
-    return RuleOptimizer(grouped, settings, ops)
+    return RuleOptimizer([group | {"lr": rate, "settings": settings, "ops": ops} for group in grouped])
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """Core's rule for `settings`, operation by operation."""
+    """Core's rule for `settings`, operation by operation with `ops`.
 
-    def __init__(self, groups: list[dict[str, Any]], settings: Optimizer, ops: Ops) -> None:
-        super().__init__(groups, {"lr": settings.learning_rate})
-        self._settings, self._ops = settings, ops
+    Both stand in the groups: Horovod's DistributedOptimizer makes a new optimizer of this kind from the groups alone.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -40,16 +42,14 @@ class RuleOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group["lr"])
+                    self._update(parameter, group["settings"], group["ops"], group["lr"])
 
-    def _update(self, parameter: torch.nn.Parameter, rate: float) -> None:
-        state = prepared(self, self._settings, parameter)
-        slots = [state[_key(name)] for name in rules.slot_names(self._settings)]
+    def _update(self, parameter: torch.nn.Parameter, settings: Optimizer, ops: Ops, rate: float) -> None:
+        state = prepared(self, settings, parameter)
+        slots = tuple(state[_key(name)] for name in rules.slot_names(settings))
         state["step"] += 1
-        corrections = rules.bias_corrections(self._settings, state["step"].item())
-        weight, new = rules.update(
-            self._settings, self._ops, parameter, parameter.grad, tuple(slots), rate, corrections
-        )
+        corrections = rules.bias_corrections(settings, state["step"].item())
+        weight, new = rules.update(settings, ops, parameter, parameter.grad, slots, rate, corrections)
         parameter.copy_(weight)
         for slot, value in zip(slots, new, strict=True):
             slot.copy_(value)
