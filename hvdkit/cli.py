@@ -68,28 +68,67 @@ def compare(
     overrides: Overrides = None,
     framework: Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")] = None,
     np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated [default: 1 and 2]")] = None,
+    parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
+    no_parity: Annotated[bool, typer.Option("--no-parity", help="do not prove that all do the same work")] = False,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train a recipe under several frameworks and numbers of ranks, and lay the results side by side."""
+    """Prove that several frameworks do the same work, train a recipe under each, and lay the results side by side."""
     from rich.console import Console
 
     from hvdkit import catalogue, config, paths
     from hvdkit import compare as compare_
-    from hvdkit.report.progress import RunProgress
+    from hvdkit.report.progress import RunProgress, StageProgress
     from hvdkit.report.tables import comparison_table
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     checked = config.load(catalogue.locate(recipe), overrides or [])
-    plans = compare_.plan(checked, framework or list(FRAMEWORKS), np or [1, 2], launcher, stall_timeout)
+    names = framework or list(FRAMEWORKS)
+    plans = compare_.plan(checked, names, np or [1, 2], launcher, stall_timeout)
+    proof = compare_.proof(checked, names, parity, no_parity, launcher, stall_timeout)
     with paths.claimed(out or paths.default_out(checked.name, "compare"), overwrite) as folder:
+        with StageProgress("parity", proof.stages) as stages:
+            shown = proof.give(folder, stages.begin)
         with RunProgress([_title(plan) for plan in plans]) as progress:
             watch = {compare_.name(plan): progress.watch(_title(plan)) for plan in plans}
-            comparison = compare_.run(plans, folder, watch)
+            comparison = compare_.run(plans, shown, folder, watch)
         Console(width=None if sys.stdout.isatty() else 120).print(comparison_table(comparison))
         typer.echo(f"written to {folder / 'compare.json'} and compare.md")
+
+
+@app.command()
+def parity(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")] = None,
+    steps: Annotated[int, typer.Option(help="steps to compare one by one")] = 20,
+    np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 2,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 where one does not."""
+    from rich.console import Console
+
+    from hvdkit import catalogue, config, paths
+    from hvdkit import parity as parity_
+    from hvdkit.report.parity import deviations, parity_table
+    from hvdkit.report.progress import StageProgress
+    from hvdkit.runtimes.pins import FRAMEWORKS
+
+    checked = config.load(catalogue.locate(recipe), overrides or [])
+    plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, np, launcher, stall_timeout)
+    with paths.claimed(out or paths.default_out(checked.name, "parity"), overwrite) as folder:
+        with StageProgress("parity", len(plan.plans)) as progress:
+            result = parity_.run(plan, folder, progress.begin)
+        Console(width=None if sys.stdout.isatty() else 120).print(parity_table(result))
+        for line in deviations(result):
+            typer.echo(line)
+        typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")
+    raise typer.Exit(0 if result.passed else 1)
 
 
 @app.command()

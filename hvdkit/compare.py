@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit import train
+from hvdkit import parity, train
 from hvdkit.config import Recipe
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
+from hvdkit.parity import ParityPlan
 from hvdkit.report.tables import comparison_markdown
-from hvdkit.results import Comparison, this_machine
+from hvdkit.results import Comparison, Parity, read_parity, this_machine
 from hvdkit.train import Plan, Watch
+
+PARITY_STEPS = 5  # of the short proof before a comparison
 
 
 def plan(
@@ -42,17 +47,66 @@ def plan(
     return plans
 
 
-def run(plans: list[Plan], folder: Path, watch: dict[str, Watch]) -> Comparison:
+@dataclass(frozen=True)
+class Proof:
+    """Where the proof comes from that all frameworks do the same work: a short parity run, a file, or nowhere."""
+
+    plan: ParityPlan | None
+    found: Parity | None
+
+    @property
+    def stages(self) -> int:
+        """How many runs it takes."""
+        return len(self.plan.plans) if self.plan else 0
+
+    def give(self, folder: Path, tell: Callable[[str], None]) -> Parity | None:
+        """The proof. A run goes into `parity` below `folder`; `tell` hears each framework's name before it starts."""
+        if self.plan is None:
+            return self.found
+        (folder / "parity").mkdir()
+        return parity.run(self.plan, folder / "parity", tell)
+
+
+def proof(
+    recipe: Recipe, frameworks: list[str], file: Path | None, none: bool, launcher: str, stall_timeout_s: float = 60.0
+) -> Proof:
+    """Plan the proof: `file` is an earlier one of the same recipe, `none` leaves it out.
+
+    Raises RequestError where the file does not prove it for this recipe and these frameworks.
+    """
+    if none and file:
+        raise RequestError("--parity, --no-parity: expected one of them, got both")
+    if none:
+        return Proof(None, None)
+    if file is None:
+        return Proof(parity.plan(parity.short(recipe), frameworks, PARITY_STEPS, 2, launcher, stall_timeout_s), None)
+    found = read_parity(file)
+    mine = (recipe.name, recipe.model.name, recipe.optimizer.name)
+    if (found.recipe, found.model, found.optimizer) != mine:
+        raise RequestError(
+            f"--parity {file}: expected a proof of {', '.join(mine)}; got one of {found.recipe}, {found.model}, "
+            f"{found.optimizer}"
+        )
+    missing = [name for name in frameworks if name not in found.frameworks]
+    if missing:
+        raise RequestError(
+            f"--parity {file}: expected {', '.join(frameworks)}, got no {', '.join(missing)}; run `hvdkit parity` again"
+        )
+    return Proof(None, found)
+
+
+def run(plans: list[Plan], shown: Parity | None, folder: Path, watch: dict[str, Watch]) -> Comparison:
     """Run all plans, each into `runs/<name>` below `folder`, then write compare.json and compare.md there.
 
-    `watch` maps a run's name to what sees its metric lines.
+    `shown` is the proof that all do the same work, None where nobody asked for it. `watch` maps a run's name to what
+    sees its metric lines.
     """
     results = []
     for each in plans:
         place = folder / "runs" / name(each)
         place.mkdir(parents=True)
         results.append(train.run(each, place, watch.get(name(each))))
-    comparison = Comparison(runs=results, machine=this_machine())
+    comparison = Comparison(runs=results, parity=shown, machine=this_machine())
     write_atomic(folder / "compare.json", comparison.model_dump_json(indent=2) + "\n")
     write_atomic(folder / "compare.md", comparison_markdown(comparison))
     return comparison

@@ -9,8 +9,8 @@ from pathlib import Path
 from hvdkit.errors import RunError
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path` by temporary file, fsync and rename.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path` by temporary file, fsync and rename.
 
     A reader sees the old file or the new one, never a part. Raises RunError where the disk or the
     permissions do not allow it; the old file is then untouched.
@@ -18,8 +18,8 @@ def write_atomic(path: Path, text: str) -> None:
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

@@ -14,7 +14,11 @@ import hvdkit
 from hvdkit.errors import RequestError
 
 # All that hvdkit's commands leave in a folder. `--overwrite` takes these away and nothing else, whatever --out says.
-_OURS = {"config.yaml", "metrics.jsonl", "result.json", "compare.json", "compare.md", "logs", "runs"}
+_OURS = {
+    "config.yaml", "metrics.jsonl", "result.json", "logs",
+    "compare.json", "compare.md", "runs",
+    "parity.json", "parity.md", "parity.png", "parity", "trace",
+}  # fmt: skip
 _LOCK = ".lock"
 
 

@@ -1,4 +1,4 @@
-"""What commands leave in files: the schemas of `result.json`, `metrics.jsonl` and `compare.json`.
+"""What commands leave in files: the schemas of `result.json`, `metrics.jsonl`, `compare.json` and `parity.json`.
 
 Accuracies are fractions of 1, images per second count all ranks together, step times are the slowest rank's.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,6 +17,9 @@ from hvdkit.errors import RequestError
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+_R = TypeVar("_R", bound=_Record)
 
 
 class MetricLine(_Record):
@@ -83,10 +87,70 @@ class Machine(_Record):
     python: str
 
 
+class FrameworkParity(_Record):
+    """One framework beside the reference: relative errors, in float64 (`_f64`) and float32 (`_f32`).
+
+    `logits`, `gradients` are of the first batch on the initial weights, in float32 as well held against the reference's
+    float64; `reference_…_f32` is how far the reference's own float32 is off. `applied` is the averaged gradient against
+    the mean of the ranks' own. `buffers` and `weights` are after one step, `losses` the worst of the first five of a
+    free run, `step` the worst tensor (weights, buffers, slots) over all steps from the reference's states,
+    `evaluation` the worst of logits and loss. What has no error, such as a wrong count or NaN, has 1e300.
+    """
+
+    passed: bool
+    missed: list[str]
+    version: str
+    batches_equal: bool
+    initial_weights_equal: bool
+    logits_f64: float
+    gradients_f64: float
+    worst_gradient: str
+    applied_f64: float
+    buffers_f64: float
+    worst_buffer: str
+    weights_f64: float
+    worst_weight: str
+    losses_f64: float
+    step_f64: float
+    worst_step: int
+    evaluation_f64: float
+    evaluation_correct: int
+    evaluation_total: int
+    logits_f32: float
+    gradients_f32: float
+    reference_logits_f32: float
+    reference_gradients_f32: float
+    first_deviation: str | None
+    likely_cause: str | None
+    gradient_errors_f64: dict[str, float]
+    gradient_errors_f32: dict[str, float]
+    reference_gradient_errors_f32: dict[str, float]
+    step_errors_f64: list[float]
+
+
+class Parity(_Record):
+    """`parity.json`. `marks` are the largest errors that pass; in float32 `f32_factor` times the reference's own."""
+
+    passed: bool
+    reference: str
+    recipe: str
+    model: str
+    optimizer: str
+    batch_size: int
+    np: int
+    steps: int
+    seed: int
+    marks: dict[str, float]
+    f32_factor: float
+    frameworks: dict[str, FrameworkParity]
+    machine: Machine
+
+
 class Comparison(_Record):
-    """`compare.json`."""
+    """`compare.json`; `parity` is None where nobody asked for it."""
 
     runs: list[TrainResult]
+    parity: Parity | None = None
     machine: Machine
 
 
@@ -103,16 +167,23 @@ def this_machine() -> Machine:
 
 def read_result(path: Path) -> TrainResult:
     """Read a `result.json`. Raises RequestError where it is missing or damaged."""
+    return _read(TrainResult, path, "the result of a training run")
+
+
+def read_parity(path: Path) -> Parity:
+    """Read a `parity.json`. Raises RequestError where it is missing or damaged."""
+    return _read(Parity, path, "the parity.json of `hvdkit parity`")
+
+
+def _read(kind: type[_R], path: Path, expected: str) -> _R:
     try:
-        return TrainResult.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise RequestError(
-            f"{path}: cannot be read ({error.strerror}); expected the result of a training run"
-        ) from None
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"])) or "file"
-        raise RequestError(f"{path}: not a training result: {key}: {fault['msg']}") from None
+        raise RequestError(f"{path}: not {expected}: {key}: {fault['msg']}") from None
 
 
 def _proc_field(path: str, key: str) -> str | None:

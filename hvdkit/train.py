@@ -33,6 +33,7 @@ class Plan:
     hosts: list[Host]
     launcher: str
     stall_timeout_s: float
+    script: Path | None = None  # another script than the recipe's own
 
 
 def plan(
@@ -64,22 +65,32 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None) -> TrainResult:
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt.
     """
     write_atomic(folder / "config.yaml", config.dump(plan.recipe))
+    tail = _Tail(folder / "metrics.jsonl", watch)
+    launch(plan, folder / "config.yaml", ["--out", str(folder)], folder / "logs", tail.poll)
+    tail.poll()
+    return read_result(folder / "result.json")
+
+
+def launch(
+    plan: Plan, recipe: Path, arguments: list[str], log_dir: Path, on_tick: Callable[[], None] | None = None
+) -> None:
+    """Start the ranks of the plan's framework on the recipe file, with further arguments, and see them to their end.
+
+    Raises as `run` does.
+    """
     job = Job(
         python=plan.runtime.python,
-        arguments=[str(paths.script(plan.framework)), str(folder / "config.yaml"), "--out", str(folder)],
+        arguments=[str(plan.script or paths.script(plan.framework)), str(recipe), *arguments],
         np=plan.np,
         hosts=plan.hosts,
         environment=plan.runtime.environment | _environment(plan),
-        log_dir=folder / "logs",
+        log_dir=log_dir,
         stall_timeout_s=plan.stall_timeout_s,
     )
-    tail = _Tail(folder / "metrics.jsonl", watch)
     try:
-        LAUNCHERS[plan.launcher](job, tail.poll)
+        LAUNCHERS[plan.launcher](job, on_tick)
     except RankFailure as failure:
         raise _with_remedy(failure, plan) from None
-    tail.poll()
-    return read_result(folder / "result.json")
 
 
 def _environment(plan: Plan) -> dict[str, str]:

@@ -111,7 +111,7 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
 
 
 def sqrt(tensor: np.ndarray) -> np.ndarray:
-    return np.sqrt(tensor)
+    return np.asarray(np.sqrt(tensor))
 
 
 def norm(tensor: np.ndarray) -> np.ndarray:

@@ -64,7 +64,7 @@ class Loop:
         self.train_loss = float("nan")
         self.val_accuracy: float | None = None
         self.val_loss: float | None = None
-        self._rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
+        self.rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
         self._epoch = 0
         self._unread: list[Tensor] = []  # losses still on the device
         self._epoch_loss = 0.0
@@ -94,7 +94,7 @@ class Loop:
     def begin_step(self) -> None:
         """Set the step's learning rate."""
         self._tell("train step", self.step)
-        self._adapter.set_learning_rate(self._session, self._rate(self.step))
+        self._adapter.set_learning_rate(self._session, self.rate(self.step))
 
     def end_step(self, loss: Tensor) -> None:
         """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks."""
@@ -157,7 +157,7 @@ class Loop:
                 total_steps=self.total_steps,
                 epoch=self._epoch,
                 loss=loss,
-                learning_rate=self._rate(self.step - 1),
+                learning_rate=self.rate(self.step - 1),
                 images_per_second=speed,
                 **rest,
             )

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +18,9 @@ import numpy as np
 import hvdkit
 from hvdkit import config
 from hvdkit.config import Recipe
-from hvdkit.core import metrics, resnet
+from hvdkit.core import metrics, parity, resnet
 from hvdkit.core.adapter import Adapter, Session
-from hvdkit.core.data import open_dataset
+from hvdkit.core.data import Dataset, open_dataset
 from hvdkit.core.lifeline import Lifeline, lost_a_peer
 from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS, check_can
@@ -52,7 +53,11 @@ def _run(adapter: Adapter, build: Build, argv: list[str]) -> int:
     try:
         arguments = _parse(argv)
         recipe = config.load(arguments.recipe, arguments.overrides)
-        train(adapter, build, recipe, arguments.out, lifeline)
+        if arguments.parity:
+            part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
+            compare(adapter, build, recipe, part, lifeline)
+        else:
+            train(adapter, build, recipe, arguments.out, lifeline)
     except HvdkitError as error:
         lifeline.failed("request" if isinstance(error, RequestError) else "error", str(error))
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -70,12 +75,7 @@ def _run(adapter: Adapter, build: Build, argv: list[str]) -> int:
 
 def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, lifeline: Lifeline) -> TrainResult:
     """Train as the recipe says; rank 0 writes `metrics.jsonl` and `result.json` into `out`, where one is given."""
-    _lengthen_cycle(recipe)
-    topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
-    adapter.seed(recipe.seed)
-    check_can(adapter, recipe, topology)
-    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed)
-    network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
+    topology, dataset, network = _start(adapter, recipe)
     session = open_session(adapter, build, network, recipe)
     adapter.broadcast_state(session, root_rank=0)
     initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
@@ -97,6 +97,25 @@ def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, life
     return result
 
 
+def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, lifeline: Lifeline) -> None:
+    """Take part in `hvdkit parity` as `part` says."""
+    recipe = recipe.model_copy(update={"precision": "fp64"})
+    topology, dataset, network = _start(adapter, recipe)
+    opener = partial(open_session, adapter, build, network)
+    parity.take_part(adapter, opener, recipe, topology, dataset, part, lifeline)
+    lifeline.beat("leaving Horovod")
+    adapter.shutdown()
+
+
+def _start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.ResNet]:
+    _lengthen_cycle(recipe)
+    topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
+    adapter.seed(recipe.seed)
+    check_can(adapter, recipe, topology)
+    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed)
+    return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
+
+
 def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe) -> Session:
     """The recipe's network bound to its optimizer, with the initial weights that its seed draws."""
     precision = PRECISIONS[recipe.precision]
@@ -111,6 +130,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl and result.json")
+    parser.add_argument("--parity", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit parity`")
+    parser.add_argument("--steps", type=int, default=20, help="for --parity: steps to compare")
+    parser.add_argument("--leads", action="store_true", help="for --parity: leave the trace that others follow")
     return parser.parse_intermixed_args(argv)
 
 

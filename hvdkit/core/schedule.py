@@ -35,7 +35,7 @@ class LearningRate:
             # Loshchilov and Hutter 2017, equation 5, one cycle down to 0
             return self.peak * 0.5 * (1.0 + math.cos(math.pi * progress))
         if self.decay == "polynomial":
-            return self.peak * (1.0 - progress) ** self.power  # You et al. 2017, section 5, there of power 2
+            return self.peak * math.pow(1.0 - progress, self.power)  # You et al. 2017, section 5, there of power 2
         return self.peak * self.gamma ** sum(step >= milestone for milestone in self.milestones)
 
 

@@ -48,3 +48,35 @@ class RunProgress:
                 print(f"{title}: step {line.step}/{line.total_steps}, {told}", file=self._console.file, flush=True)
 
         return see
+
+
+class StageProgress:
+    """Progress of work in named stages that tell nothing of their inside: a bar of stages, a plain line elsewhere."""
+
+    def __init__(self, title: str, stages: int) -> None:
+        self._title, self._console = title, Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task(title, total=stages)
+        self._begun = 0
+
+    def __enter__(self) -> StageProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, stage: str) -> None:
+        """The stage before has ended and this one begins."""
+        if self._console.is_terminal:
+            self._progress.update(self._task, completed=self._begun, description=f"{self._title}: {stage}")
+        else:
+            print(f"{self._title}: {stage}", file=self._console.file, flush=True)
+        self._begun += 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rich import box
 from rich.table import Table
 
+from hvdkit.report.parity import deviations, verdict
 from hvdkit.results import Comparison, TrainResult
 
 Cell = Callable[[TrainResult, Comparison], str]
@@ -20,6 +21,7 @@ _COLUMNS: list[tuple[str, Cell]] = [
     ("step p90", lambda run, _: f"{run.step_ms_p90:.1f} ms"),
     ("accuracy", lambda run, _: _percent(run.val_accuracy, 2)),
     ("peak memory", lambda run, _: f"{run.peak_rss_mib:.0f} MiB"),
+    ("parity", lambda run, comparison: verdict(comparison.parity, run.framework)),
 ]
 
 
@@ -55,11 +57,25 @@ def comparison_markdown(comparison: Comparison) -> str:
         "its slowest rank. Efficiency is images per second over ranks × those of one rank. Peak memory is the largest "
         "rank's.",
         "",
+        *_parity_lines(comparison),
         f"{machine.processor}, {machine.cores} cores, {machine.memory_mib} MiB, {machine.system}; "
         f"Horovod {first.horovod_version}, launcher {first.launcher}, device {first.device}; "
         f"{first.epochs} epochs, seed {first.seed}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _parity_lines(comparison: Comparison) -> list[str]:
+    parity = comparison.parity
+    if parity is None:
+        return ["Parity: not checked, so whether all did the same work is not known.", ""]
+    return [
+        f"Parity: the largest relative error of any weight, running statistic or optimizer slot against "
+        f"{parity.reference} in float64, over {parity.steps} steps from the same states at {parity.np} ranks "
+        f"({parity.batch_size} images each); FAILED where any of {len(parity.marks) + 4} marks is missed.",
+        *(f"- {line}" for line in deviations(parity)),
+        "",
+    ]
 
 
 def result_lines(result: TrainResult) -> str:

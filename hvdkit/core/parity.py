@@ -1,0 +1,347 @@
+"""One rank's part in `hvdkit parity`: does this framework compute what the reference computes?
+
+The leader (the reference's ranks) trains a few steps in float64 and leaves a trace: what one batch makes of the initial
+weights, and the whole state after each step. A follower does the same from the same states and measures how far off it
+is. Every rank computes; rank 0 writes and compares, as all ranks' weights are equal and its own buffers serve as well
+as another's. Errors of arrays are ‖a − reference‖ / ‖reference‖, of numbers |a − reference| / |reference|.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from hvdkit.config import Recipe
+from hvdkit.core import diagnosis, resnet
+from hvdkit.core.adapter import Adapter, Gradients, Session
+from hvdkit.core.data import Batch, Dataset, Split
+from hvdkit.core.loop import Loop, evaluate
+from hvdkit.core.metrics import MetricsFile
+from hvdkit.core.topology import Topology
+from hvdkit.files import write_atomic
+
+if TYPE_CHECKING:
+    from hvdkit.core.lifeline import Lifeline
+
+Arrays = Mapping[str, np.ndarray]
+INCOMPARABLE = 1e300  # of what is not even a number: JSON knows no infinity
+FREE_STEPS = 5  # free-running losses that are compared; after that chaos has the word
+Open = Callable[[Recipe], Session]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank is asked for: into which folder, how many steps, and whether it leads."""
+
+    folder: Path
+    steps: int
+    leads: bool
+
+    @property
+    def probe(self) -> Path:
+        """What one batch makes of the initial weights."""
+        return self.folder / "probe.safetensors"
+
+    @property
+    def figures(self) -> Path:
+        """The leader's numbers that are no tensors."""
+        return self.folder / "leader.json"
+
+    def state(self, step: int) -> Path:
+        """The whole state after so many steps."""
+        return self.folder / f"state-{step:04}.safetensors"
+
+    def findings(self, framework: str) -> Path:
+        """What a follower has found."""
+        return self.folder / f"{framework}.json"
+
+
+@dataclass
+class Figures:
+    """What is compared as it is: digests by rank, losses, evaluation."""
+
+    batches: list[str] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    correct: int = 0
+    total: int = 0
+    val_loss: float = 0.0
+
+
+def take_part(
+    adapter: Adapter,
+    open_session: Open,
+    recipe: Recipe,
+    topology: Topology,
+    dataset: Dataset,
+    part: Part,
+    lifeline: Lifeline,
+) -> None:
+    """Lead where asked to, then follow; collective. `open_session` gives fresh sessions of the recipe's network.
+
+    Gradients go uncompressed over the wire, whatever the recipe says: rounding them is no difference of frameworks.
+    """
+    recipe = recipe.model_copy(update={"compression": "none", "steps": part.steps, "check_ranks": 0})
+    runner = _Runner(adapter, open_session, recipe, topology, dataset, part, lifeline)
+    if part.leads:
+        runner.lead()
+    findings = runner.follow()
+    if topology.is_root:
+        write_atomic(part.findings(adapter.NAME), json.dumps(findings, indent=1) + "\n")
+
+
+class _Runner:
+    def __init__(
+        self,
+        adapter: Adapter,
+        open_session: Open,
+        recipe: Recipe,
+        topology: Topology,
+        dataset: Dataset,
+        part: Part,
+        lifeline: Lifeline,
+    ) -> None:
+        self._adapter, self._topology, self._dataset, self._part = adapter, topology, dataset, part
+        self._recipe, self._lifeline = recipe, lifeline
+        self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))
+        self._single = open_session(recipe.model_copy(update={"precision": "fp32"}))
+        self._loop = Loop(adapter, self._exact, recipe, topology, dataset, MetricsFile(None))
+        self._steps = self._loop.total_steps
+        self._network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
+        self._initial = adapter.state(self._exact)
+
+    def lead(self) -> None:
+        """Leave the trace."""
+        adapter, part, root = self._adapter, self._part, self._topology.is_root
+        exact = self._gradients(self._exact)
+        single = self._gradients(self._single)
+        if root:
+            _save(part.probe, _named(exact, "f64") | _named(single, "f32"))
+        adapter.load_state(self._exact, self._initial)
+        figures = Figures(batches=self._batches())
+        self._keep(0)
+        for step, group in self._groups():
+            figures.losses.append(self._step(step, group))
+            self._keep(step + 1)
+        self._wait("steps")
+        adapter.load_state(self._exact, load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
+        figures.correct, figures.total, figures.val_loss = self._evaluate()
+        if root:
+            _save(part.folder / "evaluation.safetensors", {"logits": self._eval_logits()})
+            write_atomic(part.figures, json.dumps(asdict(figures)) + "\n")
+        self._wait("trace")
+
+    def follow(self) -> dict[str, Any]:
+        """Compare with the trace; returns the findings, which are rank 0's."""
+        adapter, part = self._adapter, self._part
+        led = Figures(**json.loads(part.figures.read_text()))
+        batches = self._batches()
+        probe, start = load_file(part.probe), load_file(part.state(0))
+        reference = {precision: _unnamed(probe, precision) for precision in ("f64", "f32")}
+
+        adapter.load_state(self._exact, self._initial)
+        exact = self._gradients(self._exact)
+        single = self._gradients(self._single)
+        applied = errors(exact.averaged, self._mean_of_own(exact))
+
+        adapter.load_state(self._exact, self._initial)
+        free: list[float] = []
+        for step, group in self._groups():
+            if step == FREE_STEPS:
+                break
+            free.append(self._step(step, group))
+            if step == 0:
+                first = adapter.state(self._exact)
+
+        after = load_file(part.state(1))
+        forced: list[dict[str, float]] = []
+        for step, group in self._groups():
+            adapter.load_state(self._exact, load_file(part.state(step)))
+            self._step(step, group)
+            forced.append(errors(adapter.state(self._exact), load_file(part.state(step + 1))))
+
+        adapter.load_state(self._exact, load_file(part.state(self._steps)))
+        correct, total, val_loss = self._evaluate()
+        logits = load_file(part.folder / "evaluation.safetensors")["logits"]
+        eval_logits = error(self._eval_logits(), logits)
+        evaluation = eval_logits if (correct, total) == (led.correct, led.total) else INCOMPARABLE
+
+        losses = [abs(a - b) / abs(b) for a, b in zip(free, led.losses, strict=False)]
+        found: dict[str, Any] = {
+            "framework": adapter.NAME,
+            "versions": adapter.versions(),
+            "steps": self._steps,
+            "batches_equal": batches == led.batches,
+            "initial_weights_equal": _same(self._initial, start),
+            "logits_f64": error(exact.logits, reference["f64"].logits),
+            "gradients_f64": self._by_layer(exact.own, reference["f64"].own),
+            "applied_f64": applied,
+            "buffers_f64": errors(_buffers(first), _buffers(after)),
+            "weights_f64": errors(_weights(first), _weights(after)),
+            "losses_f64": losses,
+            "step_f64": [max(each.values()) for each in forced],
+            "evaluation_f64": max(evaluation, abs(val_loss - led.val_loss) / abs(led.val_loss)),
+            "logits_f32": error(single.logits, reference["f64"].logits),
+            "gradients_f32": self._by_layer(single.own, reference["f64"].own),
+            "reference_logits_f32": error(reference["f32"].logits, reference["f64"].logits),
+            "reference_gradients_f32": self._by_layer(reference["f32"].own, reference["f64"].own),
+            "correct": correct,
+            "total": total,
+        }
+        evidence = diagnosis.Evidence(
+            recipe=self._recipe,
+            network=resnet.architecture(self._recipe.model.name, self._recipe.model.classes, self._dataset.shape[2]),
+            rate=self._loop.rate(0),
+            labels=self._first_batch().labels,
+            batches_equal=found["batches_equal"],
+            initial=(self._initial, start),
+            gradients=(exact, reference["f64"]),
+            applied=applied,
+            after=(first, after),
+            forced=forced,
+            eval_logits=eval_logits,
+            evaluation=found["evaluation_f64"],
+        )
+        deviation = diagnosis.first_deviation(evidence)
+        return found | {
+            "first_deviation": deviation.tensor if deviation else None,
+            "likely_cause": deviation.cause if deviation else None,
+        }
+
+    def _by_layer(self, got: Arrays, reference: Arrays) -> dict[str, float]:
+        """Errors of parameters, from the network's input to its output."""
+        found = errors(got, reference)
+        return {name: found[name] for name in resnet.parameter_shapes(self._network)}
+
+    def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
+        """Each update's number and this rank's batches."""
+        step = 0
+        for epoch in range(self._loop.epochs):
+            for group in self._loop.groups(epoch):
+                self._lifeline.beat("parity step", step)
+                yield step, group
+                step += 1
+
+    def _first_batch(self) -> Batch:
+        return next(self._groups())[1][0]
+
+    def _step(self, step: int, group: list[Batch]) -> float:
+        """One update; returns the mean loss over all ranks."""
+        adapter = self._adapter
+        adapter.set_learning_rate(self._exact, self._loop.rate(step))
+        own = float(adapter.to_numpy(adapter.train_step(self._exact, group)).mean())
+        return float(np.mean(adapter.allgather_object(own, name="parity.loss")))
+
+    def _gradients(self, session: Session) -> Gradients:
+        return self._adapter.gradients(session, self._first_batch())
+
+    def _mean_of_own(self, gradients: Gradients) -> dict[str, np.ndarray]:
+        """The ranks' own gradients averaged without Horovod's arithmetic: gathered as they are, summed by NumPy."""
+        adapter, means = self._adapter, {}
+        for name, own in gradients.own.items():
+            flat = adapter.to_numpy(adapter.allgather(adapter.from_numpy(own.reshape(1, -1)), name=f"parity.{name}"))
+            means[name] = flat.mean(axis=0).reshape(own.shape)
+        return means
+
+    def _batches(self) -> list[str]:
+        """A digest by rank of all bytes that its steps are fed with."""
+        total = hashlib.sha256()
+        for _, group in self._groups():
+            for batch in group:
+                total.update(np.ascontiguousarray(batch.images).tobytes())
+                total.update(np.ascontiguousarray(batch.labels).tobytes())
+        return self._adapter.allgather_object(total.hexdigest(), name="parity.batches")
+
+    def _wait(self, what: str) -> None:
+        """Until rank 0 has written what the others read next."""
+        self._adapter.allgather_object(None, name=f"parity.{what}")
+
+    def _keep(self, step: int) -> None:
+        if self._topology.is_root:
+            _save(self._part.state(step), self._adapter.state(self._exact))
+
+    def _evaluation_split(self) -> Split:
+        """Few samples, so many that the ranks' shares differ: an average that is not weighted must show."""
+        split = self._dataset.val if len(self._dataset.val) else self._dataset.train
+        count = min(len(split), 2 * self._recipe.batch_size * self._topology.size + 1)
+        if self._topology.size > 1 and count % self._topology.size == 0:
+            count -= 1
+        return _FirstOf(split, count)
+
+    def _evaluate(self) -> tuple[int, int, float]:
+        """(correct, total, mean loss) over all ranks."""
+        split = self._evaluation_split()
+        accuracy, loss = evaluate(self._adapter, self._exact, split, self._recipe.batch_size, self._topology)
+        assert accuracy is not None and loss is not None
+        return round(accuracy * len(split)), len(split), loss
+
+    def _eval_logits(self) -> np.ndarray:
+        return self._adapter.eval_step(self._exact, self._first_batch().images)
+
+
+@dataclass(frozen=True)
+class _FirstOf:
+    split: Split
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        return self.split.batch(indices)
+
+
+def error(got: np.ndarray, reference: np.ndarray) -> float:
+    """‖got − reference‖ / ‖reference‖ in float64; where the reference is all zeros, ‖got‖. INCOMPARABLE for NaN."""
+    reference = reference.astype(np.float64)
+    size = float(np.linalg.norm(reference))
+    apart = float(np.linalg.norm(got.astype(np.float64) - reference))
+    found = apart / size if size else apart
+    return found if np.isfinite(found) else INCOMPARABLE
+
+
+def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
+    """By tensor, in the reference's order; one that is missing on either side has INCOMPARABLE."""
+    names = [*reference, *(name for name in got if name not in reference)]
+    return {
+        name: error(got[name], reference[name]) if name in got and name in reference else INCOMPARABLE for name in names
+    }
+
+
+def _save(path: Path, arrays: Arrays) -> None:
+    # not ascontiguousarray, which gives an array without dimensions one
+    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path)
+
+
+def _named(gradients: Gradients, precision: str) -> dict[str, np.ndarray]:
+    values = {f"{precision}.own.{name}": value for name, value in gradients.own.items()}
+    values |= {f"{precision}.averaged.{name}": value for name, value in gradients.averaged.items()}
+    return values | {f"{precision}.logits": gradients.logits, f"{precision}.loss": np.asarray(gradients.loss)}
+
+
+def _unnamed(arrays: Arrays, precision: str) -> Gradients:
+    def under(prefix: str) -> dict[str, np.ndarray]:
+        start = f"{precision}.{prefix}."
+        return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
+
+    return Gradients(arrays[f"{precision}.logits"], float(arrays[f"{precision}.loss"]), under("own"), under("averaged"))
+
+
+def _buffers(state: Arrays) -> dict[str, np.ndarray]:
+    return {name: value for name, value in state.items() if diagnosis.is_buffer(name)}
+
+
+def _weights(state: Arrays) -> dict[str, np.ndarray]:
+    return {name: value for name, value in state.items() if diagnosis.is_weight(name)}
+
+
+def _same(left: Arrays, right: Arrays) -> bool:
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and left[name].tobytes() == right[name].tobytes() for name in left
+    )
