@@ -33,13 +33,19 @@ class Model(_Strict):
     classes: int = Field(10, ge=2, le=1_000_000)
 
 
-class Digits(_Strict):
+class _Data(_Strict):
+    augment: Literal["none", "crop", "crop-flip"] = Field(
+        "none", description="training images: moved by up to 4 pixels, and mirrored by chance"
+    )
+
+
+class Digits(_Data):
     """The 1,797 handwritten digits that scikit-learn ships, as 32×32×3 images; 360 of them held out."""
 
     name: Literal["digits"]
 
 
-class Synthetic(_Strict):
+class Synthetic(_Data):
     """Random images of any shape, for throughput."""
 
     name: Literal["synthetic"]

@@ -12,6 +12,7 @@ import pytest
 from hvdkit import adapters, config
 from hvdkit.config import Digits, Recipe, Sgd, Synthetic
 from hvdkit.core import data, metrics, resnet
+from hvdkit.core.augment import augment
 from hvdkit.core.loop import Loop
 from hvdkit.core.optimizer import decay_of, update
 from hvdkit.core.schedule import learning_rate
@@ -182,6 +183,44 @@ def test_sgd_follows_the_formula() -> None:
     assert weight == pytest.approx(2 - 0.1 * (1.2 + 0.5 * 3.2))
     assert decay_of(settings.model_copy(update={"decay": "weights"}), (7,)) == 0
     assert decay_of(settings.model_copy(update={"decay": "weights"}), (7, 3)) == 0.1
+
+
+def test_augmentation_is_decided_by_seed_epoch_and_sample_alone() -> None:
+    images = np.random.default_rng(0).standard_normal((200, 12, 10, 3)).astype(np.float32)
+    samples = np.arange(200)
+    first = augment(images, "crop-flip", 1, 0, samples)
+    order = np.random.default_rng(1).permutation(200)
+    assert np.array_equal(augment(images[order], "crop-flip", 1, 0, samples[order]), first[order])
+    assert np.array_equal(augment(images[7:9], "crop-flip", 1, 0, samples[7:9]), first[7:9])
+    for seed, epoch, other in ((1, 1, samples), (2, 0, samples), (1, 0, samples + 200)):
+        same = (augment(images, "crop-flip", seed, epoch, other) == first).all(axis=(1, 2, 3))
+        assert same.mean() < 0.05  # 1 of 162
+    assert augment(images, "none", 1, 0, samples) is images
+
+
+def test_a_crop_moves_by_at_most_four_pixels_and_a_flip_mirrors() -> None:
+    marked = np.zeros((4000, 9, 9, 1), np.float32)
+    marked[:, 4, 4] = 1
+    moved = augment(marked, "crop", 3, 5, np.arange(4000))
+    assert moved.shape == marked.shape and (moved.sum(axis=(1, 2, 3)) == 1).all()
+    _, rows, columns, _ = np.nonzero(moved)
+    for places in (rows, columns):
+        counts = np.bincount(places, minlength=9)
+        assert (counts > 4000 / 9 * 0.8).all() and (counts < 4000 / 9 * 1.2).all()
+    sloped = np.tile(np.arange(9, dtype=np.float32)[None, None, :, None], (4000, 9, 1, 1))
+    both = augment(sloped, "crop-flip", 3, 5, np.arange(4000))
+    falling = both[:, 4, 4, 0] < both[:, 4, 3, 0]
+    assert 0.45 < falling.mean() < 0.55
+    assert (marked.sum() == 4000) and np.array_equal(sloped[0, 0, :, 0], np.arange(9))
+
+
+def test_augmented_epochs_are_the_same_whatever_the_number_of_ranks() -> None:
+    dataset = data.open_dataset(Digits(name="digits"), 10, 1)
+    whole = list(data.epoch_batches(dataset.train, 64, 1, 2, 0, 1, "crop-flip"))
+    halves = [list(data.epoch_batches(dataset.train, 32, 1, 2, rank, 2, "crop-flip")) for rank in range(2)]
+    for index, batch in enumerate(whole[:3]):
+        joined = np.concatenate([half[index].images for half in halves])
+        assert np.array_equal(joined, batch.images)
 
 
 # State

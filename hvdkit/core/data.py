@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from hvdkit.config import Digits, Synthetic
+from hvdkit.core.augment import augment
 from hvdkit.errors import RequestError
 
 
@@ -85,7 +86,9 @@ def open_dataset(data: Digits | Synthetic, classes: int, seed: int) -> Dataset:
     return dataset
 
 
-def epoch_batches(split: Split, batch_size: int, seed: int, epoch: int, rank: int, size: int) -> Iterator[Batch]:
+def epoch_batches(
+    split: Split, batch_size: int, seed: int, epoch: int, rank: int, size: int, augmentation: str = "none"
+) -> Iterator[Batch]:
     """This rank's batches of one epoch. All ranks share one permutation; the incomplete last global batch is left out.
 
     Global batch k is the k-th run of batch_size × size samples, rank r's part the r-th batch_size of it: no sample
@@ -94,7 +97,9 @@ def epoch_batches(split: Split, batch_size: int, seed: int, epoch: int, rank: in
     order = np.random.default_rng([seed, epoch]).permutation(len(split))
     for step in range(steps_per_epoch(len(split), batch_size, size)):
         start = (step * size + rank) * batch_size
-        yield split.batch(order[start : start + batch_size])
+        samples = order[start : start + batch_size]
+        batch = split.batch(samples)
+        yield Batch(augment(batch.images, augmentation, seed, epoch, samples), batch.labels)
 
 
 def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:

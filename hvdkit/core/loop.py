@@ -79,8 +79,9 @@ class Loop:
         """This rank's batches of one epoch, one list an update, as many as there are steps left."""
         recipe, topology = self._recipe, self._topology
         left = self.total_steps - epoch * self.steps_per_epoch
+        rank, size = topology.rank, topology.size
         shard = data_.epoch_batches(
-            self._dataset.train, recipe.batch_size, recipe.seed, epoch, topology.rank, topology.size
+            self._dataset.train, recipe.batch_size, recipe.seed, epoch, rank, size, recipe.data.augment
         )
         for size in self.group_sizes[:left]:
             yield list(itertools.islice(shard, size))

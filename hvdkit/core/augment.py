@@ -1,0 +1,47 @@
+"""Random changes of training images, each decided by (seed, epoch, sample) alone: the same bytes in every framework,
+whatever the number of ranks and the order in which samples are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+PADDING = 4  # He et al. 2016, section 4.2: 4 pixels of zeros on each side, then a crop of the old size
+
+
+def augment(images: np.ndarray, how: str, seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
+    """`images` (n, height, width, channels), changed as the recipe's `data.augment` says; `samples` (n,) are their
+    numbers in the data set. The array itself stays as it is."""
+    if how == "none":
+        return images
+    numbers = random_bits(seed, epoch, samples)
+    images = shifted(images, numbers)
+    if how == "crop-flip":
+        flip = (numbers >> np.uint64(32) & np.uint64(1)).astype(bool)
+        images[flip] = images[flip, :, ::-1]
+    return images
+
+
+def random_bits(seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
+    """64 random bits for each sample, (n,) uint64: the finalizer of SplitMix64 (Steele et al. 2014, figure 17) over the
+    three numbers in turn."""
+    state = _mixed(np.array([seed], np.uint64))
+    state = _mixed(state ^ np.array([epoch], np.uint64))
+    return _mixed(state ^ samples.astype(np.uint64))
+
+
+def shifted(images: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Each image moved by up to PADDING pixels up or down and left or right, zeros coming in."""
+    count, height, width, _ = images.shape
+    span = np.uint64(2 * PADDING + 1)
+    top, left = (numbers % span).astype(int), (numbers >> np.uint64(16)) % span
+    padded = np.pad(images, ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0)))
+    rows = top[:, None] + np.arange(height)
+    columns = left.astype(int)[:, None] + np.arange(width)
+    return padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)  # arrays of uint64 wrap around silently
+    numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ numbers >> np.uint64(31)

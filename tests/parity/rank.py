@@ -1,0 +1,184 @@
+"""One rank that follows a parity trace with faults planted one after the other into a network or its training:
+
+    python tests/parity/rank.py FRAMEWORK RECIPE.yaml TRACE [--leads]
+
+Each fault's findings go to TRACE/<fault>.json; with `--leads` the sound network leaves the trace first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from hvdkit import adapters, config
+from hvdkit.config import Loss
+from hvdkit.core import data, metrics, parity, resnet
+from hvdkit.core.lifeline import Lifeline
+from hvdkit.core.main import open_session
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 2
+Build = Callable[[resnet.ResNet], Any]
+Fault = Callable[[Any, Any], AbstractContextManager[None]]  # (adapter, recipe module)
+
+
+def built_otherwise(change: Callable[[Any], None]) -> Fault:
+    """Change the network after it has been built."""
+
+    @contextmanager
+    def fault(adapter: Any, module: Any) -> Iterator[None]:
+        sound = module.build
+
+        def build(table: resnet.ResNet) -> Any:
+            network = sound(table)
+            change(network)
+            return network
+
+        with mock.patch.object(module, "build", build):
+            yield
+
+    return fault
+
+
+def prepared_otherwise(**changes: dict[str, Any]) -> Fault:
+    """Change the settings of the optimizer or the loss behind the recipe's back."""
+
+    @contextmanager
+    def fault(adapter: Any, module: Any) -> Iterator[None]:
+        sound = adapter.prepare
+
+        def prepare(model: Any, optimizer: Any, loss: Loss, *rest: Any) -> Any:
+            optimizer = optimizer.model_copy(update=changes.get("optimizer", {}))
+            return sound(model, optimizer, loss.model_copy(update=changes.get("loss", {})), *rest)
+
+        with mock.patch.object(adapter, "prepare", prepare):
+            yield
+
+    return fault
+
+
+@contextmanager
+def average_of_averages(adapter: Any, module: Any) -> Iterator[None]:
+    def evaluate(adapter: Any, session: Any, split: Any, batch_size: int, topology: Any) -> tuple[float, float]:
+        correct, loss, count = 0, 0.0, 0
+        for batch, valid in data.evaluation_batches(split, batch_size, topology.rank, topology.size):
+            logits, labels = adapter.eval_step(session, batch.images)[:valid], batch.labels[:valid]
+            correct += int(np.sum(logits.argmax(axis=1) == labels))
+            loss += float(metrics.cross_entropy(logits, labels).sum())
+            count += valid
+        means = metrics.reduce_sums(adapter, correct=correct / count, loss=loss / count)
+        return means["correct"] / topology.size, means["loss"] / topology.size
+
+    with mock.patch.object(parity, "evaluate", evaluate):
+        yield
+
+
+def torch_norms(**settings: float) -> Fault:
+    def change(network: Any) -> None:
+        for layer in network.modules():
+            if type(layer).__name__ == "BatchNorm2d":
+                for name, value in settings.items():
+                    setattr(layer, name, value)
+
+    return built_otherwise(change)
+
+
+def torch_padding(network: Any) -> None:
+    """As TensorFlow's "same" pads: the odd pixel behind."""
+    from torch.nn.functional import pad
+
+    for layer in network.modules():
+        if type(layer).__name__ == "Conv2d" and layer.stride == (2, 2) and layer.kernel_size == (3, 3):
+            layer.padding = (0, 0)
+            layer.register_forward_pre_hook(lambda _, inputs: (pad(inputs[0], (0, 1, 0, 1)),))
+
+
+@contextmanager
+def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
+    import torch
+
+    class Inside(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    velocity = self.state[parameter]["momentum_buffer"]
+                    gradient = parameter.grad + group["weight_decay"] * parameter
+                    velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"])
+                    parameter.sub_(velocity)
+
+    with mock.patch.object(torch.optim, "SGD", Inside):
+        yield
+
+
+def tf_padding(network: Any) -> None:
+    for block in network.blocks:
+        for convolution, _ in block.path:
+            if convolution.stride == 2:
+                convolution.pad = [[0, 0], [0, 1], [0, 1], [0, 0]]
+
+
+def keras_momentum(network: Any) -> None:
+    for layer in network._flatten_layers():
+        if type(layer).__name__ == "BatchNorm":
+            layer.momentum = 0.99
+
+
+@contextmanager
+def mxnet_epsilon(adapter: Any, module: Any) -> Iterator[None]:
+    with mock.patch.object(resnet, "BN_EPSILON", 1e-3):
+        yield
+
+
+FAULTS: dict[str, dict[str, Fault]] = {
+    "pytorch": {
+        "bn_epsilon": torch_norms(eps=1e-3),
+        "bn_momentum": torch_norms(momentum=0.01),
+        "decay_on_biases": prepared_otherwise(optimizer={"decay": "all"}),
+        "asymmetric_padding": built_otherwise(torch_padding),
+        "average_of_averages": average_of_averages,
+        "rate_inside_momentum": torch_rate_inside,
+        "label_smoothing": prepared_otherwise(loss={"label_smoothing": 0.2}),
+    },
+    "tensorflow": {"asymmetric_padding": built_otherwise(tf_padding)},
+    "keras": {"bn_momentum": built_otherwise(keras_momentum)},
+    "mxnet": {"bn_epsilon": mxnet_epsilon},
+}
+
+
+def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
+    adapter: Any = adapters.load(framework)
+    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    recipe = config.load(recipe_file)
+    topology = adapter.init("cpu", 1)
+    dataset = data.open_dataset(recipe.data, recipe.model.classes, recipe.seed)
+    network = resnet.architecture(recipe.model.name, recipe.model.classes)
+
+    def take_part(leads: bool) -> None:
+        opener = partial(open_session, adapter, module.build, network)
+        part = parity.Part(trace, STEPS, leads)
+        parity.take_part(adapter, opener, recipe, topology, dataset, part, Lifeline())
+
+    if leads:
+        take_part(leads=True)
+    for name, fault in FAULTS[framework].items():
+        with fault(adapter, module):
+            take_part(leads=False)
+        if topology.is_root:
+            (trace / f"{framework}.json").rename(trace / f"{framework}-{name}.json")
+    adapter.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), "--leads" in sys.argv)

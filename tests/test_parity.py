@@ -1,0 +1,138 @@
+"""`hvdkit parity`: four frameworks compute the same, and each planted fault is found and named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FRAMEWORKS, ROOT, Hvdkit
+
+from hvdkit import config, parity
+from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Job
+from hvdkit.results import Parity
+from hvdkit.runtimes.store import find
+
+sys.path.insert(0, str(ROOT / "tests" / "parity"))
+
+# fault -> (what is missed, the tensor that deviates first, words of the likely cause)
+TOLD: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "bn_epsilon": ("logits_f64", "layer1.0.bn1.running_mean", ("epsilon", "bn1")),
+    "bn_momentum": ("buffers_f64", "bn1.running_mean", ("momentum", "0.99", "0.9")),
+    "decay_on_biases": ("weights_f64", "bn1.weight", ("decay", "biases")),
+    "asymmetric_padding": ("logits_f64", "layer2.0.bn1.running_mean", ("padding", "layer2.0.conv1")),
+    "average_of_averages": ("evaluation_f64", "evaluation", ("average", "counts")),
+    "rate_inside_momentum": ("step_f64", "optimizer.momentum", ("learning rate", "inside")),
+    "label_smoothing": ("gradients_f64", "loss", ("label smoothing", "0.2", "0.1")),
+}
+PLANTED = [("pytorch", fault) for fault in TOLD] + [
+    ("tensorflow", "asymmetric_padding"),
+    ("keras", "bn_momentum"),
+    ("mxnet", "bn_epsilon"),
+]
+
+
+def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    settings = ("batch_size=8", "loss.label_smoothing=0.1", "optimizer.decay=weights", "optimizer.nesterov=true")
+    done = hvdkit("parity", recipe, "--steps", 5, "--out", "run", *settings, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
+    assert result.passed and result.reference == "pytorch" and (result.np, result.steps) == (2, 5)
+    assert list(result.frameworks) == list(FRAMEWORKS)
+    for name, each in result.frameworks.items():
+        assert each.passed and each.missed == [], name
+        assert each.batches_equal and each.initial_weights_equal
+        for key, mark in result.marks.items():
+            assert getattr(each, key) <= mark, (name, key)
+            # a framework of its own cannot agree with PyTorch in every bit
+            assert name == "pytorch" or key == "applied_f64" or getattr(each, key) > 0, (name, key)
+        assert each.gradients_f32 <= 3 * each.reference_gradients_f32 and each.reference_gradients_f32 > 1e-7
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml", "logs", "parity.json", "parity.md", "parity.png",
+    }  # fmt: skip
+    assert (tmp_path / "run" / "parity.png").read_bytes().startswith(b"\x89PNG")
+    assert "passed" in (tmp_path / "run" / "parity.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Findings by framework and fault: the reference's ranks leave the trace, each framework's follow with faults."""
+    folder = tmp_path_factory.mktemp("planted")
+    overrides = ["batch_size=8", "loss.label_smoothing=0.1", "optimizer.decay=weights", "optimizer.weight_decay=0.01"]
+    checked = config.load(recipe, overrides)
+    (folder / "recipe.yaml").write_text(config.dump(checked))
+    (folder / "trace").mkdir()
+
+    @cache
+    def ran(framework: str) -> None:
+        if framework != "pytorch":
+            ran("pytorch")
+        arguments = [str(ROOT / "tests" / "parity" / "rank.py"), framework, str(folder / "recipe.yaml")]
+        arguments += [str(folder / "trace"), *(["--leads"] if framework == "pytorch" else [])]
+        job = Job(
+            python=find(framework).python,
+            arguments=arguments,
+            np=2,
+            hosts=[Host("localhost", 2)],
+            environment=find(framework).environment | {"OMP_NUM_THREADS": "1"},
+            log_dir=folder / "logs" / framework,
+        )
+        LAUNCHERS["direct"](job)
+
+    def found(framework: str, fault: str) -> Any:
+        ran(framework)
+        findings = json.loads((folder / "trace" / f"{framework}-{fault}.json").read_text())
+        return parity.judge(parity.plan(checked, [framework], 2), {framework: findings}).frameworks[framework]
+
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("framework", "fault"), PLANTED)
+def test_a_planted_fault_is_found_and_named(framework: str, fault: str, planted: Any) -> None:
+    each = planted(framework, fault)
+    missed, tensor, words = TOLD[fault]
+    assert not each.passed and missed in each.missed
+    assert each.first_deviation.startswith(tensor), each.first_deviation
+    assert all(word in each.likely_cause for word in words), each.likely_cause
+
+
+def test_a_missed_mark_is_status_1_and_told(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    """The table and the verdict of a failed run, from findings of a real one."""
+    from hvdkit.report.parity import deviations, parity_markdown
+
+    done = hvdkit("parity", recipe, "--framework", "pytorch", "--steps", 1, "--out", "run", "batch_size=4")
+    assert done.returncode == 0, done.stderr
+    good = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
+    each = good.frameworks["pytorch"].model_copy(
+        update={
+            "passed": False,
+            "missed": ["logits_f64"],
+            "logits_f64": 1e-3,
+            "first_deviation": "a",
+            "likely_cause": "b",
+        }
+    )
+    bad = good.model_copy(update={"passed": False, "frameworks": {"pytorch": each}})
+    assert deviations(bad) == ["pytorch: missed logits_f64; deviates first in a. Likely: b."]
+    text = parity_markdown(bad)
+    assert "NOT PASSED" in text and "**1.0e-03**" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--steps", 0), "--steps 0: expected 1 or more"),
+        (("--framework", "caffe"), "caffe"),
+        (("-np", 0), "0"),
+    ],
+)
+def test_bad_requests(arguments: tuple[Any, ...], told: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("parity", recipe, *arguments, "--out", "run")
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
