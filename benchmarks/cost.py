@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from ratios import interval
 
 from hvdkit import paths
 from hvdkit.errors import HvdkitError
@@ -39,7 +39,6 @@ SIDES = ("plain", "hvdkit")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
 RANKS, STEPS, WARMUP_STEPS, EPOCHS = 2, 70, 15, 4  # 22 steps an epoch: three whole ones and the start of a fourth
 SPEED_MARK, MEMORY_MARK = 0.98, 1.05
-RESAMPLES = 10_000
 
 
 def main() -> int:
@@ -146,15 +145,7 @@ def summary(frameworks: list[str], rounds: int, keep: Path) -> dict[str, Any]:
 
 def ratio(pairs: list[dict[str, dict[str, Any]]], key: str) -> dict[str, Any]:
     """hvdkit ÷ plain of each round, their median, and its 95 % interval by the percentile bootstrap."""
-    ratios = np.array([pair["hvdkit"][key] / pair["plain"][key] for pair in pairs])
-    resampled = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])
-    return {
-        "median": float(np.median(ratios)),
-        "low": float(low),
-        "high": float(high),
-        "ratios": ratios.round(4).tolist(),
-    }
+    return interval([pair["hvdkit"][key] / pair["plain"][key] for pair in pairs])
 
 
 def markdown(outcome: dict[str, Any]) -> str:

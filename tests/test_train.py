@@ -13,7 +13,7 @@ from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from hvdkit.results import Comparison, MetricLine, TrainResult
 from hvdkit.runtimes.store import find
 
-TWO_STEPS = ("steps=2", "log_every=1")
+TWO_STEPS = ("steps=2", "log_every=1", "check_ranks=1", "data.augment=crop-flip")
 digests: dict[str, str] = {}
 
 
@@ -33,6 +33,7 @@ def test_two_steps_on_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tm
     assert {"rank-0.log", "rank-1.log"} <= {path.name for path in (folder / "logs").iterdir()}
     # all frameworks start from the same bytes; the first of these tests to run sets what the others must meet
     assert digests.setdefault("initial", result.initial_state_sha256) == result.initial_state_sha256
+    digests[framework] = result.final_weights_sha256
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -54,6 +55,8 @@ def test_plain_horovodrun(framework: str, recipe: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result = TrainResult.model_validate_json((tmp_path / "result.json").read_text())
     assert (result.framework, result.np, result.launcher) == (framework, 2, "horovodrun")
+    if framework in digests:  # the run before, by another launcher: the same seed gives the same bits
+        assert result.final_weights_sha256 == digests[framework] != result.initial_state_sha256
 
 
 def test_one_process_without_launcher(recipe: Path, tmp_path: Path) -> None:
@@ -92,14 +95,45 @@ def test_compare_writes_one_table_and_replaces_its_folder(hvdkit: Hvdkit, recipe
     assert [(run.framework, run.np) for run in comparison.runs] == expected
     assert len({run.threads for run in comparison.runs}) == 1, "every rank of a comparison has as many threads"
     assert comparison.machine.cores > 0
+    assert comparison.parity and comparison.parity.passed and set(comparison.parity.frameworks) == {"pytorch", "mxnet"}
     table = (tmp_path / "c" / "compare.md").read_text()
+    assert f"| {comparison.parity.frameworks['mxnet'].step_f64:.0e} |" in table
     for run_ in comparison.runs:
         assert f"| {run_.images_per_second:.1f} |" in table and f"{run_.images_per_second:.1f}" in done.stdout
     again = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", *TWO_STEPS)
     assert again.returncode == 2 and "the folder is not empty; add --overwrite" in again.stderr
-    again = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", "--overwrite", *TWO_STEPS)
+    proof = ("--parity", "c/parity/parity.json")
+    foreign = hvdkit("compare", recipe, "--framework", "keras", "-np", 1, "--out", "d", *proof, *TWO_STEPS)
+    assert foreign.returncode == 2 and "got no keras" in foreign.stderr and not (tmp_path / "d").exists()
+    again = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", "--overwrite", *proof, *TWO_STEPS)
     assert again.returncode == 0, again.stderr
     assert [path.name for path in (tmp_path / "c" / "runs").iterdir()] == ["mxnet-np1"]
+    comparison = Comparison.model_validate_json((tmp_path / "c" / "compare.json").read_text())
+    assert comparison.parity and set(comparison.parity.frameworks) == {"pytorch", "mxnet"}
+
+
+def test_no_proof_is_told_as_such(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--no-parity", "--out", "c", *TWO_STEPS)
+    assert done.returncode == 0, done.stderr
+    assert Comparison.model_validate_json((tmp_path / "c" / "compare.json").read_text()).parity is None
+    assert "not checked" in done.stdout and "not checked" in (tmp_path / "c" / "compare.md").read_text()
+    both = hvdkit("compare", recipe, "--no-parity", "--parity", "c/compare.json", "--out", "d")
+    assert both.returncode == 2 and "expected one of them" in both.stderr
+    damaged = hvdkit("compare", recipe, "--parity", "c/compare.json", "--out", "d")
+    assert damaged.returncode == 2 and "not the parity.json" in damaged.stderr and not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(("framework", "precision"), [("pytorch", "bf16"), ("tensorflow", "fp16")])
+def test_low_precision_with_accumulation(
+    framework: str, precision: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
+    """44 batches of 16 an epoch and rank: 14 updates of three and one of what is left."""
+    settings = ("batch_size=16", "accumulate=3", f"precision={precision}", "recompute=true", "epochs=1")
+    done = hvdkit("train", recipe, "--framework", framework, "-np", 2, "--out", "run", *settings)
+    assert done.returncode == 0, done.stderr
+    result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
+    assert (result.precision, result.accumulate, result.recompute) == (precision, 3, True)
+    assert result.steps == 15 and result.train_loss < 2.4
 
 
 REFUSED = [
@@ -148,6 +182,13 @@ def test_what_only_a_rank_can_find_is_told_as_clearly(hvdkit: Hvdkit, recipe: Pa
     assert done.returncode == 2
     assert "batch_size: expected at most 1437 images over 2 ranks, got 1000" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_a_framework_cannot_do_is_refused_before_training(hvdkit: Hvdkit, recipe: Path) -> None:
+    done = hvdkit("train", recipe, "--framework", "mxnet", "precision=bf16", "recompute=true")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "precision: mxnet cannot train in bf16 on a cpu; expected one of fp32, fp64" in done.stderr
+    assert "recompute: mxnet cannot" in done.stderr
 
 
 def test_the_installed_command_lists_the_others() -> None:
