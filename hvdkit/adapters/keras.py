@@ -7,11 +7,11 @@ Horovod's own Keras front end does not work under Keras 3, so gradients are redu
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 
 from hvdkit.adapters import tensorflow as tf_adapter
@@ -24,19 +24,24 @@ from hvdkit.adapters.tensorflow import (
     dtype,
     from_numpy,
     init,
+    norm,
     shutdown,
+    sqrt,
     synchronize,
     to_numpy,
+    where,
 )
+from hvdkit.adapters.tensorflow_update import DistributedUpdate
 from hvdkit.config import Loss, Optimizer
-from hvdkit.core import compression as compression_
-from hvdkit.core.adapter import Adapter
-from hvdkit.core.compression import Compressor
+from hvdkit.core.adapter import Adapter, Gradients
 from hvdkit.core.data import Batch
 from hvdkit.core.loop import Loop
-from hvdkit.core.state import canonical_name, check_fits, from_canonical, slot_name, to_canonical
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.state import canonical_name
+from hvdkit.errors import RequestError
 
-import keras  # isort: skip  # after TensorFlow, whose log level the other adapter sets
+import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
+import tensorflow as tf  # isort: skip
 
 NAME = "keras"
 CAPABILITIES = tf_adapter.CAPABILITIES
@@ -54,72 +59,98 @@ __all__ = [
     "eval_step",
     "fit",
     "from_numpy",
+    "gradients",
     "init",
     "load_state",
+    "norm",
     "prepare",
     "seed",
     "set_learning_rate",
     "shutdown",
+    "sqrt",
     "state",
     "synchronize",
     "to_numpy",
     "train_step",
     "versions",
+    "where",
 ]  # fmt: skip
 
 
 @dataclass
 class Session:
     model: keras.Model
+    update: DistributedUpdate
+    probe: Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]
 
 
-class DistributedSGD(keras.optimizers.Optimizer):
-    """SGD with momentum in PyTorch's form, on gradients averaged over all ranks."""
+class DistributedOptimizer(keras.optimizers.Optimizer):
+    """Hands Keras's gradients to a `DistributedUpdate`, which has a learning rate in common with it."""
 
-    def __init__(self, settings: Optimizer, compressor: Compressor) -> None:
-        super().__init__(learning_rate=settings.learning_rate, name="sgd")
-        self._settings, self._compressor = settings, compressor
-        self.velocities: list[keras.Variable] = []
+    def __init__(self, learning_rate: float) -> None:
+        with _floatx("float64"):  # of the learning rate
+            super().__init__(learning_rate=learning_rate, name="distributed")
+        self.in_parts = False
+        self.update: DistributedUpdate
 
-    def build(self, variables: list[keras.Variable]) -> None:
-        """Make a velocity for each variable."""
-        if self.built:
-            return
-        super().build(variables)
-        self.velocities = self.add_optimizer_variables(variables, "momentum")
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Keras derives gradients from this, and reports what it was before."""
+        return self.update.scaled(loss)
 
-    def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> Any:
-        """Average the gradients over all ranks, then update."""
-        grads = tf_adapter.dense(grads, trainable_variables or self._trainable_variables)
-        grads = hvd.grouped_allreduce(grads, op=hvd.Average, compression=self._compressor, name="gradients")
-        return super().apply(grads, trainable_variables)
+    def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
+        """Take one batch's gradients. `iterations` counts batches, as always in Keras."""
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
+            raise RequestError("network: other variables learn than when it was prepared; prepare it again")
+        self.update(grads, self.in_parts)
+        for variable in variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+        self.iterations.assign_add(1)
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """One variable's update; Keras hands over the TensorFlow variable behind its own."""
-        velocity = self.velocities[self._get_variable_index(variable)]
-        tf_adapter.apply_sgd(self._settings, learning_rate, variable, velocity.value, gradient)
+
+class CrossEntropy(keras.losses.Loss):
+    """The loss in the parameters' dtype. Keras hands over labels in it too; it holds class numbers exactly."""
+
+    def __init__(self, label_smoothing: float, dtype: str) -> None:
+        super().__init__(name="cross_entropy", dtype=dtype)
+        self._label_smoothing = label_smoothing
+
+    def call(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        """The batch's mean."""
+        return tf_adapter.cross_entropy(logits, tf.cast(labels, tf.int64), self._label_smoothing)
 
 
 class LoopCallback(keras.callbacks.Callback):
-    """Calls core's hooks from `model.fit`."""
+    """Calls core's hooks from `model.fit`, whose steps are batches: some of them make an update."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, session: Session) -> None:
         super().__init__()
-        self._loop = loop
+        self._loop, self._session = loop, session
+        self._sizes: Iterator[int] = iter(())
+        self._size = 1  # batches in this update
+        self._losses: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Keras counts from 0 too."""
+        self._sizes = iter(self._loop.group_sizes)
         self._loop.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Without the reset Keras would tell the epoch's running mean instead of the step's loss."""
         self.model.reset_metrics()
-        self._loop.begin_step()
+        if not self._losses:
+            self._size = next(self._sizes)
+            _expect(self._session, self._size)
+            self._loop.begin_step()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Stops `fit` in the middle of an epoch where the recipe limits the steps."""
-        self._loop.end_step(np.float32((logs or {})["loss"]))
-        self.model.stop_training = self._loop.finished
+        self._losses.append((logs or {})["loss"])
+        if len(self._losses) == self._size:
+            self._loop.end_step(np.mean(self._losses))
+            self._losses.clear()
+            self.model.stop_training = self._loop.finished
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Core evaluates; Keras is not asked to."""
@@ -135,25 +166,49 @@ def seed(value: int) -> None:
     keras.utils.set_random_seed(value)
 
 
-def prepare(model: keras.Model, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
-    def criterion(labels: Any, logits: Any) -> Any:
-        # Keras hands over labels as float32, which holds class numbers exactly.
-        return tf_adapter.cross_entropy(logits, keras.ops.cast(labels, "int64"), loss.label_smoothing)
+def prepare(
+    model: keras.Model, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+) -> Session:
+    variables = [(_name(variable), variable.value) for variable in model.variables]
+    trained = [_name(variable) for variable in model.trainable_variables]
+    keras_optimizer = DistributedOptimizer(optimizer.learning_rate)
+    update = keras_optimizer.update = DistributedUpdate(
+        variables, trained, optimizer, compression, precision, _this(), keras_optimizer.learning_rate.value
+    )
+    keras_optimizer.build(model.trainable_variables)
+    parameters = PRECISIONS[precision].parameters
+    with _floatx(parameters):  # of the sum of losses
+        model.compile(
+            optimizer=keras_optimizer,
+            loss=CrossEntropy(loss.label_smoothing, parameters),
+            jit_compile=False,  # Horovod's operations know no XLA here
+            auto_scale_loss=False,  # Keras's own scaling lets each rank judge its own gradients
+        )
 
-    sgd = DistributedSGD(optimizer, compression_.make(compression, _this()))
-    sgd.build(model.trainable_variables)
-    model.compile(optimizer=sgd, loss=criterion, jit_compile=False)  # Horovod's operations know no XLA here
-    return Session(model)
+    @tf.function
+    def probe(images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, ...]:
+        def forward() -> tuple[tf.Tensor, tf.Tensor]:
+            logits = model(images, training=True)
+            return tf.cast(logits, parameters), model.compute_loss(x=images, y=labels, y_pred=logits)
+
+        return update.probe(update.backward(forward))
+
+    return Session(model, update, probe)
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    variables = [*session.model.variables, *session.model.optimizer.variables]
-    hvd.broadcast_variables([variable.value for variable in variables], root_rank=root_rank)
+    session.update.broadcast(root_rank)
 
 
-def train_step(session: Session, batch: Batch) -> np.ndarray:
-    session.model.reset_metrics()
-    return np.asarray(session.model.train_on_batch(batch.images, batch.labels, return_dict=True)["loss"])
+def train_step(session: Session, batches: Sequence[Batch]) -> np.ndarray:
+    _expect(session, len(batches))
+    model = session.model
+    losses = [model.train_on_batch(batch.images, batch.labels, return_dict=True)["loss"] for batch in batches]
+    return np.asarray(np.mean(losses))
+
+
+def gradients(session: Session, batch: Batch) -> Gradients:
+    return session.update.to_gradients(*session.probe(tf.constant(batch.images), tf.constant(batch.labels)))
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -161,41 +216,53 @@ def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
 
 
 def set_learning_rate(session: Session, value: float) -> None:
-    session.model.optimizer.learning_rate.assign(value)
+    session.update.learning_rate.assign(value)
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    values = {_name(variable): to_canonical(variable.numpy()) for variable in session.model.variables}
-    for variable, velocity in _slots(session):
-        values[slot_name("momentum", _name(variable))] = to_canonical(velocity.numpy())
-    return values
+    return session.update.state()
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    variables = {_name(variable): variable for variable in session.model.variables}
-    check_fits({name: to_canonical(np.empty(v.shape, bool)).shape for name, v in variables.items()}, state)
-    for name, variable in variables.items():
-        variable.assign(from_canonical(state[name]))
-    for variable, velocity in _slots(session):
-        slot = state.get(slot_name("momentum", _name(variable)))
-        if slot is not None:
-            velocity.assign(from_canonical(slot))
+    session.update.load_state(state)
 
 
 def fit(session: Session, loop: Loop) -> None:
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for epoch in range(loop.epochs):
-            for batch in loop.batches(epoch):
-                yield batch.images, batch.labels
+            for group in loop.groups(epoch):
+                for batch in group:
+                    yield batch.images, batch.labels
 
     session.model.fit(
         batches(),
         epochs=loop.epochs,
-        steps_per_epoch=min(loop.steps_per_epoch, loop.total_steps),
+        steps_per_epoch=sum(loop.group_sizes[: loop.total_steps]),
         shuffle=False,  # the loop has shuffled
-        callbacks=[LoopCallback(loop)],
+        callbacks=[LoopCallback(loop, session)],
         verbose=0,
     )
+
+
+def _expect(session: Session, parts: int) -> None:
+    """Let the next update take so many batches."""
+    if parts == 1:  # which is so unless said otherwise
+        return
+    session.update.expect(parts)
+    if not session.model.optimizer.in_parts:
+        session.model.optimizer.in_parts = True
+        session.model.make_train_function(force=True)
+
+
+@contextmanager
+def _floatx(dtype: str) -> Iterator[None]:
+    """Keras's default dtype, for objects of Keras that do not ask for theirs."""
+    before = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
 
 
 def _this() -> Adapter:
@@ -204,8 +271,3 @@ def _this() -> Adapter:
 
 def _name(variable: keras.Variable) -> str:
     return canonical_name(variable.path)
-
-
-def _slots(session: Session) -> Iterator[tuple[keras.Variable, keras.Variable]]:
-    """Each trainable variable with its velocity."""
-    yield from zip(session.model.trainable_variables, session.model.optimizer.velocities, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,20 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
-from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Op
+from hvdkit.core.adapter import Adapter, Gradients, Op
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import decay_of
-from hvdkit.core.state import canonical_name, check_distinct, check_fits, from_canonical, slot_name, to_canonical
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.state import canonical_name
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
 
 NAME = "tensorflow"
 CAPABILITIES = frozenset(
-    {"gpu", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"}
+    {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute"}
+    | {"float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"}
 )
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
@@ -36,9 +37,9 @@ _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 @dataclass
 class Session:
     model: tf.Module
-    learning_rate: tf.Variable
-    velocities: list[tf.Variable]  # one a trainable variable, in their order
-    step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    update: DistributedUpdate
+    step: Callable[[tf.Tensor, tf.Tensor, bool], tf.Tensor]
+    probe: Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]
     predict: Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -108,36 +109,52 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return list(hvd.allgather_object(value, name=name))
 
 
-def prepare(model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str) -> Session:
-    check_distinct([_name(variable) for variable in model.variables])
-    learning_rate = tf.Variable(optimizer.learning_rate, trainable=False, dtype=tf.float32)
-    variables = model.trainable_variables
-    velocities = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
-    compressor = compression_.make(compression, _this())
+def sqrt(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tensor)
+
+
+def norm(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.norm(tensor)
+
+
+def where(condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.Tensor:
+    return tf.where(condition, if_true, if_false)
+
+
+def prepare(
+    model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+) -> Session:
+    variables = [(_name(variable), variable) for variable in model.variables]
+    trained = [_name(variable) for variable in model.trainable_variables]
+    update = DistributedUpdate(variables, trained, optimizer, compression, precision, _this())
+    parameters = tf.as_dtype(PRECISIONS[precision].parameters)
+
+    def logits_of(images: tf.Tensor, training: bool) -> tf.Tensor:
+        images = tf.cast(images, parameters) if images.dtype.is_floating else images
+        return tf.cast(model(images, training=training), parameters)
+
+    def backward(images: tf.Tensor, labels: tf.Tensor) -> Found:
+        def forward() -> tuple[tf.Tensor, tf.Tensor]:
+            logits = logits_of(images, True)
+            return logits, cross_entropy(logits, labels, loss.label_smoothing)
+
+        return update.backward(forward)
 
     @tf.function
-    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            value = cross_entropy(model(images, training=True), labels, loss.label_smoothing)
-        gradients = dense(tape.gradient(value, variables), variables)
-        gradients = hvd.grouped_allreduce(gradients, op=hvd.Average, compression=compressor, name="gradients")
-        for variable, velocity, gradient in zip(variables, velocities, gradients, strict=True):
-            apply_sgd(optimizer, learning_rate, variable, velocity, gradient)
+    def step(images: tf.Tensor, labels: tf.Tensor, in_parts: bool) -> tf.Tensor:
+        _, value, gradients = backward(images, labels)
+        update(gradients, in_parts)
         return value
 
     @tf.function
+    def probe(images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, ...]:
+        return update.probe(backward(images, labels))
+
+    @tf.function
     def predict(images: tf.Tensor) -> tf.Tensor:
-        return model(images, training=False)
+        return logits_of(images, False)
 
-    return Session(model, learning_rate, velocities, step, predict)
-
-
-def dense(gradients: list[Any], variables: list[Any]) -> list[tf.Tensor]:
-    """Whole gradients: a variable unused on this rank, maybe not on the others, has zeros; an embedding's rows, all."""
-    return [
-        tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
-        for gradient, variable in zip(gradients, variables, strict=True)
-    ]
+    return Session(model, update, step, probe, predict)
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf.Tensor:
@@ -151,29 +168,20 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) 
     return tf.reduce_mean(losses)
 
 
-def apply_sgd(
-    optimizer: Optimizer, learning_rate: tf.Tensor, variable: tf.Variable, velocity: tf.Variable, gradient: tf.Tensor
-) -> None:
-    """`hvdkit.core.optimizer.sgd_step` in place; TensorFlow's momentum kernel has the rate outside the velocity too."""
-    decay = decay_of(optimizer, tuple(variable.shape))
-    if decay:
-        gradient = gradient + decay * variable
-    tf.raw_ops.ResourceApplyMomentum(
-        var=variable.handle,
-        accum=velocity.handle,
-        lr=tf.cast(learning_rate, variable.dtype),
-        grad=gradient,
-        momentum=tf.constant(optimizer.momentum, variable.dtype),
-        use_nesterov=optimizer.nesterov,
-    )
-
-
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    hvd.broadcast_variables([*session.model.variables, *session.velocities], root_rank=root_rank)
+    session.update.broadcast(root_rank)
 
 
-def train_step(session: Session, batch: Batch) -> tf.Tensor:
-    return session.step(tf.constant(batch.images), tf.constant(batch.labels))
+def train_step(session: Session, batches: Sequence[Batch]) -> tf.Tensor:
+    in_parts = len(batches) > 1
+    if in_parts:
+        session.update.expect(len(batches))
+    losses = [session.step(tf.constant(batch.images), tf.constant(batch.labels), in_parts) for batch in batches]
+    return tf.reduce_mean(losses) if in_parts else losses[0]
+
+
+def gradients(session: Session, batch: Batch) -> Gradients:
+    return session.update.to_gradients(*session.probe(tf.constant(batch.images), tf.constant(batch.labels)))
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -181,25 +189,15 @@ def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
 
 
 def set_learning_rate(session: Session, value: float) -> None:
-    session.learning_rate.assign(value)
+    session.update.learning_rate.assign(value)
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    values = {_name(variable): to_canonical(variable.numpy()) for variable in session.model.variables}
-    for variable, velocity in zip(session.model.trainable_variables, session.velocities, strict=True):
-        values[slot_name("momentum", _name(variable))] = to_canonical(velocity.numpy())
-    return values
+    return session.update.state()
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    variables = {_name(variable): variable for variable in session.model.variables}
-    check_fits({name: to_canonical(np.empty(v.shape, bool)).shape for name, v in variables.items()}, state)
-    for name, variable in variables.items():
-        variable.assign(from_canonical(state[name]))
-    for variable, velocity in zip(session.model.trainable_variables, session.velocities, strict=True):
-        slot = state.get(slot_name("momentum", _name(variable)))
-        if slot is not None:
-            velocity.assign(from_canonical(slot))
+    session.update.load_state(state)
 
 
 def fit(session: Session, loop: loop_.Loop) -> None:

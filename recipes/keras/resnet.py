@@ -8,6 +8,7 @@ One process without a launcher works too.
 import sys
 
 from hvdkit.adapters import keras as adapter
+from hvdkit.adapters.tensorflow_norm import batch_norm
 from hvdkit.core import resnet
 from hvdkit.core.main import main
 
@@ -16,49 +17,89 @@ import tensorflow as tf  # isort: skip
 from keras import layers  # isort: skip
 
 
-class BatchNorm(layers.BatchNormalization):
-    """Keras's own keeps a biased running variance; the fused kernel's is unbiased, as in PyTorch."""
+# Convolutions and activations compute in `compute_dtype`, while variables are in `dtype`.
+POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
-    def call(self, inputs, training=None, mask=None):
-        y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=inputs,
-            scale=self.gamma,
-            offset=self.beta,
-            mean=self.moving_mean,
-            variance=self.moving_variance,
-            epsilon=self.epsilon,
-            exponential_avg_factor=1 - self.momentum,
-            is_training=bool(training),
-        )
+
+class Convolution(layers.Conv2D):
+    """Pads both sides alike; Keras's "same" pads one pixel less before than behind where the stride is 2."""
+
+    def __init__(self, row: resnet.Conv, policy: str):
+        padding = "same" if row.stride == 1 else "valid"
+        super().__init__(row.outputs, row.kernel, row.stride, padding, use_bias=False, name=row.name, dtype=policy)
+        self.pad = [[0, 0], *[[row.padding if row.stride > 1 else 0] * 2] * 2, [0, 0]]
+
+    def call(self, x):
+        return super().call(tf.pad(x, self.pad) if self.pad[1][0] else x)
+
+
+class BatchNorm(layers.BatchNormalization):
+    """Keras's own keeps a biased running variance; here it is unbiased, as in PyTorch."""
+
+    def __init__(self, row: resnet.Conv, policy: str):
+        super().__init__(momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, name=row.norm, dtype=policy)
+
+    def call(self, x, training=None, mask=None):
+        y, *statistics = self.normalize(x, training)
         if training:
-            self.moving_mean.assign(mean)
-            self.moving_variance.assign(variance)
+            self.keep(*statistics)
         return y
 
+    def normalize(self, x, training):
+        """The layer's output, and running statistics that are for `keep`."""
+        parameters = self.gamma, self.beta, self.moving_mean, self.moving_variance
+        parameters = [tf.convert_to_tensor(parameter) for parameter in parameters]
+        return batch_norm(x, *parameters, momentum=self.momentum, epsilon=self.epsilon, training=bool(training))
 
-def normalized(x, prefix: str, row: resnet.Conv):
-    """A convolution and its batch norm."""
-    if row.stride > 1 and row.padding:  # "same" would pad one pixel less before than behind
-        x = layers.ZeroPadding2D(row.padding)(x)
-    padding = "same" if row.stride == 1 else "valid"
-    x = layers.Conv2D(row.outputs, row.kernel, row.stride, padding=padding, use_bias=False, name=prefix + row.name)(x)
-    return BatchNorm(momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, name=prefix + row.norm)(x)
+    def keep(self, mean, variance):
+        self.moving_mean.assign(mean)
+        self.moving_variance.assign(variance)
+
+
+class Block(layers.Layer):
+    def __init__(self, row: resnet.Block, policy: str, recompute: bool):
+        super().__init__(name=row.name, dtype=policy)
+        self.rows = [*row.convs, *([row.projection] if row.projection else [])]
+        self.convolutions = [Convolution(r, policy) for r in self.rows]
+        self.norms = [BatchNorm(r, policy) for r in self.rows]
+        self.depth, self.recompute = len(row.convs), recompute
+
+    def build(self, shape):
+        for row, convolution, norm in zip(self.rows, self.convolutions, self.norms, strict=True):
+            convolution.build((None, None, None, row.inputs))
+            norm.build((None, None, None, row.outputs))
+
+    def call(self, x, training=None):
+        def compute(x):
+            return self.compute(x, training)
+
+        y, *statistics = (tf.recompute_grad(compute) if self.recompute and training else compute)(x)
+        if training:
+            for norm, mean, variance in zip(self.norms, statistics[::2], statistics[1::2], strict=True):
+                norm.keep(mean, variance)
+        return y
+
+    def compute(self, x, training):
+        """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call it again."""
+        y, shortcut, statistics = x, x, []
+        for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            projection = index == self.depth
+            result, *found = norm.normalize(convolution(x if projection else tf.nn.relu(y) if index else y), training)
+            y, shortcut = (y, result) if projection else (result, shortcut)
+            statistics += found
+        return [tf.nn.relu(y + shortcut), *statistics]
 
 
 def build(table: resnet.ResNet) -> keras.Model:
-    channels = table.stem.inputs
-    images = x = keras.Input((None, None, channels))
-    x = layers.ReLU()(normalized(x, "", table.stem))
+    policy = POLICIES.get(table.compute_dtype, table.dtype)
+    images = keras.Input((None, None, table.stem.inputs))
+    x = layers.ReLU(dtype=policy)(BatchNorm(table.stem, policy)(Convolution(table.stem, policy)(images)))
     if table.max_pool:  # zeros are as good as minus infinity behind a ReLU
-        x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))
+        x = layers.MaxPooling2D(3, 2, dtype=policy)(layers.ZeroPadding2D(1, dtype=policy)(x))
     for row in table.blocks:
-        y = x
-        for index, conv in enumerate(row.convs):
-            y = normalized(layers.ReLU()(y) if index else y, f"{row.name}.", conv)
-        shortcut = normalized(x, f"{row.name}.", row.projection) if row.projection else x
-        x = layers.ReLU()(layers.Add()([y, shortcut]))
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(images, layers.Dense(table.classes, name="fc")(x), name=table.name)
+        x = Block(row, policy, table.recompute)(x)
+    x = layers.GlobalAveragePooling2D(dtype=table.dtype)(x)
+    return keras.Model(images, layers.Dense(table.classes, name="fc", dtype=table.dtype)(x), name=table.name)
 
 
 if __name__ == "__main__":

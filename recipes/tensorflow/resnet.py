@@ -8,6 +8,7 @@ One process without a launcher works too.
 import sys
 
 from hvdkit.adapters import tensorflow
+from hvdkit.adapters.tensorflow_norm import batch_norm
 from hvdkit.core import resnet
 from hvdkit.core.main import main
 
@@ -15,73 +16,87 @@ import tensorflow as tf  # isort: skip  # after the adapter, which quiets Tensor
 
 
 class Convolution(tf.Module):
-    def __init__(self, name: str, row: resnet.Conv) -> None:
-        self.kernel = tf.Variable(tf.zeros((row.kernel, row.kernel, row.inputs, row.outputs)), name=f"{name}.kernel")
+    """Convolves in the dtype of what comes in."""
+
+    def __init__(self, name: str, row: resnet.Conv, dtype: str) -> None:
+        shape = (row.kernel, row.kernel, row.inputs, row.outputs)
+        self.kernel = tf.Variable(tf.zeros(shape, dtype), name=f"{name}.kernel")
         self.stride, self.pad = row.stride, [[0, 0], *[[row.padding, row.padding]] * 2, [0, 0]]
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        kernel = tf.cast(self.kernel, x.dtype)
         if self.stride == 1:
-            return tf.nn.conv2d(x, self.kernel, 1, "SAME")
+            return tf.nn.conv2d(x, kernel, 1, "SAME")
         # Here "SAME" would pad one pixel less before than behind; explicit paddings in conv2d itself are slow on CPUs.
-        return tf.nn.conv2d(tf.pad(x, self.pad), self.kernel, self.stride, "VALID")
+        return tf.nn.conv2d(tf.pad(x, self.pad), kernel, self.stride, "VALID")
 
 
 class BatchNorm(tf.Module):
-    def __init__(self, name: str, channels: int) -> None:
-        self.gamma = tf.Variable(tf.ones(channels), name=f"{name}.gamma")
-        self.beta = tf.Variable(tf.zeros(channels), name=f"{name}.beta")
-        self.mean = tf.Variable(tf.zeros(channels), name=f"{name}.moving_mean", trainable=False)
-        self.variance = tf.Variable(tf.ones(channels), name=f"{name}.moving_variance", trainable=False)
+    def __init__(self, name: str, channels: int, dtype: str) -> None:
+        zeros, ones = tf.zeros(channels, dtype), tf.ones(channels, dtype)
+        self.gamma = tf.Variable(ones, name=f"{name}.gamma")
+        self.beta = tf.Variable(zeros, name=f"{name}.beta")
+        self.mean = tf.Variable(zeros, name=f"{name}.moving_mean", trainable=False)
+        self.variance = tf.Variable(ones, name=f"{name}.moving_variance", trainable=False)
 
-    def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        # The raw operation, as tf.nn's raises the epsilon to 1.001e-5; its variance is unbiased, as in PyTorch.
-        y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=self.gamma,
-            offset=self.beta,
-            mean=self.mean,
-            variance=self.variance,
-            epsilon=resnet.BN_EPSILON,
-            exponential_avg_factor=1 - resnet.BN_MOMENTUM,
-            is_training=training,
-        )
-        if training:
-            self.mean.assign(mean)
-            self.variance.assign(variance)
-        return y
+    def __call__(self, x: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The layer's output, and running statistics that are for `keep`."""
+        parameters = self.gamma, self.beta, self.mean, self.variance
+        return batch_norm(x, *parameters, momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, training=training)
+
+    def keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
+        self.mean.assign(mean)
+        self.variance.assign(variance)
 
 
 class Block(tf.Module):
-    def __init__(self, row: resnet.Block) -> None:
+    def __init__(self, row: resnet.Block, dtype: str, recompute: bool) -> None:
         rows = [*row.convs, *([row.projection] if row.projection else [])]
-        layers = [(Convolution(f"{row.name}.{r.name}", r), BatchNorm(f"{row.name}.{r.norm}", r.outputs)) for r in rows]
-        self.path, self.projection = layers[: len(row.convs)], layers[len(row.convs) :]
+        self.convolutions = [Convolution(f"{row.name}.{r.name}", r, dtype) for r in rows]
+        self.norms = [BatchNorm(f"{row.name}.{r.norm}", r.outputs, dtype) for r in rows]
+        self.depth, self.recompute = len(row.convs), recompute
 
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        y, shortcut = x, x
-        for index, (convolution, norm) in enumerate(self.path):
-            y = norm(convolution(tf.nn.relu(y) if index else y), training)
-        for convolution, norm in self.projection:
-            shortcut = norm(convolution(x), training)
-        return tf.nn.relu(y + shortcut)
+        def compute(x: tf.Tensor) -> list[tf.Tensor]:
+            return self.compute(x, training)
+
+        y, *statistics = (tf.recompute_grad(compute) if self.recompute and training else compute)(x)
+        if training:
+            for norm, mean, variance in zip(self.norms, statistics[::2], statistics[1::2], strict=True):
+                norm.keep(mean, variance)
+        return y
+
+    def compute(self, x: tf.Tensor, training: bool) -> list[tf.Tensor]:
+        """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call it again."""
+        y, shortcut, statistics = x, x, []
+        for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            projection = index == self.depth
+            result, *found = norm(convolution(x if projection else tf.nn.relu(y) if index else y), training)
+            y, shortcut = (y, result) if projection else (result, shortcut)
+            statistics += found
+        return [tf.nn.relu(y + shortcut), *statistics]
 
 
 class ResNet(tf.Module):
     def __init__(self, table: resnet.ResNet) -> None:
-        self.convolution = Convolution(table.stem.name, table.stem)
-        self.norm = BatchNorm(table.stem.norm, table.stem.outputs)
+        self.compute_dtype, dtype = table.compute_dtype, table.dtype
+        self.convolution = Convolution(table.stem.name, table.stem, dtype)
+        self.norm = BatchNorm(table.stem.norm, table.stem.outputs, dtype)
         self.max_pool = table.max_pool
-        self.blocks = [Block(row) for row in table.blocks]
-        self.kernel = tf.Variable(tf.zeros((table.features, table.classes)), name="fc.kernel")
-        self.bias = tf.Variable(tf.zeros(table.classes), name="fc.bias")
+        self.blocks = [Block(row, dtype, table.recompute) for row in table.blocks]
+        self.kernel = tf.Variable(tf.zeros((table.features, table.classes), dtype), name="fc.kernel")
+        self.bias = tf.Variable(tf.zeros(table.classes, dtype), name="fc.bias")
 
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        x = tf.nn.relu(self.norm(self.convolution(x), training))
+        x, *statistics = self.norm(self.convolution(tf.cast(x, self.compute_dtype)), training)
+        if training:
+            self.norm.keep(*statistics)
+        x = tf.nn.relu(x)
         if self.max_pool:  # zeros are as good as minus infinity behind a ReLU
             x = tf.nn.max_pool2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
         for block in self.blocks:
             x = block(x, training)
-        return tf.reduce_mean(x, [1, 2]) @ self.kernel + self.bias
+        return tf.reduce_mean(tf.cast(x, self.kernel.dtype), [1, 2]) @ self.kernel + self.bias
 
 
 build = ResNet

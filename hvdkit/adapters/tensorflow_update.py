@@ -1,0 +1,243 @@
+"""What `hvdkit.adapters.tensorflow` and `keras` do between a rank's gradients and the new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvdkit.config import Optimizer, Sgd
+from hvdkit.core import compression as compression_
+from hvdkit.core.adapter import Adapter, Gradients
+from hvdkit.core.optimizer import bias_corrections, clip, counts_steps, decay_of, slot_names, update
+from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
+from hvdkit.core.state import check_distinct, check_fits, from_canonical, slot_name, to_canonical
+from hvdkit.errors import RequestError
+
+Found = tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]  # logits, the batch's mean loss, scaled gradients
+
+
+class DistributedUpdate:
+    """One update of a network from the gradients of all ranks, and all that is saved of the two.
+
+    Its variables are made with it, so that its methods may be called while a step is compiled.
+    `variables` are the network's by canonical name, `trained` the names of those that learn; the learning rate is in
+    float64, like all that is no tensor of a parameter. Raises RequestError where two variables share a name, or where
+    those that learn are not in the dtype of `precision`.
+    """
+
+    def __init__(
+        self,
+        variables: list[tuple[str, tf.Variable]],
+        trained: list[str],
+        settings: Optimizer,
+        compression: str,
+        precision: str,
+        adapter: Adapter,
+        learning_rate: tf.Variable | None = None,
+    ) -> None:
+        check_distinct([name for name, _ in variables])
+        self._network = dict(variables)
+        self._trained = {name: self._network[name] for name in trained}
+        _check_dtypes(self._trained, precision)
+        self._settings, self._ops = settings, adapter
+        self._compressor = compression_.make(compression, adapter)
+        self._scales_loss = PRECISIONS[precision].scales_loss
+        self.learning_rate = learning_rate or _scalar(settings.learning_rate, tf.float64)
+        self._slots = {
+            name: tuple(tf.Variable(tf.zeros_like(variable), trainable=False) for _ in slot_names(settings))
+            for name, variable in self._trained.items()
+        }
+        self._scalars: dict[str, tf.Variable] = {}  # by their names in a state
+        if counts_steps(settings):
+            self._scalars["optimizer.step"] = _scalar(0, tf.int64)
+        if self._scales_loss:
+            self._scalars["optimizer.loss_scale"] = _scalar(LOSS_SCALING.initial, tf.float64)
+            self._scalars["optimizer.good_steps"] = _scalar(0, tf.int64)
+        self._sums: list[tf.Variable] = []  # of the gradients of an update's first parts
+        self._parts, self._seen = _scalar(1, tf.int64), _scalar(0, tf.int64)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Those that learn, in the order in which gradients come."""
+        return list(self._trained.values())
+
+    def expect(self, parts: int) -> None:
+        """Let the next update take so many batches. Not for compiled code."""
+        if not self._sums:
+            self._sums = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self.variables]
+        self._parts.assign(parts)
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss whose gradients `__call__` takes."""
+        return loss * self._scale(loss.dtype) if self._scales_loss else loss
+
+    def backward(self, forward: Callable[[], tuple[tf.Tensor, tf.Tensor]]) -> Found:
+        """Logits, loss and gradients of `forward`, which returns the first two."""
+        with tf.GradientTape() as tape:
+            logits, loss = forward()
+            scaled = self.scaled(loss)
+        return logits, loss, tape.gradient(scaled, self.variables)
+
+    def probe(self, found: Found) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """What `to_gradients` takes; nothing is updated."""
+        logits, loss, gradients = found
+        own = dense(gradients, self.variables)
+        return logits, loss, self._unscaled(own), self._unscaled(self._averaged(own))
+
+    def to_gradients(
+        self, logits: tf.Tensor, loss: tf.Tensor, own: list[tf.Tensor], averaged: list[tf.Tensor]
+    ) -> Gradients:
+        """As the seam wants them."""
+        by_name = [
+            {name: to_canonical(gradient.numpy()) for name, gradient in zip(self._trained, gradients, strict=True)}
+            for gradients in (own, averaged)
+        ]
+        return Gradients(logits.numpy(), float(loss), *by_name)
+
+    def __call__(self, gradients: list[tf.Tensor | None], in_parts: bool = False) -> None:
+        """Take one batch's gradients, of the scaled loss: update, or, `in_parts`, wait for the last that is expected.
+
+        All ranks are to have their last part at the same time.
+        """
+        own = dense(gradients, self.variables)
+        if in_parts:
+            tf.cond(self._seen + 1 < self._parts, lambda: self._add(own), lambda: self._finish(own))
+        else:
+            self._update(self._unscaled(self._averaged(own)))
+
+    def _add(self, gradients: list[tf.Tensor]) -> None:
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            total.assign_add(gradient)
+        self._seen.assign_add(1)
+
+    def _finish(self, gradients: list[tf.Tensor]) -> None:
+        """Update by the mean of all parts; what comes next is a whole update again, unless `expect` says otherwise."""
+        means = [
+            (total + gradient) / tf.cast(self._parts, gradient.dtype)
+            for total, gradient in zip(self._sums, gradients, strict=True)
+        ]
+        self._update(self._unscaled(self._averaged(means)))
+        for total in self._sums:
+            total.assign(tf.zeros_like(total))
+        self._seen.assign(0)
+        self._parts.assign(1)
+
+    def _averaged(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        # A rank with one batch meets ranks with several, whose operation is inside a branch: hence without scopes.
+        return list(
+            hvd.grouped_allreduce(
+                gradients, op=hvd.Average, compression=self._compressor, name="gradients", ignore_name_scope=True
+            )
+        )
+
+    def _scale(self, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(self._scalars["optimizer.loss_scale"], dtype)
+
+    def _unscaled(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [gradient / self._scale(gradient.dtype) for gradient in gradients] if self._scales_loss else gradients
+
+    def _update(self, gradients: list[tf.Tensor]) -> None:
+        """Update by unscaled averages, which are the same on all ranks, so that all skip or none."""
+        if not self._scales_loss:
+            self._apply(gradients)
+            return
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+        tf.cond(finite, lambda: self._apply(gradients), lambda: None)
+        scale, good_steps = self._scalars["optimizer.loss_scale"], self._scalars["optimizer.good_steps"]
+        good = good_steps + 1
+        grows = good >= LOSS_SCALING.interval
+        factor = tf.where(grows, tf.constant(LOSS_SCALING.growth, scale.dtype), 1.0)
+        scale.assign(scale * tf.where(finite, factor, LOSS_SCALING.backoff))
+        good_steps.assign(tf.where(finite & ~grows, good, 0))
+
+    def _apply(self, gradients: list[tf.Tensor]) -> None:
+        settings = self._settings
+        if settings.clip_norm is not None:
+            gradients = clip(gradients, settings.clip_norm, self._ops)
+        corrections = (1.0, 1.0)
+        if counts_steps(settings):
+            step = self._scalars["optimizer.step"].assign_add(1, read_value=True)
+            corrections = bias_corrections(settings, tf.cast(step, tf.float64))
+        for (name, variable), gradient in zip(self._trained.items(), gradients, strict=True):
+            slots, dtype = self._slots[name], variable.dtype
+            rate = tf.cast(self.learning_rate, dtype)
+            if isinstance(settings, Sgd) and not settings.decoupled:
+                _apply_sgd(settings, rate, variable, slots[0], gradient)
+                continue
+            values = tuple(tf.convert_to_tensor(slot) for slot in slots)
+            factors = (tf.cast(corrections[0], dtype), tf.cast(corrections[1], dtype))
+            weight, values = update(
+                settings, self._ops, tf.convert_to_tensor(variable), gradient, values, rate, factors
+            )
+            variable.assign(weight)
+            for slot, value in zip(slots, values, strict=True):
+                slot.assign(value)
+
+    def broadcast(self, root_rank: int) -> None:
+        """Give every rank the root's network, slots and counts."""
+        variables = [*self._network.values(), *dict(self._named_slots()).values(), *self._scalars.values()]
+        hvd.broadcast_variables(variables, root_rank=root_rank)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The seam's `state`."""
+        tensors = self._network | dict(self._named_slots())
+        scalars = {name: np.array(scalar.numpy()) for name, scalar in self._scalars.items()}
+        return {name: to_canonical(variable.numpy()) for name, variable in tensors.items()} | scalars
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """The seam's `load_state`."""
+        tensors = self._network | {name: slot for name, slot in self._named_slots() if name in state}
+        check_fits({name: to_canonical(np.empty(v.shape, bool)).shape for name, v in tensors.items()}, state)
+        for name, variable in tensors.items():
+            variable.assign(from_canonical(state[name]).astype(variable.dtype.as_numpy_dtype))
+        for name, scalar in self._scalars.items():
+            if name in state:
+                scalar.assign(state[name])
+
+    def _named_slots(self) -> Iterator[tuple[str, tf.Variable]]:
+        for name, slots in self._slots.items():
+            for slot, variable in zip(slot_names(self._settings), slots, strict=True):
+                yield slot_name(slot, name), variable
+
+
+def dense(gradients: list[tf.Tensor | None], variables: list[tf.Variable]) -> list[tf.Tensor]:
+    """Whole gradients: a variable unused on this rank, maybe not on the others, has zeros; an embedding's rows, all."""
+    return [
+        tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def _apply_sgd(
+    settings: Sgd, rate: tf.Tensor, variable: tf.Variable, velocity: tf.Variable, gradient: tf.Tensor
+) -> None:
+    """Core's rule with coupled decay; TensorFlow's momentum kernel has the rate outside the velocity too."""
+    decay = decay_of(settings, tuple(variable.shape))
+    if decay:
+        gradient = gradient + decay * variable
+    tf.raw_ops.ResourceApplyMomentum(
+        var=variable.handle,
+        accum=velocity.handle,
+        lr=rate,
+        grad=gradient,
+        momentum=tf.constant(settings.momentum, variable.dtype),
+        use_nesterov=settings.nesterov,
+    )
+
+
+def _scalar(value: float, dtype: tf.DType) -> tf.Variable:
+    return tf.Variable(value, trainable=False, dtype=dtype)
+
+
+def _check_dtypes(trained: dict[str, tf.Variable], precision: str) -> None:
+    """Check that the network has been built for `precision`. Raises RequestError naming a variable that has not."""
+    wanted = PRECISIONS[precision].parameters
+    for name, variable in trained.items():
+        if variable.dtype.name != wanted:
+            raise RequestError(
+                f"precision: {precision} expects a network whose variables are {wanted}, got {variable.dtype.name} in "
+                f"{name}; build the network in {wanted} or choose another precision"
+            )
