@@ -15,8 +15,8 @@ from hvdkit.core import resnet
 from hvdkit.core.main import main
 
 
-def batch_norm(row: resnet.Conv) -> nn.BatchNorm:
-    return nn.BatchNorm(momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, in_channels=row.outputs)
+def batch_norm(row: resnet.Conv, momentum: float) -> nn.BatchNorm:
+    return nn.BatchNorm(momentum=momentum, epsilon=resnet.BN_EPSILON, in_channels=row.outputs)
 
 
 def convolution(row: resnet.Conv) -> nn.Conv2D:
@@ -29,15 +29,15 @@ def relu(F, x):
 
 
 class Block(nn.HybridBlock):
-    def __init__(self, row: resnet.Block) -> None:
+    def __init__(self, row: resnet.Block, momentum: float) -> None:
         super().__init__()
         for conv in row.convs:
             setattr(self, conv.name, convolution(conv))
-            setattr(self, conv.norm, batch_norm(conv))
+            setattr(self, conv.norm, batch_norm(conv, momentum))
         self.pairs = [(conv.name, conv.norm) for conv in row.convs]
         self.downsample = nn.HybridSequential()
         if row.projection:
-            self.downsample.add(convolution(row.projection), batch_norm(row.projection))
+            self.downsample.add(convolution(row.projection), batch_norm(row.projection, momentum))
 
     def hybrid_forward(self, F, x):
         y = x
@@ -49,17 +49,19 @@ class Block(nn.HybridBlock):
 class ResNet(nn.HybridBlock):
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()
+        self.statistics_of = ExactStatistics if table.dtype == "float64" else UnbiasedVariances
+        self.statistics: dict[tuple[int, ...], Statistics] = {}  # by the shape of a batch of images
+        momentum = self.statistics_of.MOMENTUM
         self.conv1 = convolution(table.stem)
-        self.bn1 = batch_norm(table.stem)
+        self.bn1 = batch_norm(table.stem, momentum)
         self.maxpool = nn.MaxPool2D(3, 2, 1) if table.max_pool else None
         stages: dict[str, nn.HybridSequential] = {}
         for row in table.blocks:
-            stages.setdefault(row.name.split(".")[0], nn.HybridSequential()).add(Block(row))
+            stages.setdefault(row.name.split(".")[0], nn.HybridSequential()).add(Block(row, momentum))
         for name, blocks in stages.items():
             setattr(self, name, blocks)
         self.stages = list(stages)
         self.fc = nn.Dense(table.classes, in_units=table.features)
-        self.corrections: UnbiasedVariances | None = None
 
     def hybrid_forward(self, F, x):
         x = relu(F, self.bn1(self.conv1(x)))
@@ -70,41 +72,78 @@ class ResNet(nn.HybridBlock):
         return self.fc(F.mean(x, axis=(2, 3)))
 
     def before_step(self, images: mx.nd.NDArray) -> None:
-        if self.corrections is None:
-            self.corrections = UnbiasedVariances(self, images.shape)
-        self.corrections.before_step()
+        if images.shape not in self.statistics:
+            self.statistics[images.shape] = self.statistics_of(self, images.shape)
+        self.current = self.statistics[images.shape]
+        self.current.before_step()
 
     def after_step(self) -> None:
-        self.corrections.after_step()
+        self.current.after_step()
 
 
-class UnbiasedVariances:
-    """Makes the running variances unbiased, as in PyTorch; MXNet's own are biased.
+class Statistics:
+    """Makes the running statistics what PyTorch's are; MXNet's own running variance is biased.
 
-    Where `keep` is BN_MOMENTUM and a channel has n values, MXNet computes  new = keep × old + (1 - keep) × biased,
-    but (1 - keep) × n / (n - 1) × biased is wanted. With c = n / (n - 1) that is  c × new - keep × (c - 1) × old,
-    here for all batch norms by one call of a kernel:  w - rate × (g + decay × w)  with new for w and old for g.
+    `old` is what `running` was before the batch, `counts` are the values that the batch has in a channel.
+
+    A static graph's backward changes the running statistics but tells MXNet's engine that it only reads them. So what
+    reads them before has to be waited for, and what comes after has to write to them first.
     """
+
+    MOMENTUM: float  # of MXNet's batch norms
 
     def __init__(self, network: ResNet, shape: tuple[int, ...]) -> None:
         """`shape` is that of a batch of images."""
         norms: dict[str, nn.BatchNorm] = {}
         network.apply(lambda block: norms.update({block.name: block}) if isinstance(block, nn.BatchNorm) else None)
         values = values_a_channel(network, shape)
-        self.new = [norm.running_var.data() for norm in norms.values()]
-        self.old = [variance.copy() for variance in self.new]
-        self.rates = [resnet.BN_MOMENTUM / (values[name] - 1) for name in norms]
+        self.counts = [values[name] for name in norms]
+        self.running = self.watched(list(norms.values()))
+        self.old = [statistic.copy() for statistic in self.running]
+
+    def watched(self, norms: list[nn.BatchNorm]) -> list[mx.nd.NDArray]:
+        return [norm.running_var.data() for norm in norms]
 
     def before_step(self) -> None:
-        for new, old in zip(self.new, self.old, strict=True):
+        for new, old in zip(self.running, self.old, strict=True):
             new.copyto(old)
+        for old in self.old:
+            old.wait_to_read()
+
+
+class UnbiasedVariances(Statistics):
+    """Where `keep` is BN_MOMENTUM and a channel has n values, MXNet computes  new = keep × old + (1 - keep) × biased,
+    but (1 - keep) × n / (n - 1) × biased is wanted. With c = n / (n - 1) that is  c × new - keep × (c - 1) × old,
+    here for all batch norms by one call of a kernel:  w - rate × (g + decay × w)  with new for w and old for g.
+    """
+
+    MOMENTUM = resnet.BN_MOMENTUM
 
     def after_step(self) -> None:
-        for start in range(0, len(self.new), 60):  # as many as the kernel takes
-            new, old, rates = (each[start : start + 60] for each in (self.new, self.old, self.rates))
+        rates = [resnet.BN_MOMENTUM / (count - 1) for count in self.counts]
+        for start in range(0, len(rates), 60):  # as many as the kernel takes
+            new, old, some = (each[start : start + 60] for each in (self.running, self.old, rates))
             pairs = [tensor for pair in zip(new, old, strict=True) for tensor in pair]
             decays = [-1 / resnet.BN_MOMENTUM] * len(new)
-            mx.nd.multi_sgd_update(*pairs, lrs=rates, wds=decays, num_weights=len(new), out=new)
+            mx.nd.multi_sgd_update(*pairs, lrs=some, wds=decays, num_weights=len(new), out=new)
+
+
+class ExactStatistics(Statistics):
+    """For float64: to MXNet's batch norm and kernels 0.9 is 0.89999998.
+
+    With a momentum of 0 the batch norms leave the batch's own mean and biased variance, and the rest is done here.
+    """
+
+    MOMENTUM = 0.0
+
+    def watched(self, norms: list[nn.BatchNorm]) -> list[mx.nd.NDArray]:
+        return super().watched(norms) + [norm.running_mean.data() for norm in norms]
+
+    def after_step(self) -> None:
+        factors = [count / (count - 1) for count in self.counts] + [1.0] * len(self.counts)
+        for new, old, factor in zip(self.running, self.old, factors, strict=True):
+            new *= (1 - resnet.BN_MOMENTUM) * factor
+            new += resnet.BN_MOMENTUM * old
 
 
 def values_a_channel(network: ResNet, shape: tuple[int, ...]) -> dict[str, int]:
