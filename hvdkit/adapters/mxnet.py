@@ -171,7 +171,7 @@ def train_step(session: Session, batches: Sequence[Batch]) -> mx.nd.NDArray:
     gradients = [parameter.grad() for parameter in session.parameters]
     losses: list[mx.nd.NDArray] = []
     sums: list[Any] = [0.0] * len(gradients)
-    # Not by grad_req "add": a static graph keeps the request that it was built with.
+    # Not by grad_req "add": each change of it, as for an epoch's shorter last update, makes new gradients.
     for batch in batches[:-1]:
         losses.append(_backward(session, batch)[1])
         sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
