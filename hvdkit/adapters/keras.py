@@ -81,6 +81,7 @@ __all__ = [
 class Session:
     model: keras.Model
     update: DistributedUpdate
+    parameters: str  # their dtype
     probe: Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]
 
 
@@ -98,7 +99,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         return self.update.scaled(loss)
 
     def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
-        """Take one batch's gradients. `iterations` counts batches, as always in Keras."""
+        """Take one batch's gradients. `iterations` counts batches, whether each makes an update or not."""
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
             raise RequestError("network: other variables learn than when it was prepared; prepare it again")
@@ -193,7 +194,7 @@ def prepare(
 
         return update.probe(update.backward(forward))
 
-    return Session(model, update, probe)
+    return Session(model, update, parameters, probe)
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
@@ -212,7 +213,7 @@ def gradients(session: Session, batch: Batch) -> Gradients:
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
-    return np.asarray(session.model.predict_on_batch(images))
+    return np.asarray(session.model.predict_on_batch(images), session.parameters)
 
 
 def set_learning_rate(session: Session, value: float) -> None:
