@@ -113,8 +113,8 @@ def page(outcome: dict[str, Any]) -> str:
         "# What options cost and bring",
         "",
         f"With ÷ without the option: the median of {outcome['rounds']} interleaved rounds and its 95 % bootstrap "
-        "interval. ResNet-20 on the digits, 2 ranks of one thread, 32 images a rank; `recompute`: ResNet-50 on synthetic "
-        f"images of 96 px, one rank of two threads, 32 images. Made by `{outcome['command']}`.",
+        "interval. ResNet-20 on the digits, 2 ranks of one thread, 32 images a rank; `recompute`: ResNet-50 on "
+        f"synthetic images of 96 px, one rank of two threads, 32 images. Made by `{outcome['command']}`.",
         "",
         "| option | framework | images/s | peak memory |",
         "|:---|:---|---:|---:|",

@@ -34,7 +34,9 @@ MARKS = {
     "step_f64": 1e-9,
     "evaluation_f64": 1e-9,
 }
-F32_FACTOR = 3.0  # float32 may be so many times as far from float64 as the reference's own float32
+# Float32 may be so many times as far from float64 as the reference's own. Where a framework's batch norm adds up one
+# value after the other, its statistics alone are so far off (docs/parity.md has the proof).
+F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0
 
 Tell = Callable[[str], None]
 
@@ -118,7 +120,6 @@ def judge(plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]]) -> Parity
         steps=min(found["steps"] for found in findings.values()),
         seed=plan.recipe.seed,
         marks=MARKS,
-        f32_factor=F32_FACTOR,
         frameworks=frameworks,
         machine=this_machine(),
     )
@@ -139,14 +140,14 @@ def _framework(found: Mapping[str, Any]) -> FrameworkParity:
         "reference_logits_f32": found["reference_logits_f32"],
         "reference_gradients_f32": _worst(found["reference_gradients_f32"])[1],
     }
+    factor = F32_FACTOR if found["exact_sums"] else F32_FACTOR_PLAIN_SUMS
     missed = [key for key in ("batches_equal", "initial_weights_equal") if not found[key]]
     missed += [key for key, value in figures.items() if not value <= MARKS[key]]
-    missed += [
-        key for key in ("logits_f32", "gradients_f32") if not single[key] <= F32_FACTOR * single[f"reference_{key}"]
-    ]
+    missed += [key for key in ("logits_f32", "gradients_f32") if not single[key] <= factor * single[f"reference_{key}"]]
     return FrameworkParity(
         passed=not missed,
         missed=missed,
+        f32_factor=factor,
         version=found["versions"]["framework"],
         batches_equal=found["batches_equal"],
         initial_weights_equal=found["initial_weights_equal"],

@@ -99,6 +99,7 @@ class FrameworkParity(_Record):
 
     passed: bool
     missed: list[str]
+    f32_factor: float
     version: str
     batches_equal: bool
     initial_weights_equal: bool
@@ -129,7 +130,8 @@ class FrameworkParity(_Record):
 
 
 class Parity(_Record):
-    """`parity.json`. `marks` are the largest errors that pass; in float32 `f32_factor` times the reference's own."""
+    """`parity.json`. `marks` are the largest errors that pass; in float32 each framework's own `f32_factor` times the
+    reference's error."""
 
     passed: bool
     reference: str
@@ -141,7 +143,6 @@ class Parity(_Record):
     steps: int
     seed: int
     marks: dict[str, float]
-    f32_factor: float
     frameworks: dict[str, FrameworkParity]
     machine: Machine
 

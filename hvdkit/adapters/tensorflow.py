@@ -27,7 +27,7 @@ from hvdkit.errors import RequestError
 
 NAME = "tensorflow"
 CAPABILITIES = frozenset(
-    {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute"}
+    {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "exact-sums", "recompute"}
     | {"float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"}
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 
@@ -21,7 +23,12 @@ def batch_norm(
     `momentum` is their old values' share. They and `scale` and `offset` are float32, or float64 where `x` is.
     Nothing is assigned, so that a pass which computes again what has been computed changes nothing.
     """
-    if x.dtype != tf.float64:
+    if training and x.dtype == tf.float32 and not tf.config.list_logical_devices("GPU"):
+        y, center, spread = _exact(x, scale, offset, epsilon)
+    elif x.dtype == tf.float64:  # the fused kernel knows no float64
+        center, spread = tf.nn.moments(x, [0, 1, 2]) if training else (mean, variance)
+        y = (x - center) * (scale / tf.sqrt(spread + epsilon)) + offset
+    else:
         # The raw operation, as tf.nn's raises the epsilon to 1.001e-5; its variance is unbiased, as in PyTorch.
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=x,
@@ -34,10 +41,49 @@ def batch_norm(
             is_training=training,
         )
         return y, mean, variance
-    center, spread = tf.nn.moments(x, [0, 1, 2]) if training else (mean, variance)
-    y = (x - center) * (scale / tf.sqrt(spread + epsilon)) + offset
     if training:
         count = tf.cast(tf.size(x, tf.int64) / x.shape[-1], x.dtype)
         mean = momentum * mean + (1 - momentum) * center
         variance = momentum * variance + (1 - momentum) * spread * (count / (count - 1))
     return y, tf.stop_gradient(mean), tf.stop_gradient(variance)
+
+
+def _exact(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The normalized `x`, and the batch's mean and biased variance, as exact as PyTorch's on a CPU.
+
+    TensorFlow's fused kernel for CPUs adds up one value after the other: its mean and variance are some 20 times as far
+    off, and as they move whole channels, so are a network's logits. Here sums go axis by axis, a tree in effect; the
+    rest stays with the fused kernels, of which the second takes mean and variance as what the first has kept.
+    """
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> Any:
+        center = _mean(x)
+        spread = _mean(tf.math.squared_difference(x, center))
+        y, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=scale, offset=offset, mean=center, variance=spread, epsilon=epsilon, is_training=False
+        )
+
+        def backward(dy: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
+                y_backprop=dy,
+                x=x,
+                scale=scale,
+                reserve_space_1=center,
+                reserve_space_2=spread,
+                reserve_space_3=tf.zeros([0]),
+                epsilon=epsilon,
+                is_training=True,
+            )
+            return dx, d_scale, d_offset
+
+        return (y, center, spread), backward
+
+    y, center, spread = normalized(x, scale, offset)
+    return y, center, spread
+
+
+def _mean(x: tf.Tensor) -> tf.Tensor:
+    for axis in (2, 1, 0):
+        x = tf.reduce_mean(x, axis)
+    return x

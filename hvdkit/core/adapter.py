@@ -28,6 +28,7 @@ CAPABILITIES = {
     "fp16": "trains with `precision: fp16` on a CPU",
     "gpu-bf16": "trains with `precision: bf16` on a GPU",
     "gpu-fp16": "trains with `precision: fp16` on a GPU",
+    "exact-sums": "its float32 batch norm adds up in more than float32, or in a tree, not one value after the other",
     "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
     "float32": "reduces float32 tensors",

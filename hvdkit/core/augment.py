@@ -37,11 +37,12 @@ def shifted(images: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     padded = np.pad(images, ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0)))
     rows = top[:, None] + np.arange(height)
     columns = left.astype(int)[:, None] + np.arange(width)
-    return padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    moved: np.ndarray = padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return moved
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
     numbers = numbers + np.uint64(0x9E3779B97F4A7C15)  # arrays of uint64 wrap around silently
     numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ numbers >> np.uint64(31)
+    return np.asarray(numbers ^ numbers >> np.uint64(31))

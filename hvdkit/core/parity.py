@@ -177,6 +177,7 @@ class _Runner:
             "framework": adapter.NAME,
             "versions": adapter.versions(),
             "steps": self._steps,
+            "exact_sums": "exact-sums" in adapter.CAPABILITIES,
             "batches_equal": batches == led.batches,
             "initial_weights_equal": _same(self._initial, start),
             "logits_f64": error(exact.logits, reference["f64"].logits),

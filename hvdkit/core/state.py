@@ -53,7 +53,7 @@ def to_canonical(array: np.ndarray) -> np.ndarray:
         array = array.transpose(3, 2, 0, 1)
     elif array.ndim == 2:
         array = array.T
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
 
 
 def from_canonical(array: np.ndarray) -> np.ndarray:
@@ -62,7 +62,7 @@ def from_canonical(array: np.ndarray) -> np.ndarray:
         array = array.transpose(2, 3, 1, 0)
     elif array.ndim == 2:
         array = array.T
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
 
 
 def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:

@@ -49,11 +49,12 @@ def parity_markdown(parity: Parity) -> str:
         lines.append("| " + " | ".join([label, mark, *shown]) + " |")
     lines += ["", *(f"- {line}" for line in deviations(parity))]
     machine = parity.machine
+    factors = ", ".join(f"{name} {each.f32_factor:g}" for name, each in parity.frameworks.items())
     lines += [
         "",
         f"Reference: {parity.reference}. Error of an array: ‖a − reference‖ / ‖reference‖, the worst over all tensors. "
-        f"float64 but for the last two rows, where float32 is held against the reference's float64 and may be "
-        f"{parity.f32_factor:g} times as far off as the reference's own float32. {parity.np} ranks, "
+        f"float64 but for the last two rows, where float32 is held against the reference's float64 and may be as many "
+        f"times as far off as the reference's own float32 as the mark says ({factors}). {parity.np} ranks, "
         f"{parity.batch_size} images each, {parity.steps} steps, optimizer {parity.optimizer}, seed {parity.seed}.",
         "",
         f"{machine.processor}, {machine.cores} cores, {machine.system}.",
@@ -97,7 +98,9 @@ def _rows(parity: Parity) -> list[tuple[str, str, str, list[str]]]:
         cells = [f"{getattr(each, key):.1e}" for each in _all(parity)]
         rows.append((key, label, f"{parity.marks[key]:.0e}", cells))
     for key, label in (("logits_f32", "logits in float32"), ("gradients_f32", "gradients in float32, worst tensor")):
-        own = _all(parity)[0]
-        mark = f"{parity.f32_factor:g} × {getattr(own, f'reference_{key}'):.1e}"
-        rows.append((key, label, mark, [f"{getattr(each, key):.1e}" for each in _all(parity)]))
+        own = getattr(_all(parity)[0], f"reference_{key}")
+        factors = sorted({each.f32_factor for each in _all(parity)})
+        mark = f"{' or '.join(f'{factor:g}' for factor in factors)} × {own:.1e}"
+        cells = [f"{getattr(each, key):.1e} ({getattr(each, key) / own:.1f} ×)" for each in _all(parity)]
+        rows.append((key, label, mark, cells))
     return rows

@@ -50,9 +50,11 @@ class Block(nn.Module):
         norms = [module for module in self.modules() if isinstance(module, nn.BatchNorm2d)]
         for norm in norms:
             norm.momentum = 0.0
-        yield
-        for norm in norms:
-            norm.momentum = 1 - resnet.BN_MOMENTUM
+        try:
+            yield
+        finally:  # PyTorch leaves the second pass by an exception, as soon as it has what backward needs
+            for norm in norms:
+                norm.momentum = 1 - resnet.BN_MOMENTUM
 
     def compute(self, x: Tensor) -> Tensor:
         y = x

@@ -174,7 +174,7 @@ def an_overflow_on_one_rank_skips_the_step_on_all(adapter: Adapter, topology: To
         assert int(before["optimizer.good_steps"]) == 1
         huge = features(topology.rank)
         if topology.rank == topology.size - 1:
-            huge = replace(huge, images=huge.images * np.float32(1e36))
+            huge = replace(huge, images=huge.images * np.float32(1e38))
         adapter.train_step(session, [huge])
         after = adapter.state(session)
         assert set(changed(before, after)) == {"optimizer.loss_scale", "optimizer.good_steps"}, changed(before, after)
@@ -207,10 +207,11 @@ def recomputed_activations_give_the_same_step(adapter: Adapter, topology: Topolo
         session = make(precision="fp64", recompute=recompute)
         gradients = adapter.gradients(session, batch(topology.rank)).own
         session = make(precision="fp64", recompute=recompute)
-        adapter.train_step(session, [batch(topology.rank)])
+        for step in range(3):
+            adapter.train_step(session, [batch(10 * step + topology.rank)])
         found.append((gradients, adapter.state(session)))
     assert worst(found[1][0], found[0][0]) < 1e-12
-    assert worst(found[1][1], found[0][1]) < 1e-12, "buffers too: a batch must not count twice"
+    assert worst(found[1][1], found[0][1]) < 1e-9, "buffers too: a batch must count once"
 
 
 @case
