@@ -16,6 +16,7 @@ from hvdkit import config, train
 from hvdkit.config import Recipe
 from hvdkit.core import resnet
 from hvdkit.core.optimizer import slot_names
+from hvdkit.core.parity import SINGLE_BATCHES
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.report.parity import parity_markdown
@@ -177,7 +178,8 @@ def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
 def _check_room(plan: ParityPlan, folder: Path) -> None:
     network = resnet.architecture(plan.recipe.model.name, plan.recipe.model.classes)
     slots = len(slot_names(plan.recipe.optimizer))
-    needed = 8 * resnet.parameter_count(network) * (1 + slots) * (plan.steps + 2)
+    states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
+    needed = 8 * resnet.parameter_count(network) * (states + probes)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise RunError(

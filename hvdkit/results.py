@@ -90,11 +90,12 @@ class Machine(_Record):
 class FrameworkParity(_Record):
     """One framework beside the reference: relative errors, in float64 (`_f64`) and float32 (`_f32`).
 
-    `logits`, `gradients` are of the first batch on the initial weights, in float32 as well held against the reference's
-    float64; `reference_…_f32` is how far the reference's own float32 is off. `applied` is the averaged gradient against
-    the mean of the ranks' own. `buffers` and `weights` are after one step, `losses` the worst of the first five of a
-    free run, `step` the worst tensor (weights, buffers, slots) over all steps from the reference's states,
-    `evaluation` the worst of logits and loss. What has no error, such as a wrong count or NaN, has 1e300.
+    `logits`, `gradients` are of the first batch on the initial weights; in float32 of the worst of the first five, held
+    against the reference's float64, and `reference_…_f32` is how far the reference's own float32 is off. `applied` is
+    the averaged gradient against the mean of the ranks' own. `buffers` and `weights` are after one step, `losses` the
+    worst of the first five of a free run, `step` the worst tensor (weights, buffers, slots) over all steps from the
+    reference's states, `evaluation` the worst of logits and loss. What has no error, such as a wrong count or NaN, has
+    1e300.
     """
 
     passed: bool

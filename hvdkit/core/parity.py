@@ -9,6 +9,7 @@ as another's. Errors of arrays are ‖a − reference‖ / ‖reference‖, of n
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, np.ndarray]
 INCOMPARABLE = 1e300  # of what is not even a number: JSON knows no infinity
 FREE_STEPS = 5  # free-running losses that are compared; after that chaos has the word
+# Batches whose float32 gradients are compared. Rounding flips the sign of a few values in front of a ReLU, and a flip
+# moves gradients a thousand times as far as rounding itself; over several batches everyone has some.
+SINGLE_BATCHES = 5
 Open = Callable[[Recipe], Session]
 
 
@@ -44,10 +48,9 @@ class Part:
     steps: int
     leads: bool
 
-    @property
-    def probe(self) -> Path:
-        """What one batch makes of the initial weights."""
-        return self.folder / "probe.safetensors"
+    def probe(self, batch: int) -> Path:
+        """What a batch makes of the initial weights, in float64."""
+        return self.folder / f"probe-{batch}.safetensors"
 
     @property
     def figures(self) -> Path:
@@ -69,6 +72,8 @@ class Figures:
 
     batches: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    logits_f32: float = 0.0
+    gradients_f32: dict[str, float] = field(default_factory=dict)
     correct: int = 0
     total: int = 0
     val_loss: float = 0.0
@@ -119,12 +124,14 @@ class _Runner:
     def lead(self) -> None:
         """Leave the trace."""
         adapter, part, root = self._adapter, self._part, self._topology.is_root
-        exact = self._gradients(self._exact)
-        single = self._gradients(self._single)
-        if root:
-            _save(part.probe, _named(exact, "f64") | _named(single, "f32"))
-        adapter.load_state(self._exact, self._initial)
         figures = Figures(batches=self._batches())
+        for number, batch in self._probed():
+            exact = adapter.gradients(self._exact, batch)
+            if root:
+                _save(part.probe(number), _named(exact))
+        adapter.load_state(self._exact, self._initial)
+        self._wait("probes")
+        figures.logits_f32, figures.gradients_f32 = self._single_errors()
         self._keep(0)
         for step, group in self._groups():
             figures.losses.append(self._step(step, group))
@@ -142,12 +149,11 @@ class _Runner:
         adapter, part = self._adapter, self._part
         led = Figures(**json.loads(part.figures.read_text()))
         batches = self._batches()
-        probe, start = load_file(part.probe), load_file(part.state(0))
-        reference = {precision: _unnamed(probe, precision) for precision in ("f64", "f32")}
+        start, reference = load_file(part.state(0)), _unnamed(load_file(part.probe(0)))
 
         adapter.load_state(self._exact, self._initial)
-        exact = self._gradients(self._exact)
-        single = self._gradients(self._single)
+        exact = adapter.gradients(self._exact, self._first_batch())
+        logits_f32, gradients_f32 = self._single_errors()
         applied = errors(exact.averaged, self._mean_of_own(exact))
 
         adapter.load_state(self._exact, self._initial)
@@ -180,18 +186,18 @@ class _Runner:
             "exact_sums": "exact-sums" in adapter.CAPABILITIES,
             "batches_equal": batches == led.batches,
             "initial_weights_equal": _same(self._initial, start),
-            "logits_f64": error(exact.logits, reference["f64"].logits),
-            "gradients_f64": self._by_layer(exact.own, reference["f64"].own),
+            "logits_f64": error(exact.logits, reference.logits),
+            "gradients_f64": self._by_layer(exact.own, reference.own),
             "applied_f64": applied,
             "buffers_f64": errors(_buffers(first), _buffers(after)),
             "weights_f64": errors(_weights(first), _weights(after)),
             "losses_f64": losses,
             "step_f64": [max(each.values()) for each in forced],
             "evaluation_f64": max(evaluation, abs(val_loss - led.val_loss) / abs(led.val_loss)),
-            "logits_f32": error(single.logits, reference["f64"].logits),
-            "gradients_f32": self._by_layer(single.own, reference["f64"].own),
-            "reference_logits_f32": error(reference["f32"].logits, reference["f64"].logits),
-            "reference_gradients_f32": self._by_layer(reference["f32"].own, reference["f64"].own),
+            "logits_f32": logits_f32,
+            "gradients_f32": gradients_f32,
+            "reference_logits_f32": led.logits_f32,
+            "reference_gradients_f32": led.gradients_f32,
             "correct": correct,
             "total": total,
         }
@@ -202,7 +208,7 @@ class _Runner:
             labels=self._first_batch().labels,
             batches_equal=found["batches_equal"],
             initial=(self._initial, start),
-            gradients=(exact, reference["f64"]),
+            gradients=(exact, reference),
             applied=applied,
             after=(first, after),
             forced=forced,
@@ -239,8 +245,23 @@ class _Runner:
         own = float(adapter.to_numpy(adapter.train_step(self._exact, group)).mean())
         return float(np.mean(adapter.allgather_object(own, name="parity.loss")))
 
-    def _gradients(self, session: Session) -> Gradients:
-        return self._adapter.gradients(session, self._first_batch())
+    def _probed(self) -> Iterator[tuple[int, Batch]]:
+        for number, group in itertools.islice(self._groups(), SINGLE_BATCHES):
+            yield number, group[0]
+
+    def _single_errors(self) -> tuple[float, dict[str, float]]:
+        """How far float32 is off the reference's float64 on the initial weights, the worst of a few batches.
+
+        Of the logits, and of the gradients by parameter.
+        """
+        logits: list[float] = []
+        gradients: list[dict[str, float]] = []
+        for number, batch in self._probed():
+            single = self._adapter.gradients(self._single, batch)
+            reference = _unnamed(load_file(self._part.probe(number)))
+            logits.append(error(single.logits, reference.logits))
+            gradients.append(self._by_layer(single.own, reference.own))
+        return max(logits), {name: max(each[name] for each in gradients) for name in gradients[0]}
 
     def _mean_of_own(self, gradients: Gradients) -> dict[str, np.ndarray]:
         """The ranks' own gradients averaged without Horovod's arithmetic: gathered as they are, summed by NumPy."""
@@ -320,18 +341,17 @@ def _save(path: Path, arrays: Arrays) -> None:
     save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path)
 
 
-def _named(gradients: Gradients, precision: str) -> dict[str, np.ndarray]:
-    values = {f"{precision}.own.{name}": value for name, value in gradients.own.items()}
-    values |= {f"{precision}.averaged.{name}": value for name, value in gradients.averaged.items()}
-    return values | {f"{precision}.logits": gradients.logits, f"{precision}.loss": np.asarray(gradients.loss)}
+def _named(gradients: Gradients) -> dict[str, np.ndarray]:
+    values = {f"own.{name}": value for name, value in gradients.own.items()}
+    values |= {f"averaged.{name}": value for name, value in gradients.averaged.items()}
+    return values | {"logits": gradients.logits, "loss": np.asarray(gradients.loss)}
 
 
-def _unnamed(arrays: Arrays, precision: str) -> Gradients:
-    def under(prefix: str) -> dict[str, np.ndarray]:
-        start = f"{precision}.{prefix}."
+def _unnamed(arrays: Arrays) -> Gradients:
+    def under(start: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
 
-    return Gradients(arrays[f"{precision}.logits"], float(arrays[f"{precision}.loss"]), under("own"), under("averaged"))
+    return Gradients(arrays["logits"], float(arrays["loss"]), under("own."), under("averaged."))
 
 
 def _buffers(state: Arrays) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ def parity_plot(parity: Parity, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(16, 5.5), width_ratios=(1.1, 1.4, 1))
     checks = list(parity.marks)
@@ -39,6 +39,7 @@ def parity_plot(parity: Parity, path: Path) -> None:
     middle.axhline(parity.marks["gradients_f64"], color="black", lw=2)
     middle.set(yscale="log", ylim=(_FLOOR / 2, 20), xlabel="parameter, from the input to the output")
     middle.set_title("gradients (solid: float64, dotted: float32 against float64)")
+    right.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     right.axhline(parity.marks["step_f64"], color="black", lw=2)
     right.set(yscale="log", ylim=(_FLOOR / 2, 20), xlabel="step", title="each step from the reference's state")
     for axes in (left, middle, right):

@@ -121,7 +121,7 @@ def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
 
 def tf_padding(network: Any) -> None:
     for block in network.blocks:
-        for convolution, _ in block.path:
+        for convolution in block.convolutions:
             if convolution.stride == 2:
                 convolution.pad = [[0, 0], [0, 1], [0, 1], [0, 0]]
 
