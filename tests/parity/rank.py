@@ -122,7 +122,7 @@ def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
 def tf_padding(network: Any) -> None:
     for block in network.blocks:
         for convolution in block.convolutions:
-            if convolution.stride == 2:
+            if convolution.stride == 2 and convolution.kernel.shape[0] == 3:
                 convolution.pad = [[0, 0], [0, 1], [0, 1], [0, 0]]
 
 
