@@ -60,7 +60,10 @@ class Proof:
         return len(self.plan.plans) if self.plan else 0
 
     def give(self, folder: Path, tell: Callable[[str], None]) -> Parity | None:
-        """The proof. A run goes into `parity` below `folder`; `tell` hears each framework's name before it starts."""
+        """The proof. A run goes into `parity` below `folder`; `tell` hears each framework's name before it starts.
+
+        Raises as `parity.run` does.
+        """
         if self.plan is None:
             return self.found
         (folder / "parity").mkdir()
@@ -72,7 +75,8 @@ def proof(
 ) -> Proof:
     """Plan the proof: `file` is an earlier one of the same recipe, `none` leaves it out.
 
-    Raises RequestError where the file does not prove it for this recipe and these frameworks.
+    Raises RequestError where both are given, where the file is missing, damaged or no proof for this recipe and these
+    frameworks, and as `parity.plan` does.
     """
     if none and file:
         raise RequestError("--parity, --no-parity: expected one of them, got both")
@@ -99,7 +103,7 @@ def run(plans: list[Plan], shown: Parity | None, folder: Path, watch: dict[str, 
     """Run all plans, each into `runs/<name>` below `folder`, then write compare.json and compare.md there.
 
     `shown` is the proof that all do the same work, None where nobody asked for it. `watch` maps a run's name to what
-    sees its metric lines.
+    sees its metric lines. Raises as `train.run` does; what ran before stays in its folder.
     """
     results = []
     for each in plans:

@@ -132,7 +132,10 @@ AnyOptimizer = Annotated[
 
 
 class Schedule(_Strict):
-    """Learning rate by the step: linear scaling, gradual warm-up (Goyal et al. 2017), then decay."""
+    """Learning rate by the step: linear scaling, gradual warm-up (Goyal et al. 2017), then decay.
+
+    Formulas: `hvdkit/core/schedule.py`.
+    """
 
     scale: Literal["linear", "none"] = "linear"
     base_batch_size: int = Field(256, ge=1)
@@ -152,7 +155,10 @@ class Schedule(_Strict):
 
 
 class Loss(_Strict):
-    """Softmax cross-entropy, averaged over the batch."""
+    """Softmax cross-entropy, averaged over the batch.
+
+    `label_smoothing` is the share that is spread evenly over all classes (Szegedy et al. 2016, section 7).
+    """
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 

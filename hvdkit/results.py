@@ -25,8 +25,9 @@ _R = TypeVar("_R", bound=_Record)
 class MetricLine(_Record):
     """One line of `metrics.jsonl`: a logged step or, where `ends_epoch`, the end of an epoch.
 
-    `step` counts finished updates of `total_steps`, `epoch` from 0. `loss` is the mean
-    over all ranks' images since the line before (of the whole epoch at its end).
+    `step` counts finished updates of `total_steps`, `epoch` from 0. `loss` is the mean over all ranks and the updates
+    since the line before (of the whole epoch at its end), `learning_rate` the last update's. `images_per_second` are
+    by rank 0's clock. `val_loss` is without label smoothing.
     """
 
     step: int
@@ -41,7 +42,13 @@ class MetricLine(_Record):
 
 
 class TrainResult(_Record):
-    """`result.json` of one run."""
+    """`result.json` of one run.
+
+    `parameters` counts the trainable ones; `batch_size` (images) and `threads` are a rank's. `steps` counts updates, of
+    which the `warmup_steps` first are left out of `images_per_second` and of `step_ms_…`, percentiles over the
+    `measured_steps`. `train_loss` is the last epoch's mean; `val_…` are of the end, None without validation images.
+    `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation included.
+    """
 
     framework: str
     framework_version: str
@@ -78,7 +85,7 @@ class TrainResult(_Record):
 
 
 class Machine(_Record):
-    """Where a comparison ran."""
+    """Where a comparison ran. `cores` are those that the process may use."""
 
     processor: str
     cores: int
@@ -94,8 +101,8 @@ class FrameworkParity(_Record):
     against the reference's float64, and `reference_…_f32` is how far the reference's own float32 is off. `applied` is
     the averaged gradient against the mean of the ranks' own. `buffers` and `weights` are after one step, `losses` the
     worst of the first five of a free run, `step` the worst tensor (weights, buffers, slots) over all steps from the
-    reference's states, `evaluation` the worst of logits and loss. What has no error, such as a wrong count or NaN, has
-    1e300.
+    reference's states (`worst_step` counts from 1), `evaluation` the worst of logits and loss. What has no error, such
+    as a wrong count or NaN, has 1e300. `missed` names the figures beyond their marks.
     """
 
     passed: bool

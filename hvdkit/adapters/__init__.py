@@ -11,7 +11,10 @@ NAMES = ("pytorch", "tensorflow", "keras", "mxnet", "local")
 
 
 def load(name: str) -> Adapter:
-    """Import one adapter and with it its framework. Raises KeyError for a name not in NAMES."""
+    """Import one adapter and with it its framework.
+
+    Raises KeyError for a name not in NAMES, ImportError where the framework or its Horovod is not installed.
+    """
     if name not in NAMES:
         raise KeyError(name)
     return cast(Adapter, importlib.import_module(f"hvdkit.adapters.{name}"))

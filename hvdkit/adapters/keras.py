@@ -79,6 +79,8 @@ __all__ = [
 
 @dataclass
 class Session:
+    """The seam's `Session`. `probe(images, labels)` returns what `DistributedUpdate.to_gradients` takes."""
+
     model: keras.Model
     update: DistributedUpdate
     parameters: str  # their dtype
@@ -99,7 +101,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         return self.update.scaled(loss)
 
     def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
-        """Take one batch's gradients. `iterations` counts batches, whether each makes an update or not."""
+        """Take one batch's gradients. `iterations` counts batches, whether each makes an update or not.
+
+        Raises RequestError where other variables learn than those it was built with.
+        """
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
             raise RequestError("network: other variables learn than when it was prepared; prepare it again")
@@ -118,7 +123,7 @@ class CrossEntropy(keras.losses.Loss):
         self._label_smoothing = label_smoothing
 
     def call(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """The batch's mean."""
+        """The batch's mean; `labels` (n,), `logits` (n, classes)."""
         return tf_adapter.cross_entropy(logits, tf.cast(labels, tf.int64), self._label_smoothing)
 
 

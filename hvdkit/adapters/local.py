@@ -31,7 +31,7 @@ CAPABILITIES = frozenset(
 
 
 class Linear:
-    """Softmax regression on the pixels: the smallest network that can be trained."""
+    """Softmax regression on the pixels, in float64: the smallest network that can be trained."""
 
     def __init__(self, features: int, classes: int) -> None:
         self.parameters = {"fc.weight": np.zeros((classes, features)), "fc.bias": np.zeros(classes)}
@@ -47,6 +47,8 @@ class Linear:
 
 @dataclass
 class Session:
+    """The seam's `Session`: a network and what trains it."""
+
     model: Linear
     optimizer: Optimizer
     loss: Loss

@@ -36,6 +36,8 @@ _sessions = itertools.count()  # ranks prepare their networks in the same order
 
 @dataclass
 class Session:
+    """The seam's `Session`: a network and what trains it."""
+
     model: mx.gluon.Block
     optimizer: Updater
     settings: Optimizer

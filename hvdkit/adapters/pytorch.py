@@ -41,6 +41,8 @@ _device = torch.device("cpu")
 
 @dataclass
 class Session:
+    """The seam's `Session`: a network and what trains it."""
+
     model: torch.nn.Module
     optimizer: Any
     settings: Optimizer

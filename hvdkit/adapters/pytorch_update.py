@@ -38,7 +38,7 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One update of every parameter that has a gradient."""
+        """One update of every parameter that has a gradient. `closure` is not called."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -74,7 +74,7 @@ def slots(optimizer: Any, settings: Optimizer, model: torch.nn.Module) -> Iterat
 
 
 def steps(optimizer: Any, settings: Optimizer, model: torch.nn.Module) -> list[torch.Tensor]:
-    """The counts of updates, one a parameter."""
+    """The counts of updates, one a parameter: float32 without dimensions."""
     return [prepared(optimizer, settings, parameter)["step"] for parameter in model.parameters()]
 
 

@@ -36,6 +36,12 @@ _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 
 @dataclass
 class Session:
+    """The seam's `Session`, with three compiled functions.
+
+    `step(images, labels, in_parts)` returns the batch's mean loss, `probe(images, labels)` what
+    `DistributedUpdate.to_gradients` takes, `predict(images)` logits (n, classes).
+    """
+
     model: tf.Module
     update: DistributedUpdate
     step: Callable[[tf.Tensor, tf.Tensor, bool], tf.Tensor]
@@ -158,7 +164,10 @@ def prepare(
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf.Tensor:
-    """Mean softmax cross-entropy; smoothing spreads its share evenly over all classes, the true one included."""
+    """Mean softmax cross-entropy of `logits` (n, classes) and `labels` (n,), whole numbers; in the logits' dtype.
+
+    Smoothing spreads its share evenly over all classes, the true one included (Szegedy et al. 2016, section 7).
+    """
     if label_smoothing == 0:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     else:

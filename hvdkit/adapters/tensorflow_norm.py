@@ -20,8 +20,9 @@ def batch_norm(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Normalize `x` (n, height, width, channels): `x` in its dtype, and what the running mean and variance become.
 
-    `momentum` is their old values' share. They and `scale` and `offset` are float32, or float64 where `x` is.
-    Nothing is assigned, so that a pass which computes again what has been computed changes nothing.
+    Ioffe and Szegedy 2015, algorithm 1; the running variance is the unbiased one, as in their algorithm 2.
+    `momentum` is their old values' share. They and `scale` and `offset` are (channels,) float32, or float64 where `x`
+    is. Nothing is assigned, so that a pass which computes again what has been computed changes nothing.
     """
     if training and x.dtype == tf.float32 and not tf.config.list_logical_devices("GPU"):
         y, center, spread = _exact(x, scale, offset, epsilon)

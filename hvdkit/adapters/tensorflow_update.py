@@ -82,7 +82,7 @@ class DistributedUpdate:
         return logits, loss, tape.gradient(scaled, self.variables)
 
     def probe(self, found: Found) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """What `to_gradients` takes; nothing is updated."""
+        """What `to_gradients` takes, gradients unscaled; nothing is updated. All ranks call it."""
         logits, loss, gradients = found
         own = dense(gradients, self.variables)
         return logits, loss, self._unscaled(own), self._unscaled(self._averaged(own))

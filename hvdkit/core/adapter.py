@@ -50,7 +50,9 @@ Tensor = Any
 @dataclass(frozen=True)
 class Gradients:
     """What one batch makes of a network in training mode: `logits` (n, classes), the rank's mean `loss`, and gradients
-    by parameter: the rank's `own`, and `averaged` over all ranks as the optimizer takes them, before any clipping."""
+    by parameter: the rank's `own`, and `averaged` over all ranks as the optimizer takes them, before any clipping.
+
+    Arrays are in the parameters' dtype, names and layouts as in `Adapter.state`."""
 
     logits: np.ndarray
     loss: float
@@ -105,7 +107,7 @@ class Adapter(Protocol):
         """The ranks' tensors joined along the first axis, which may differ between ranks."""
 
     def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast") -> Tensor:
-        """The root's tensor on every rank."""
+        """The root's tensor on every rank; all bring one of the same shape and dtype."""
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """Every rank's value, by rank."""
@@ -125,7 +127,8 @@ class Adapter(Protocol):
         """Bind a network of this framework to its optimizer, whose gradients are averaged over all ranks.
 
         `precision` is a key of `hvdkit.core.precision.PRECISIONS` that `CAPABILITIES` has. Where a framework cannot
-        change a network's dtypes afterwards, the network has been built in them already.
+        change a network's dtypes afterwards, the network has been built in them already. Raises RequestError for a
+        network that cannot be trained so, for example where variables share a name.
         """
 
     def broadcast_state(self, session: Session, root_rank: int = 0) -> None:
@@ -134,8 +137,8 @@ class Adapter(Protocol):
     def train_step(self, session: Session, batches: Sequence[Batch]) -> Tensor:
         """One update by the mean of the batches' gradients, which goes over the wire once.
 
-        Returns this rank's mean loss over the batches, on the device: nothing waits for it here. With `precision: fp16`
-        an update that overflows on any rank is left out on all.
+        Returns this rank's mean loss over the batches, one element, on the device: nothing waits for it here. With
+        `precision: fp16` an update that overflows on any rank is left out on all.
         """
 
     def gradients(self, session: Session, batch: Batch) -> Gradients:
@@ -145,7 +148,7 @@ class Adapter(Protocol):
         """
 
     def eval_step(self, session: Session, images: np.ndarray) -> np.ndarray:
-        """Logits (n, classes) of `images` (n, height, width, channels) in evaluation mode."""
+        """Logits (n, classes) in the parameters' dtype, of `images` (n, height, width, channels); evaluation mode."""
 
     def set_learning_rate(self, session: Session, value: float) -> None:
         """The rate of the next updates."""

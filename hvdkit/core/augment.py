@@ -30,7 +30,10 @@ def random_bits(seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
 
 
 def shifted(images: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Each image moved by up to PADDING pixels up or down and left or right, zeros coming in."""
+    """Each image moved by up to PADDING pixels up or down and left or right, zeros coming in.
+
+    `images` are (n, height, width, channels), `numbers` (n,) uint64.
+    """
     count, height, width, _ = images.shape
     span = np.uint64(2 * PADDING + 1)
     top, left = (numbers % span).astype(int), (numbers >> np.uint64(16)) % span

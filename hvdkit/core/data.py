@@ -38,7 +38,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class ArraySplit:
-    """A split held in memory."""
+    """A split held in memory: `images` (samples, height, width, channels) float32, `labels` (samples,) int64."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -53,7 +53,10 @@ class ArraySplit:
 
 @dataclass(frozen=True)
 class PoolSplit:
-    """As many samples as asked for, all drawn from a small pool, so that images of any size fit in memory."""
+    """As many samples as asked for, all from a small pool, so that images of any size fit in memory.
+
+    Sample i is the pool's sample i modulo its length.
+    """
 
     pool: ArraySplit
     length: int
@@ -103,7 +106,7 @@ def epoch_batches(
 
 
 def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:
-    """Whole global batches in an epoch."""
+    """Whole global batches in an epoch, each of `batch_size` samples on `size` ranks."""
     return samples // (batch_size * size)
 
 

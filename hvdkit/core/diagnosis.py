@@ -34,7 +34,8 @@ class Evidence:
     """A follower's first steps beside the reference's; pairs are (got, expected), all float64.
 
     `initial` and `after` are whole states before and after the first update, whose rate was `rate`; `applied` and each
-    of `forced` (one a teacher-forced step) are errors by tensor.
+    of `forced` (one a teacher-forced step) are errors by tensor, `eval_logits` and `evaluation` (logits and loss, the
+    worse of both) errors alone. `labels` (n,) int64 belong to the batch of `gradients`.
     """
 
     recipe: Recipe

@@ -39,7 +39,7 @@ def lost_a_peer(error: BaseException) -> bool:
 
 
 class Lifeline:
-    """One rank's line to the launcher, from the start of its process."""
+    """One rank's line to the launcher, from the start of its process. What cannot be written stops no training."""
 
     def __init__(self) -> None:
         folder = os.environ.get("HVDKIT_RANK_DIR")

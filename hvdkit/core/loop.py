@@ -28,6 +28,8 @@ class Loop:
 
     The crank calls begin_epoch, then for each of `groups`: begin_step, the update, end_step; then end_epoch. A group
     has `accumulate` batches, the last of an epoch what is left.
+    `step`, `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update of an epoch.
+    After an epoch there are its mean `train_loss`, `val_accuracy` (a fraction of 1) and `val_loss`.
     `tell(phase, step)` hears what the rank does and how many updates it has finished.
     Raises RequestError where the training split is smaller than one global batch.
     """
@@ -87,7 +89,7 @@ class Loop:
             yield list(itertools.islice(shard, size))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Start the clock."""
+        """Start the clock. Epochs count from 0."""
         self._tell("input", self.step)
         self._epoch, self._epoch_loss, self._epoch_steps = epoch, 0.0, 0
         self.clock.resume()
@@ -98,7 +100,10 @@ class Loop:
         self._adapter.set_learning_rate(self._session, self.rate(self.step))
 
     def end_step(self, loss: Tensor) -> None:
-        """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks."""
+        """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks.
+
+        Raises RunError where ranks have come to differ (`check_ranks`) or the line cannot be written.
+        """
         self._tell("end of step", self.step)
         self._adapter.synchronize()
         self.clock.tick()
@@ -114,7 +119,7 @@ class Loop:
         self._tell("input", self.step)
 
     def end_epoch(self) -> None:
-        """Evaluate and write the epoch's line."""
+        """Evaluate and write the epoch's line. Raises RunError where that cannot be written."""
         self._read_losses()
         self.train_loss = self._epoch_loss / self._epoch_steps
         speed = self._speed(self._epoch_steps)
@@ -128,7 +133,7 @@ class Loop:
             )
 
     def evaluate(self) -> tuple[float | None, float | None]:
-        """Accuracy and mean loss over the validation split, each sample counted once; None where it is empty."""
+        """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as `evaluate` below."""
         split, batch_size = self._dataset.val, self._recipe.batch_size
         on_batch = partial(self._tell, "evaluation", self.step)
         return evaluate(self._adapter, self._session, split, batch_size, self._topology, on_batch)
@@ -201,9 +206,9 @@ def evaluate(
     topology: Topology,
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[float | None, float | None]:
-    """Accuracy and mean cross-entropy over all ranks, each sample counted once; None where the split is empty.
+    """Accuracy (a fraction of 1) and mean cross-entropy over all ranks, each sample counted once.
 
-    Collective: all ranks call it, all get the same figures.
+    None where the split is empty. No label smoothing. Collective: all ranks call it, all get the same figures.
     """
     correct, loss, count = 0, 0.0, 0
     for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):

@@ -36,6 +36,7 @@ Build = Callable[[resnet.ResNet], Any]
 def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
     """Run one rank and end its process. `build` makes the framework's network from the architecture table.
 
+    The exit status is 0, 1 where the run failed, 2 where the request was wrong; the fault is told on standard error.
     The process ends without the interpreter's own farewell: everything is written by then, and threads of TensorFlow
     and Horovod have been seen to hang it.
     """
@@ -74,7 +75,11 @@ def _run(adapter: Adapter, build: Build, argv: list[str]) -> int:
 
 
 def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, lifeline: Lifeline) -> TrainResult:
-    """Train as the recipe says; rank 0 writes `metrics.jsonl` and `result.json` into `out`, where one is given."""
+    """Train as the recipe says; rank 0 writes `metrics.jsonl` and `result.json` into `out`, where one is given.
+
+    Raises RequestError where framework, device, network or data do not allow what the recipe asks, RunError where a
+    file cannot be written or ranks come to differ; what Horovod and the framework raise passes.
+    """
     topology, dataset, network = _start(adapter, recipe)
     session = open_session(adapter, build, network, recipe)
     adapter.broadcast_state(session, root_rank=0)
@@ -98,7 +103,7 @@ def train(adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, life
 
 
 def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, lifeline: Lifeline) -> None:
-    """Take part in `hvdkit parity` as `part` says."""
+    """Take part in `hvdkit parity` as `part` says, in float64. Raises as `train` does."""
     recipe = recipe.model_copy(update={"precision": "fp64"})
     topology, dataset, network = _start(adapter, recipe)
     opener = partial(open_session, adapter, build, network)
@@ -117,7 +122,10 @@ def _start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.
 
 
 def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe) -> Session:
-    """The recipe's network bound to its optimizer, with the initial weights that its seed draws."""
+    """The recipe's network bound to its optimizer, with the initial weights that its seed draws.
+
+    Raises RequestError as `Adapter.prepare` does, and where `build` makes other tensors than the table has.
+    """
     precision = PRECISIONS[recipe.precision]
     network = replace(network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute)
     session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression, recipe.precision)

@@ -14,7 +14,7 @@ from hvdkit.results import MetricLine
 
 
 def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:
-    """The sums over all ranks, in float64.
+    """The sums over all ranks, in float64; collective, and all ranks give the same names.
 
     An average over unequal shards is right only as (sum of sums) / (sum of counts), so ranks exchange these and
     never averages.
@@ -55,13 +55,16 @@ class StepClock:
 
 
 def slowest_steps(adapter: Adapter, seconds: list[float]) -> np.ndarray:
-    """Seconds of each step on the rank that took longest for it, shape (steps,)."""
+    """Seconds of each step on the rank that took longest for it, (steps,) float64; collective."""
     slowest: np.ndarray = np.max(adapter.allgather_object(seconds, name="step_seconds"), axis=0)
     return slowest
 
 
 class MetricsFile:
-    """`metrics.jsonl`, one object a line; nothing at all where `path` is None (on ranks other than 0)."""
+    """`metrics.jsonl`, one object a line; nothing at all where `path` is None (on ranks other than 0).
+
+    Raises RunError where it cannot be opened.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

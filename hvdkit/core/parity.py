@@ -68,7 +68,10 @@ class Part:
 
 @dataclass
 class Figures:
-    """What is compared as it is: digests by rank, losses, evaluation."""
+    """What is compared as it is: SHA-256 of the batches by rank, losses by step (means over all ranks), evaluation.
+
+    `logits_f32` and `gradients_f32` (by parameter) are errors of the leader's own float32.
+    """
 
     batches: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -91,6 +94,8 @@ def take_part(
     """Lead where asked to, then follow; collective. `open_session` gives fresh sessions of the recipe's network.
 
     Gradients go uncompressed over the wire, whatever the recipe says: rounding them is no difference of frameworks.
+    Raises RequestError as `open_session` and `Loop` do, RunError where figures or findings cannot be written,
+    FileNotFoundError where nobody has led.
     """
     recipe = recipe.model_copy(update={"compression": "none", "steps": part.steps, "check_ranks": 0})
     runner = _Runner(adapter, open_session, recipe, topology, dataset, part, lifeline)

@@ -14,7 +14,7 @@ class LearningRate:
 
     `reference` is the recipe's rate for its base batch, `peak` the rate for the global batch at hand; the first
     `warmup` steps rise from one to the other by a constant amount (Goyal et al. 2017, section 2.2), then it decays
-    until step `total`. `milestones` are in steps.
+    until step `total`. `milestones` are in steps, `gamma` is the factor at each. Steps are updates.
     """
 
     reference: float
@@ -40,7 +40,10 @@ class LearningRate:
 
 
 def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRate:
-    """The recipe's schedule for `size` ranks. It spans the recipe's epochs, also where `steps` ends the run before."""
+    """The recipe's schedule for `size` ranks. It spans the recipe's epochs, also where `steps` ends the run before.
+
+    `steps_per_epoch` counts updates, not batches.
+    """
     return scaled_rate(
         recipe.optimizer.learning_rate,
         recipe.schedule,
@@ -57,7 +60,7 @@ def scaled_rate(
     """The schedule of `plan` for `size` ranks that each give `batch_size` samples to an update.
 
     Linear scaling (Goyal et al. 2017, section 2.1): where the global batch is k times the base batch, the rate is k
-    times the reference.
+    times the reference. `steps_per_epoch` counts updates.
     """
     factor = batch_size * size / plan.base_batch_size if plan.scale == "linear" else 1.0
     return LearningRate(

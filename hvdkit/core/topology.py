@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """Ranks count all processes, local ranks those of a host, cross ranks the hosts of one local rank."""
+    """Ranks count all processes, local ranks those of a host, cross ranks the hosts of one local rank.
+
+    `device` is `cpu` or `gpu`.
+    """
 
     rank: int = 0
     size: int = 1

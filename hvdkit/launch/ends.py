@@ -120,7 +120,8 @@ def culprit(ends: Iterable[RankEnd]) -> RankEnd | None:
 
 
 def failure(job: Job, end: RankEnd) -> HvdkitError:
-    """The error that tells the user of this rank's end."""
+    """The error that tells the user of this rank's end: RequestError where the rank itself found the request wrong,
+    else RankFailure."""
     if end.record is not None and end.record.kind == "request":
         return RequestError(end.record.message)
     where = f"rank {end.rank} on {end.host}"
@@ -146,7 +147,10 @@ def failure(job: Job, end: RankEnd) -> HvdkitError:
 
 
 def shown_tail(log: str, tail: str) -> str:
-    """`log` ends: and the last lines; of a line that was overwritten (a progress bar), what was last seen."""
+    """`log` ends: and the last lines; of a line that was overwritten (a progress bar), what was last seen.
+
+    At most 15 lines of 400 characters.
+    """
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in tail.rstrip().split("\n")][-_TAIL_LINES:]
     if not any(lines):
         return f"{log}, is empty"

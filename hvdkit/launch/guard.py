@@ -60,7 +60,10 @@ def main() -> int:
 
 
 def own_rank() -> int:
-    """The rank below this guard, as Horovod reads it: set by Horovod's launchers or by mpirun."""
+    """The rank below this guard, as Horovod reads it: set by Horovod's launchers or by mpirun.
+
+    Raises StopIteration where none of them has set it.
+    """
     return int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
 
 
@@ -81,7 +84,7 @@ def step_aside() -> int | None:
 
 
 def prctl(option: int, value: int) -> None:
-    """prctl(2), Linux only."""
+    """prctl(2), Linux only; its failure is ignored."""
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
@@ -114,7 +117,7 @@ class Guard:
         self.frozen = False
 
     def run(self, command: list[str]) -> int:
-        """Start `command`, wait for its end, report both; returns an exit status."""
+        """Start `command`, wait for its end, report both; returns its exit status, 127 where it cannot be started."""
         self._catch_signals()
         self._open_log()
         self.started_at = time.monotonic()

@@ -42,7 +42,10 @@ class Pulse:
         return max(0.1, min(1.0, self._timeout_s / 20)) if self._timeout_s > 0 else None
 
     def stall(self) -> dict[str, Any] | None:
-        """Look now. The facts of a stall, once each time that the rank comes to a halt; else None."""
+        """Look now. The facts of a stall, once each time that the rank comes to a halt; else None.
+
+        They are those of `now`, `seconds` without a beat, and `frames`, innermost first.
+        """
         try:
             beat = self._beat_path.read_bytes()
             state, cpu_s = self._process()

@@ -54,8 +54,10 @@ def guard_command(python: str, role: str, job: Job, grace_s: float, command: lis
 def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
     """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
 
-    Raises RankFailure where a rank fails (RequestError where it found the request wrong), after ending the others:
-    within GRACE_S + 2 s. SIGINT and SIGTERM end all ranks likewise, then KeyboardInterrupt or Terminated is raised.
+    Raises RankFailure where a rank fails or hangs (RequestError where it found the request wrong), after ending the
+    others: within GRACE_S + 2 s. SIGINT and SIGTERM end all ranks likewise, then KeyboardInterrupt or Terminated is
+    raised. RunError where no process can be started, horovodrun fails or exits.json cannot be written. What `on_tick`
+    raises ends all ranks too.
     """
     crew = _Crew(job)
     with _caught_signals() as caught:

@@ -73,7 +73,7 @@ def deviations(parity: Parity) -> list[str]:
 
 
 def verdict(parity: Parity | None, framework: str) -> str:
-    """One framework's cell in another table."""
+    """One framework's cell in another table: its largest error over all steps, where it has passed every mark."""
     if parity is None or framework not in parity.frameworks:
         return "not checked"
     each = parity.frameworks[framework]

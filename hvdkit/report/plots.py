@@ -12,7 +12,10 @@ _FLOOR = 1e-17  # what agrees bit by bit is drawn here; a logarithm knows no zer
 
 
 def parity_plot(parity: Parity, path: Path) -> None:
-    """Errors of each framework: by check against their marks, by layer, and by step."""
+    """Errors of each framework: by check against their marks, by layer, and by step; written to `path` as PNG.
+
+    Raises RunError where it cannot be written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

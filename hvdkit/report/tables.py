@@ -26,7 +26,10 @@ _COLUMNS: list[tuple[str, Cell]] = [
 
 
 def efficiency(run: TrainResult, comparison: Comparison) -> float | None:
-    """Images per second, over those of the same framework's single rank times the number of ranks; None without it."""
+    """Images per second, over those of the same framework's single rank times the number of ranks.
+
+    A fraction of 1; None where no run has a single rank.
+    """
     alone = [other for other in comparison.runs if other.framework == run.framework and other.np == 1]
     return run.images_per_second / (alone[0].images_per_second * run.np) if alone else None
 

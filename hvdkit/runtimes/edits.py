@@ -164,5 +164,5 @@ def apply(source: Path, edits: Iterable[Edit]) -> None:
 
 
 def fingerprint(edits: Iterable[Edit]) -> str:
-    """Hex digest of the edits' whole content: another edit, another wheel."""
+    """SHA-256, in hex, of the edits' whole content: another edit, another wheel."""
     return hashlib.sha256(json.dumps([astuple(edit) for edit in edits]).encode()).hexdigest()

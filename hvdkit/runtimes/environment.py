@@ -23,7 +23,10 @@ _PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-inp
 
 
 def create(name: str, log: Log) -> Path:
-    """Remove what is left of an earlier runtime, make an empty environment in its place; its interpreter."""
+    """Remove what is left of an earlier runtime, make an empty environment in its place; its interpreter.
+
+    Raises RunError where venv fails.
+    """
     remove(name)
     place = store.folder(name)
     base = machine.python_for(name)
@@ -40,7 +43,7 @@ def remove(name: str) -> None:
 
 
 def install_framework(name: str, gpu: bool, log: Log) -> None:
-    """Install the pinned framework, what hvdkit needs beside it and Horovod's build tools."""
+    """Install the pinned framework, what hvdkit needs beside it and Horovod's build tools. RunError where pip fails."""
     pin = pins.RUNTIMES[name]
     python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
     constraints.write_text("\n".join(pin.constraints) + "\n", encoding="utf-8")
@@ -52,14 +55,14 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:
-    """Install Horovod's wheel and link hvdkit into the environment."""
+    """Install Horovod's wheel and link hvdkit into the environment. Raises RunError where pip fails."""
     python = store.python_of(name)
     log.run("installing Horovod", [python, *_PIP_INSTALL, "--no-deps", wheel], environment=environment(python))
     store.link_hvdkit(site_packages(name))
 
 
 def site_packages(name: str) -> Path:
-    """Where the environment keeps its packages."""
+    """Where the environment keeps its packages. Raises StopIteration where there is no environment."""
     return next((store.folder(name) / "lib").glob("python3*/site-packages"))
 
 

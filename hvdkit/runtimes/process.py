@@ -20,8 +20,8 @@ _TAIL_LINES = 12
 class Log:
     """One build's log file, and the way to run a command into it.
 
-    Raises RunError where a command fails, with the last lines of its output and the log's path; after `cancel`,
-    by another thread, every running and every later command ends so too.
+    Raises RunError where a command fails, with the last lines of its output and the log's path; once `cancelled` is
+    set, by another thread, every running and every later command ends so too. OSError where the file cannot be made.
     """
 
     def __init__(self, path: Path, cancelled: threading.Event) -> None:

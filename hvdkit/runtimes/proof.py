@@ -1,7 +1,7 @@
 """The proof that a runtime works: two real processes reduce, gather and broadcast, and check what came of it.
 
-`prove` starts them; each is `python -m hvdkit.runtimes.proof FRAMEWORK`, which ends with status 1 and one line on
-a wrong result. All numbers are small integers, so that every sum is exact in float32 whatever its order.
+`prove` starts them; each is `python -m hvdkit.runtimes.proof FRAMEWORK DEVICE`, which ends with status 1 and one line
+on a wrong result. All numbers are small integers, so that every sum is exact in float32 whatever its order.
 """
 
 from __future__ import annotations

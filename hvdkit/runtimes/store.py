@@ -117,7 +117,7 @@ def python_of(name: str) -> Path:
 
 
 def save(runtime: Runtime) -> None:
-    """Declare the runtime whole; the last act of building or adding it."""
+    """Declare the runtime whole; the last act of building or adding it. Raises RunError where it cannot be written."""
     write_atomic(folder(runtime.name) / _RECORD, runtime.model_dump_json(indent=2) + "\n")
 
 
@@ -132,6 +132,7 @@ def link_hvdkit(folder: Path | None = None) -> None:
     None means the folder that added interpreters have on their PYTHONPATH. A link serves a checkout and an
     installed hvdkit alike and is always current. A `.pth` file, or the package's parent on PYTHONPATH, would bring
     everything that lies beside it: for an installed hvdkit, the driver's whole environment.
+    Raises OSError where the folder cannot be written.
     """
     place = folder or root() / _LINK_FOLDER
     place.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,10 @@ _BUILD_VARIABLES = [
 
 
 def key(ingredients: Mapping[str, object]) -> str:
-    """The name of whatever is made from `ingredients`: the same ones give the same name, any other another."""
+    """The name of whatever is made from `ingredients`: the same ones give the same name, any other another.
+
+    The first 32 hex digits of the SHA-256 of their JSON.
+    """
     return hashlib.sha256(json.dumps(ingredients, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -118,7 +121,10 @@ def wheel_ingredients(name: str, gpu: bool, versions: Mapping[str, str]) -> dict
 
 
 def sdist(python: Path, log: Log) -> Path:
-    """Horovod's sdist in the cache, fetched once by the pip of `python` and checked against its SHA-256."""
+    """Horovod's sdist in the cache, fetched once by the pip of `python` and checked against its SHA-256.
+
+    Raises RunError where it cannot be fetched or is another one, and where the cache cannot be written.
+    """
     target = store.cache() / "sdist" / _SDIST
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == pins.HOROVOD_SDIST_SHA256:
         return target
@@ -212,7 +218,10 @@ def _unpack(archive: Path, into: Path) -> Path:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A temporary folder beside its content's later place, so that a rename can put it there in one act."""
+    """A temporary folder beside its content's later place, so that a rename can put it there in one act.
+
+    Raises RunError where `parent` cannot be written.
+    """
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent)
