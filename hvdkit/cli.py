@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvdkit.errors import HvdkitError
+from hvdkit.errors import HvdkitError, RequestError
 
 if TYPE_CHECKING:
     from hvdkit.train import Plan
@@ -46,6 +46,7 @@ def train(
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint in --out")] = False,
 ) -> None:
     """Train a recipe under one framework."""
     from hvdkit import catalogue, config, paths
@@ -54,12 +55,37 @@ def train(
     from hvdkit.report.tables import result_lines
 
     checked = config.load(catalogue.locate(recipe), overrides or [])
+    if resume and (out is None or checked.checkpoint is None):
+        raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
     plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout)
-    with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite) as folder:
+    with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite, resume) as folder:
         with RunProgress([_title(plan)]) as progress:
-            result = train_.run(plan, folder, progress.watch(_title(plan)))
+            result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
         typer.echo(result_lines(result))
         typer.echo(f"written to {folder}")
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")],
+    overrides: Overrides = None,
+    framework: Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")] = "pytorch",
+    np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 1,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Evaluate a checkpoint, whichever framework has written it, under any framework."""
+    from hvdkit import evaluate as evaluate_
+    from hvdkit import paths
+
+    plan = evaluate_.plan(checkpoint, overrides or [], framework, np, launcher, stall_timeout)
+    with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
+        result = evaluate_.run(plan, checkpoint, folder)
+        told = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
+        typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {told}")
+        typer.echo(f"written to {folder / 'evaluate.json'}")
 
 
 @app.command()

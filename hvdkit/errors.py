@@ -21,3 +21,9 @@ class RequestError(HvdkitError):
 
 class RunError(HvdkitError):
     """Something that was rightly asked for failed while it ran."""
+
+
+class Stopped(HvdkitError):
+    """Training ended before its last step because it was asked to, and nothing is lost."""
+
+    exit_status = 0

@@ -15,7 +15,7 @@ from hvdkit.errors import RequestError
 
 # All that hvdkit's commands leave in a folder. `--overwrite` takes these away and nothing else, whatever --out says.
 _OURS = {
-    "config.yaml", "metrics.jsonl", "result.json", "logs",
+    "config.yaml", "metrics.jsonl", "result.json", "logs", "checkpoints", "evaluate.json",
     "compare.json", "compare.md", "runs",
     "parity.json", "parity.md", "parity.png", "parity", "trace",
 }  # fmt: skip
@@ -39,7 +39,7 @@ def default_out(recipe: str, command: str) -> Path:
     return Path("runs") / f"{recipe}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def check_free(folder: Path, overwrite: bool) -> None:
+def check_free(folder: Path, overwrite: bool, resume: bool = False) -> None:
     """Check that a command may write into `folder`, without touching it.
 
     Raises RequestError where it is no folder, cannot be written, holds something and `overwrite` is not given, or
@@ -52,8 +52,11 @@ def check_free(folder: Path, overwrite: bool) -> None:
         raise RequestError(f"--out {folder}: {existing} cannot be written (permission denied); choose another folder")
     if not folder.is_dir():
         return
-    content = {path.name for path in folder.iterdir()} - {_LOCK}
-    if content and not overwrite:
+    try:
+        content = {path.name for path in folder.iterdir()} - {_LOCK}
+    except OSError as error:
+        raise RequestError(f"--out {folder}: cannot be read ({error.strerror}); choose another folder") from error
+    if content and not overwrite and not resume:
         raise RequestError(f"--out {folder}: the folder is not empty; add --overwrite or choose another one")
     foreign = sorted(content - _OURS)
     if foreign:
@@ -63,12 +66,14 @@ def check_free(folder: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def claimed(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """`folder`, empty and this process's alone; yields its absolute path.
+def claimed(folder: Path, overwrite: bool, resume: bool = False) -> Iterator[Path]:
+    """`folder`, this process's alone and, but for `resume`, empty; yields its absolute path.
 
     Raises RequestError as `check_free` does, and where another run is writing there.
     """
-    check_free(folder, overwrite)
+    if overwrite and resume:
+        raise RequestError("--overwrite, --resume: expected one of them, got both")
+    check_free(folder, overwrite, resume)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("w")
@@ -79,13 +84,23 @@ def claimed(folder: Path, overwrite: bool) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RequestError(f"--out {folder}: another run is writing there; choose another folder") from None
+        try:
+            if not resume:
+                _clear(folder)
+            yield folder.absolute()
+        finally:
+            (folder / _LOCK).unlink(missing_ok=True)
+
+
+def _clear(folder: Path) -> None:
+    try:
         for name in _OURS:
             path = folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        try:
-            yield folder.absolute()
-        finally:
-            (folder / _LOCK).unlink(missing_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"--out {folder}: {error.filename} cannot be removed ({error.strerror}); choose another folder"
+        ) from error

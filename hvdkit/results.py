@@ -70,6 +70,7 @@ class TrainResult(_Record):
     recompute: bool
     epochs: int
     steps: int
+    first_step: int
     warmup_steps: int
     measured_steps: int
     images_per_second: float
@@ -82,6 +83,23 @@ class TrainResult(_Record):
     train_s: float
     initial_state_sha256: str
     final_weights_sha256: str
+
+
+class EvaluationResult(_Record):
+    """`evaluate.json`: a checkpoint, `trained_by` one framework and evaluated by `framework`. `loss` is a mean."""
+
+    framework: str
+    framework_version: str
+    hvdkit_version: str
+    recipe: str
+    model: str
+    np: int
+    trained_by: str
+    step: int
+    correct: int
+    total: int
+    accuracy: float
+    loss: float
 
 
 class Machine(_Record):
@@ -177,6 +195,11 @@ def this_machine() -> Machine:
 def read_result(path: Path) -> TrainResult:
     """Read a `result.json`. Raises RequestError where it is missing or damaged."""
     return _read(TrainResult, path, "the result of a training run")
+
+
+def read_evaluation(path: Path) -> EvaluationResult:
+    """Read an `evaluate.json`. Raises RequestError where it is missing or damaged."""
+    return _read(EvaluationResult, path, "the result of an evaluation")
 
 
 def read_parity(path: Path) -> Parity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from hvdkit import config, paths
 from hvdkit.config import Recipe
 from hvdkit.core.topology import threads_per_rank
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.ends import RankFailure
@@ -20,6 +21,7 @@ from hvdkit.results import MetricLine, TrainResult, read_result
 from hvdkit.runtimes.store import Runtime, find
 
 Watch = Callable[[MetricLine], None]
+FAREWELL_S = 25.0  # for a checkpoint behind SIGTERM; with the end of all ranks it stays below 30 s
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,28 @@ def plan(
     return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s)
 
 
-def run(plan: Plan, folder: Path, watch: Watch | None = None) -> TrainResult:
+def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False) -> TrainResult:
     """Run to the end, writing into `folder` (absolute, there and empty); `watch` sees each line of metrics.jsonl.
 
-    Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt.
+    With `resume` the folder may hold an earlier run of the recipe: it goes on from its newest checkpoint, and one that
+    had come to its end gives its result again.
+    Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
+    where SIGTERM ended training behind a checkpoint.
     """
-    write_atomic(folder / "config.yaml", config.dump(plan.recipe))
+    result, text = folder / "result.json", config.dump(plan.recipe)
+    if resume and result.exists():
+        if (folder / "config.yaml").read_text(encoding="utf-8") == text:
+            return read_result(result)
+        result.unlink()  # of a shorter run, or with other settings that may change
+    write_atomic(folder / "config.yaml", text)
     tail = _Tail(folder / "metrics.jsonl", watch)
-    launch(plan, folder / "config.yaml", ["--out", str(folder)], folder / "logs", tail.poll)
+    arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
+    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll)
     tail.poll()
-    return read_result(folder / "result.json")
+    if not result.exists():
+        kept = sorted((folder / "checkpoints").glob("step-*"))
+        raise Stopped(f"stopped by SIGTERM behind {kept[-1] if kept else 'no checkpoint'}; go on with --resume")
+    return read_result(result)
 
 
 def launch(
@@ -86,6 +100,7 @@ def launch(
         environment=plan.runtime.environment | _environment(plan),
         log_dir=log_dir,
         stall_timeout_s=plan.stall_timeout_s,
+        farewell_s=FAREWELL_S if plan.recipe.checkpoint and "--out" in arguments else 0.0,
     )
     try:
         LAUNCHERS[plan.launcher](job, on_tick)
@@ -114,16 +129,23 @@ def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:
 
 
 class _Tail:
-    """Hands each new whole line of a growing metrics.jsonl to `watch`."""
+    """Hands each new whole line of a growing metrics.jsonl to `watch`.
+
+    Rank 0 replaces the file when it starts, by what of an earlier run counts: what is there now is not looked at.
+    """
 
     def __init__(self, path: Path, watch: Watch | None) -> None:
         self._path, self._watch, self._offset = path, watch, 0
+        self._old = path.stat().st_ino if path.exists() else None
 
     def poll(self) -> None:
         """Read what has come since the last call."""
         if self._watch is None or not self._path.exists():
             return
         with self._path.open("rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number == self._old:
+                return
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -258,8 +258,8 @@ def test_training_learns_and_writes_a_line_a_logged_step_and_epoch(tmp_path: Pat
     assert [(line["step"], line["epoch"], line["ends_epoch"]) for line in lines] == [
         (20, 0, False), (40, 0, False), (44, 0, True), (60, 1, False), (80, 1, False), (88, 1, True),
     ]  # fmt: skip
-    assert loop.val_accuracy is not None and loop.val_accuracy > 0.85
-    assert lines[-1]["val_accuracy"] == loop.val_accuracy
+    assert loop.progress.val_accuracy is not None and loop.progress.val_accuracy > 0.85
+    assert lines[-1]["val_accuracy"] == loop.progress.val_accuracy
     assert lines[-1]["loss"] < lines[2]["loss"]
     assert len(loop.clock.seconds) == 88
 
@@ -277,7 +277,7 @@ def test_an_epochs_loss_is_the_mean_of_its_steps_whatever_is_logged_between(tmp_
 
 def test_steps_ends_a_run_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     loop, lines = trained(make_recipe(epochs=5, steps=50), tmp_path)
-    assert (loop.step, loop.epochs, loop.finished) == (50, 2, True)
+    assert (loop.progress.step, loop.epochs, loop.finished) == (50, 2, True)
     assert lines[-1]["ends_epoch"] and lines[-1]["epoch"] == 1
 
 
@@ -285,7 +285,7 @@ def test_label_smoothing_raises_the_loss_that_is_reached(tmp_path: Path) -> None
     ends = []
     for name, smoothing in (("a", 0.0), ("b", 0.2)):
         (tmp_path / name).mkdir()
-        ends.append(trained(make_recipe(loss={"label_smoothing": smoothing}), tmp_path / name)[0].train_loss)
+        ends.append(trained(make_recipe(loss={"label_smoothing": smoothing}), tmp_path / name)[0].progress.train_loss)
     assert ends[1] > ends[0] + 0.3
 
 

@@ -139,8 +139,8 @@ class LoopCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Keras counts from 0 too."""
-        self._sizes = iter(self._loop.group_sizes)
         self._loop.begin_epoch(epoch)
+        self._sizes = iter(self._loop.group_sizes)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Without the reset Keras would tell the epoch's running mean instead of the step's loss."""
@@ -234,20 +234,27 @@ def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
 
 
 def fit(session: Session, loop: Loop) -> None:
-    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for epoch in range(loop.epochs):
-            for group in loop.groups(epoch):
-                for batch in group:
-                    yield batch.images, batch.labels
+    # Keras counts as many batches in every epoch, so an epoch that was left in its middle has a `fit` of its own.
+    while not loop.finished:
+        first = loop.progress.epoch
+        last = first + 1 if loop.progress.images else loop.epochs
+        session.model.fit(
+            _batches(loop, first, last),
+            initial_epoch=first,
+            epochs=last,
+            steps_per_epoch=sum(loop.group_sizes),
+            shuffle=False,  # the loop has shuffled
+            callbacks=[LoopCallback(loop, session)],
+            verbose=0,
+        )
+        loop.enter_epoch(last)
 
-    session.model.fit(
-        batches(),
-        epochs=loop.epochs,
-        steps_per_epoch=sum(loop.group_sizes[: loop.total_steps]),
-        shuffle=False,  # the loop has shuffled
-        callbacks=[LoopCallback(loop, session)],
-        verbose=0,
-    )
+
+def _batches(loop: Loop, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for epoch in range(first, last):
+        for group in loop.groups(epoch):
+            for batch in group:
+                yield batch.images, batch.labels
 
 
 def _expect(session: Session, parts: int) -> None:

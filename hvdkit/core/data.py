@@ -90,16 +90,25 @@ def open_dataset(data: Digits | Synthetic, classes: int, seed: int) -> Dataset:
 
 
 def epoch_batches(
-    split: Split, batch_size: int, seed: int, epoch: int, rank: int, size: int, augmentation: str = "none"
+    split: Split,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    rank: int,
+    size: int,
+    augmentation: str = "none",
+    first: int = 0,
 ) -> Iterator[Batch]:
     """This rank's batches of one epoch. All ranks share one permutation; the incomplete last global batch is left out.
+
+    `first` samples of the permutation have been seen already, by however many ranks.
 
     Global batch k is the k-th run of batch_size × size samples, rank r's part the r-th batch_size of it: no sample
     is on two ranks, and two ranks of 32 see together what one rank of 64 sees.
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(split))
-    for step in range(steps_per_epoch(len(split), batch_size, size)):
-        start = (step * size + rank) * batch_size
+    for step in range(steps_per_epoch(len(split) - first, batch_size, size)):
+        start = first + (step * size + rank) * batch_size
         samples = order[start : start + batch_size]
         batch = split.batch(samples)
         yield Batch(augment(batch.images, augmentation, seed, epoch, samples), batch.labels)

@@ -16,6 +16,7 @@ from hvdkit.config import Recipe
 from hvdkit.core import resnet
 from hvdkit.core.adapter import Gradients
 from hvdkit.core.metrics import cross_entropy
+from hvdkit.core.state import is_statistic
 
 Arrays = Mapping[str, np.ndarray]
 TOLERANCE = 1e-9  # in float64; frameworks that agree are a thousand times closer, and the least fault is far beyond
@@ -52,14 +53,9 @@ class Evidence:
     evaluation: float
 
 
-def is_buffer(name: str) -> bool:
-    """Whether a tensor of a state is a running statistic."""
-    return name.endswith((".running_mean", ".running_var"))
-
-
 def is_weight(name: str) -> bool:
     """Whether a tensor of a state is trained."""
-    return not is_buffer(name) and not name.startswith("optimizer.")
+    return not is_statistic(name) and not name.startswith("optimizer.")
 
 
 def first_deviation(evidence: Evidence) -> Deviation | None:

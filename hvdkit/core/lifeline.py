@@ -21,6 +21,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 
 BEAT_BYTES = 64
+STOP = "stop"  # a file of this name in the folder asks all ranks to end in good order
 
 # What a rank says that fails only because another one is gone.
 LOST_A_PEER = re.compile(
@@ -48,6 +49,7 @@ class Lifeline:
         self._step: int | None = None
         self._beats = 0
         self._beat_file = -1
+        self._catches = self._signalled = False
         if self._folder:
             # A launcher on another host may have no such folder here; training needs none.
             with contextlib.suppress(OSError):
@@ -57,6 +59,18 @@ class Lifeline:
                 faulthandler.register(signal.SIGUSR2, self._stack_file, all_threads=True)
                 self._beat_file = os.open(self._folder / f"{name}.beat", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self.beat("starting")
+
+    def asked_to_stop(self) -> bool:
+        """Whether the launcher wants training to end in good order; without one, whether SIGTERM has come."""
+        if self._folder is not None:
+            return (self._folder / STOP).exists()
+        if not self._catches:
+            self._catches = True
+            signal.signal(signal.SIGTERM, self._note_signal)
+        return self._signalled
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        self._signalled = True
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """Say what the rank is doing now; costs a few microseconds. `step` counts finished updates."""

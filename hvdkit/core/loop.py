@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,23 +15,44 @@ from hvdkit.core import data as data_
 from hvdkit.core import metrics
 from hvdkit.core.data import Batch, Dataset, Split
 from hvdkit.core.schedule import learning_rate
-from hvdkit.core.state import digest, parameters_of
+from hvdkit.core.state import digest, is_statistic, parameters_of
 from hvdkit.core.topology import Topology
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.results import MetricLine
 
 if TYPE_CHECKING:
     from hvdkit.core.adapter import Adapter, Session, Tensor
 
 
+@dataclass
+class Progress:
+    """Where training stands, between two updates; what a checkpoint keeps of it.
+
+    `step` counts updates, `epoch` from 0; `images` are those that all ranks together have seen in the epoch at hand.
+    `line_loss` and `epoch_loss` are sums over `…_steps` updates of the mean over all ranks, since the last line of
+    metrics.jsonl and since the epoch's begin; `train_loss` is the last whole epoch's mean, `val_accuracy` a fraction.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    images: int = 0
+    line_loss: float = 0.0
+    line_steps: int = 0
+    epoch_loss: float = 0.0
+    epoch_steps: int = 0
+    train_loss: float = 0.0  # of the last whole epoch
+    val_accuracy: float | None = None
+    val_loss: float | None = None
+
+
 class Loop:
     """One run: what happens at each epoch and step, whoever turns the crank.
 
-    The crank calls begin_epoch, then for each of `groups`: begin_step, the update, end_step; then end_epoch. A group
-    has `accumulate` batches, the last of an epoch what is left.
-    `step`, `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update of an epoch.
-    After an epoch there are its mean `train_loss`, `val_accuracy` (a fraction of 1) and `val_loss`.
-    `tell(phase, step)` hears what the rank does and how many updates it has finished.
+    The crank begins with epoch `progress.epoch` and calls begin_epoch, then for each of `groups`: begin_step, the
+    update, end_step; then end_epoch. A group has `accumulate` batches, the last of an epoch what is left.
+    `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update that the epoch has left.
+    `tell(phase, step)` hears what the rank does and how many updates it has finished. `keep` writes a checkpoint of the
+    progress (all ranks call it); where `asked_to_stop` says so on any rank, the next logged step ends in Stopped.
     Raises RequestError where the training split is smaller than one global batch.
     """
 
@@ -43,141 +65,205 @@ class Loop:
         dataset: Dataset,
         metrics_file: metrics.MetricsFile,
         tell: Callable[[str, int], None] = lambda phase, step: None,
+        progress: Progress | None = None,
+        keep: Callable[[Progress], None] | None = None,
+        asked_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._adapter, self._session = adapter, session
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
         self._metrics_file, self._tell = metrics_file, tell
-        samples, global_batch = len(dataset.train), recipe.batch_size * topology.size
-        batches = data_.steps_per_epoch(samples, recipe.batch_size, topology.size)
-        if batches == 0:
+        self._keep, self._asked_to_stop = keep, asked_to_stop
+        self._global_batch = recipe.batch_size * topology.size
+        if len(dataset.train) < self._global_batch:
             raise RequestError(
-                f"batch_size: expected at most {samples} images over {topology.size} ranks, "
-                f"got {recipe.batch_size} × {topology.size} = {global_batch}"
+                f"batch_size: expected at most {len(dataset.train)} images over {topology.size} ranks, "
+                f"got {recipe.batch_size} × {topology.size} = {self._global_batch}"
             )
-        whole_groups, rest = divmod(batches, recipe.accumulate)
-        # Batches in each update of an epoch.
-        self.group_sizes = [recipe.accumulate] * whole_groups + ([rest] if rest else [])
-        self.steps_per_epoch = len(self.group_sizes)
+        self.steps_per_epoch = len(self._sizes(0))
         whole = recipe.epochs * self.steps_per_epoch
         self.total_steps = min(whole, recipe.steps or whole)
         self.epochs = -(-self.total_steps // self.steps_per_epoch)
-        self.clock = metrics.StepClock()
-        self.step = 0
-        self.train_loss = float("nan")
-        self.val_accuracy: float | None = None
-        self.val_loss: float | None = None
         self.rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
-        self._epoch = 0
+        self.progress = progress or Progress()
+        self.group_sizes: list[int] = []  # batches in each update of the epoch that is left to do
+        self.step_images: list[int] = []  # of all ranks, for each update of this process, beside clock.seconds
+        self.clock = metrics.StepClock()
         self._unread: list[Tensor] = []  # losses still on the device
-        self._epoch_loss = 0.0
-        self._epoch_steps = 0
+        self.enter_epoch(self.progress.epoch)
 
     @property
     def finished(self) -> bool:
         """Whether the last step has been taken."""
-        return self.step >= self.total_steps
+        return self.progress.step >= self.total_steps
+
+    def _sizes(self, images: int) -> list[int]:
+        """Batches in each update of what an epoch has left behind so many images."""
+        batches = (len(self._dataset.train) - images) // self._global_batch
+        whole_groups, rest = divmod(batches, self._recipe.accumulate)
+        return [self._recipe.accumulate] * whole_groups + ([rest] if rest else [])
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Set `group_sizes`; an epoch that has been left in its middle goes on from there."""
+        if epoch != self.progress.epoch:
+            self.progress.epoch, self.progress.images = epoch, 0
+            self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
+        self.group_sizes = self._sizes(self.progress.images)[: self.total_steps - self.progress.step]
+        self._step_in_epoch = 0
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
-        """This rank's batches of one epoch, one list an update, as many as there are steps left."""
+        """This rank's batches of what is left of an epoch, one list an update."""
         recipe, topology = self._recipe, self._topology
-        left = self.total_steps - epoch * self.steps_per_epoch
-        rank, size = topology.rank, topology.size
+        left = self.progress.epoch == epoch
+        first, sizes = (self.progress.images, self.group_sizes) if left else (0, self._sizes(0))
         shard = data_.epoch_batches(
-            self._dataset.train, recipe.batch_size, recipe.seed, epoch, rank, size, recipe.data.augment
+            self._dataset.train,
+            recipe.batch_size,
+            recipe.seed,
+            epoch,
+            topology.rank,
+            topology.size,
+            recipe.data.augment,
+            first,
         )
-        for size in self.group_sizes[:left]:
+        for size in sizes:
             yield list(itertools.islice(shard, size))
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the clock. Epochs count from 0."""
-        self._tell("input", self.step)
-        self._epoch, self._epoch_loss, self._epoch_steps = epoch, 0.0, 0
+        self._tell("input", self.progress.step)
+        self.enter_epoch(epoch)
         self.clock.resume()
 
     def begin_step(self) -> None:
         """Set the step's learning rate."""
-        self._tell("train step", self.step)
-        self._adapter.set_learning_rate(self._session, self.rate(self.step))
+        self._tell("train step", self.progress.step)
+        self._adapter.set_learning_rate(self._session, self.rate(self.progress.step))
 
     def end_step(self, loss: Tensor) -> None:
         """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks.
 
-        Raises RunError where ranks have come to differ (`check_ranks`) or the line cannot be written.
+        Raises Stopped where a rank has been asked to, behind a checkpoint where the recipe has them, RunError where
+        ranks have come to differ (`check_ranks`) or a file cannot be written.
         """
-        self._tell("end of step", self.step)
+        self._tell("end of step", self.progress.step)
         self._adapter.synchronize()
         self.clock.tick()
-        self.step += 1
+        progress = self.progress
+        self.step_images.append(self.group_sizes[self._step_in_epoch] * self._global_batch)
+        self._step_in_epoch += 1
+        progress.step += 1
+        progress.images += self.step_images[-1]
         self._unread.append(loss)
-        if self._recipe.check_ranks and self.step % self._recipe.check_ranks == 0:
-            self._tell("comparing ranks", self.step)
-            check_ranks(self._adapter, self._session, self._topology, self.step)
+        if _due(self._recipe.check_ranks, progress.step):
+            self._tell("comparing ranks", progress.step)
+            check_ranks(self._adapter, self._session, self._topology, progress.step)
             self.clock.resume()
-        if self.step % self._recipe.log_every == 0:
-            steps = len(self._unread)
-            self._write(self._read_losses() / steps, self._speed(steps))
-        self._tell("input", self.step)
+        stopping = False
+        if _due(self._recipe.log_every, progress.step):
+            stopping = self._read_losses()
+            self._write(progress.line_loss / progress.line_steps, self._speed(progress.line_steps))
+            progress.line_loss, progress.line_steps = 0.0, 0
+        settings = self._recipe.checkpoint
+        if stopping or (settings and _due(settings.every_steps, progress.step)):
+            self._checkpoint()
+        if stopping:
+            raise Stopped(f"stopped after step {progress.step} of {self.total_steps}, as asked")
+        self._tell("input", progress.step)
 
     def end_epoch(self) -> None:
-        """Evaluate and write the epoch's line. Raises RunError where that cannot be written."""
+        """Evaluate, write the epoch's line and a checkpoint where one is due. Raises RunError where that cannot be."""
         self._read_losses()
-        self.train_loss = self._epoch_loss / self._epoch_steps
-        speed = self._speed(self._epoch_steps)
-        self.val_accuracy, self.val_loss = self.evaluate()
-        self._write(self.train_loss, speed, ends_epoch=True, val_accuracy=self.val_accuracy, val_loss=self.val_loss)
+        progress = self.progress
+        progress.train_loss = progress.epoch_loss / progress.epoch_steps
+        speed = self._speed(progress.epoch_steps)
+        progress.val_accuracy, progress.val_loss = self.evaluate()
+        self._write(
+            progress.train_loss, speed, ends_epoch=True, val_accuracy=progress.val_accuracy, val_loss=progress.val_loss
+        )
         if self._topology.is_root:
-            accuracy = "" if self.val_accuracy is None else f", validation accuracy {self.val_accuracy:.4f}"
-            print(
-                f"epoch {self._epoch + 1}/{self.epochs}: loss {self.train_loss:.4f}, {speed:.1f} images/s{accuracy}",
-                flush=True,
-            )
+            told = f"loss {progress.train_loss:.4f}, {speed:.1f} images/s"
+            if progress.val_accuracy is not None:
+                told += f", validation accuracy {progress.val_accuracy:.4f}"
+            print(f"epoch {progress.epoch + 1}/{self.epochs}: {told}", flush=True)
+        settings = self._recipe.checkpoint
+        if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
+            self.enter_epoch(progress.epoch + 1)
+            self._checkpoint()
 
     def evaluate(self) -> tuple[float | None, float | None]:
         """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as `evaluate` below."""
+        merge_statistics(self._adapter, self._session, self._topology)
         split, batch_size = self._dataset.val, self._recipe.batch_size
-        on_batch = partial(self._tell, "evaluation", self.step)
+        on_batch = partial(self._tell, "evaluation", self.progress.step)
         return evaluate(self._adapter, self._session, split, batch_size, self._topology, on_batch)
 
-    def _read_losses(self) -> float:
-        """Fetch the losses left on the device; returns the sum over their steps of the mean loss over all ranks."""
-        local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
-        mean = metrics.reduce_sums(self._adapter, loss=local)["loss"] / self._topology.size
-        self._epoch_loss += mean
-        self._epoch_steps += len(self._unread)
-        self._unread.clear()
-        return mean
+    def _checkpoint(self) -> None:
+        if self._keep is None:
+            return
+        self._tell("checkpoint", self.progress.step)
+        self._read_losses()
+        merge_statistics(self._adapter, self._session, self._topology)
+        self._keep(self.progress)
+        self.clock.resume()
 
-    def images(self, first: int, end: int) -> int:
-        """How many images all ranks together have seen in the updates from 0-based `first` to before `end`."""
-        batches = sum(self.group_sizes[step % self.steps_per_epoch] for step in range(first, end))
-        return batches * self._recipe.batch_size * self._topology.size
+    def _read_losses(self) -> bool:
+        """Fetch the losses left on the device, averaged over all ranks; returns whether any rank is to stop."""
+        local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
+        sums = metrics.reduce_sums(self._adapter, loss=local, stop=float(self._asked_to_stop()))
+        mean, steps = sums["loss"] / self._topology.size, len(self._unread)
+        self.progress.line_loss += mean
+        self.progress.line_steps += steps
+        self.progress.epoch_loss += mean
+        self.progress.epoch_steps += steps
+        self._unread.clear()
+        return sums["stop"] > 0
 
     def _speed(self, steps: int) -> float:
-        """Images per second over all ranks in the last `steps` steps, by this rank's clock."""
-        return self.images(self.step - steps, self.step) / sum(self.clock.seconds[-steps:])
+        """Images per second over all ranks in the last `steps` steps of this process, by this rank's clock."""
+        seconds = self.clock.seconds[-steps:]
+        return sum(self.step_images[-steps:]) / sum(seconds) if seconds else 0.0
 
     def _write(self, loss: float, speed: float, **rest: Any) -> None:
         self._metrics_file.write(
             MetricLine(
-                step=self.step,
+                step=self.progress.step,
                 total_steps=self.total_steps,
-                epoch=self._epoch,
+                epoch=self.progress.epoch,
                 loss=loss,
-                learning_rate=self.rate(self.step - 1),
+                learning_rate=self.rate(self.progress.step - 1),
                 images_per_second=speed,
                 **rest,
             )
         )
 
 
+def _due(every: int, count: int) -> bool:
+    return every > 0 and count % every == 0
+
+
 def drive(adapter: Adapter, session: Session, loop: Loop) -> None:
     """The plain loop."""
-    for epoch in range(loop.epochs):
+    for epoch in range(loop.progress.epoch, loop.epochs):
         loop.begin_epoch(epoch)
         for group in loop.groups(epoch):
             loop.begin_step()
             loop.end_step(adapter.train_step(session, group))
         loop.end_epoch()
+
+
+def merge_statistics(adapter: Adapter, session: Session, topology: Topology) -> None:
+    """Give every rank the mean over all ranks of batch norm's running statistics; collective.
+
+    Each rank keeps its own of its own batches. What is evaluated and kept is one network, not one a rank.
+    """
+    if topology.size == 1:
+        return
+    state = adapter.state(session)
+    names = [name for name in state if is_statistic(name)]
+    if names:
+        means = adapter.allreduce([adapter.from_numpy(state[name]) for name in names], name="running_statistics")
+        merged = {name: adapter.to_numpy(mean) for name, mean in zip(names, means, strict=True)}
+        adapter.load_state(session, state | merged)
 
 
 def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: int) -> None:
@@ -210,15 +296,29 @@ def evaluate(
 
     None where the split is empty. No label smoothing. Collective: all ranks call it, all get the same figures.
     """
-    correct, loss, count = 0, 0.0, 0
+    correct, total, loss = count(adapter, session, split, batch_size, topology, on_batch)
+    return (correct / total, loss / total) if total else (None, None)
+
+
+def count(
+    adapter: Adapter,
+    session: Session,
+    split: Split,
+    batch_size: int,
+    topology: Topology,
+    on_batch: Callable[[], None] = lambda: None,
+) -> tuple[int, int, float]:
+    """How many samples of the split are classified rightly, how many there are, and the sum of their cross-entropies.
+
+    Collective, as `evaluate`.
+    """
+    correct, loss, total = 0, 0.0, 0
     for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):
         on_batch()
         logits = adapter.eval_step(session, batch.images)[:valid]
         labels = batch.labels[:valid]
         correct += int(np.sum(logits.argmax(axis=1) == labels))
         loss += float(metrics.cross_entropy(logits, labels).sum())
-        count += valid
-    sums = metrics.reduce_sums(adapter, correct=correct, loss=loss, count=count)
-    if sums["count"] == 0:
-        return None, None
-    return sums["correct"] / sums["count"], sums["loss"] / sums["count"]
+        total += valid
+    sums = metrics.reduce_sums(adapter, correct=correct, loss=loss, count=total)
+    return round(sums["correct"]), round(sums["count"]), sums["loss"]

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from hvdkit.core.adapter import Adapter
 from hvdkit.errors import RunError
+from hvdkit.files import write_atomic
 from hvdkit.results import MetricLine
 
 
@@ -72,6 +74,25 @@ class MetricsFile:
             self._file = path.open("a", encoding="utf-8") if path else None
         except OSError as error:
             raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def forget_after(self, step: int, closed: bool) -> None:
+        """Leave out what a killed run has written behind `step`; its epoch's end too, unless `closed` counts it in.
+
+        Raises RunError where the file cannot be written.
+        """
+        if self._path is None or self._file is None:
+            return
+        kept = []
+        for text in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = MetricLine.model_validate_json(text)
+            except ValidationError:
+                break  # the last line of a killed run
+            if line.step < step or (line.step == step and (closed or not line.ends_epoch)):
+                kept.append(text)
+        self._file.close()
+        write_atomic(self._path, "".join(f"{text}\n" for text in kept))
+        self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, line: MetricLine) -> None:
         """Append one line, whole. Raises RunError where the disk is full."""

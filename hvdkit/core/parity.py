@@ -25,6 +25,7 @@ from hvdkit.core.adapter import Adapter, Gradients, Session
 from hvdkit.core.data import Batch, Dataset, Split
 from hvdkit.core.loop import Loop, evaluate
 from hvdkit.core.metrics import MetricsFile
+from hvdkit.core.state import is_statistic
 from hvdkit.core.topology import Topology
 from hvdkit.files import write_atomic
 
@@ -360,7 +361,7 @@ def _unnamed(arrays: Arrays) -> Gradients:
 
 
 def _buffers(state: Arrays) -> dict[str, np.ndarray]:
-    return {name: value for name, value in state.items() if diagnosis.is_buffer(name)}
+    return {name: value for name, value in state.items() if is_statistic(name)}
 
 
 def _weights(state: Arrays) -> dict[str, np.ndarray]:

@@ -41,6 +41,11 @@ def slot_name(slot: str, name: str) -> str:
     return f"optimizer.{slot}.{name}"
 
 
+def is_statistic(name: str) -> bool:
+    """Whether a tensor of a state is one of batch norm's running statistics."""
+    return name.endswith((".running_mean", ".running_var"))
+
+
 def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The trainable ones: those for which the optimizer has a slot."""
     trained = {".".join(name.split(".")[2:]) for name in state if name.startswith("optimizer.")}

@@ -20,6 +20,7 @@ class Job:
     `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
     line. `environment` is laid over the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
     together), rank-<r>.failure.json (by a rank that can tell why it failed) and exits.json.
+    On SIGTERM ranks are first asked to end in good order, by a file in `log_dir`, and have `farewell_s` for it.
     A rank that has not moved for `stall_timeout_s` seconds ends the job; 0 lets it wait for ever.
     `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
     """
@@ -32,6 +33,7 @@ class Job:
     log_dir: Path
     horovodrun_options: tuple[str, ...] = ()
     stall_timeout_s: float = 60.0
+    farewell_s: float = 0.0
 
     def command(self) -> list[str]:
         """A rank's command line."""
@@ -40,6 +42,11 @@ class Job:
     def slots(self) -> list[Slot]:
         """Where each rank runs, in rank order."""
         return place(self.hosts, self.np)
+
+    @property
+    def stop_file(self) -> Path:
+        """What asks the ranks to end in good order (hvdkit.core.lifeline looks for it)."""
+        return self.log_dir / "stop"
 
     def log(self, rank: int) -> Path:
         """The file that holds what this rank printed."""
@@ -64,7 +71,7 @@ def prepare(job: Job) -> None:
         raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        for pattern in ("rank-*.log", "rank-*.failure.json", "horovodrun.log", "exits.json"):
+        for pattern in ("rank-*.log", "rank-*.failure.json", "horovodrun.log", "exits.json", "stop"):
             for old in job.log_dir.glob(pattern):
                 old.unlink()
     except OSError as error:

@@ -68,9 +68,11 @@ def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
             while crew.running:
                 crew.listen(_TICK_S)
                 signalled = len(caught) > answered
-                if signalled or crew.must_stop:
+                if signalled and crew.may_leave(caught):
+                    crew.ask_to_leave()
+                elif signalled or crew.must_stop:
                     crew.stop(again=signalled)
-                    answered = len(caught)
+                answered = len(caught)
                 crew.enforce()
                 if on_tick is not None:
                     on_tick()
@@ -96,6 +98,8 @@ def _conclude(job: Job, crew: _Crew, caught: list[int]) -> None:
 
 def _fault(job: Job, crew: _Crew, final: list[ends.RankEnd], caught: list[int]) -> BaseException | None:
     """What the caller has to hear; None where all is well."""
+    if caught and crew.left_in_order:
+        return None
     if signal.SIGINT in caught:
         return KeyboardInterrupt()
     if caught:
@@ -132,6 +136,7 @@ class _Crew:
         self._clock_offset: dict[int | None, float] = {}
         self._ends: dict[int, ends.RankEnd] = {}
         self._stopped_at: float | None = None
+        self._asked_at: float | None = None
         self._stalled_at: float | None = None
         self.stalls: list[Stall] = []
         self._hurried = False
@@ -168,6 +173,8 @@ class _Crew:
         """Whether a rank's failure is reason to end the others now."""
         if self._stopped_at is not None:
             return False
+        if self._asked_at is not None and time.monotonic() > self._asked_at + self._job.farewell_s:
+            return True
         if self._stalled_at is not None:
             settled = self._stalled_at + _STALL_SETTLE_SHARE * self._job.stall_timeout_s
             if len(self.stalls) + len(self._ends) == len(self._hosts) or time.monotonic() > settled:
@@ -244,6 +251,28 @@ class _Crew:
             signal=ends.signal_name(-code) if code < 0 else None,
             stopped=self._stopped_at is not None,
             failed_at=time.monotonic(),
+        )
+
+    def may_leave(self, caught: list[int]) -> bool:
+        """Whether ranks may end in good order: on the first signal, if it is SIGTERM and the job allows it."""
+        return self._job.farewell_s > 0 and caught == [signal.SIGTERM] and self._stopped_at is None
+
+    def ask_to_leave(self) -> None:
+        """Ask the ranks to end by themselves."""
+        self._asked_at = time.monotonic()
+        try:
+            self._job.stop_file.touch()
+        except OSError:  # a full disk, which allows no checkpoint either
+            self.stop()
+
+    @property
+    def left_in_order(self) -> bool:
+        """Whether all ranks have ended by themselves and well after they were asked to."""
+        return (
+            self._asked_at is not None
+            and self._stopped_at is None
+            and not any(end.failed for end in self._ends.values())
+            and len(self._ends) == len(self._hosts)
         )
 
     def stop(self, again: bool = False) -> None:

@@ -135,8 +135,8 @@ def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make)
     adapter.fit(sessions[0], loops[0])
     loop_.drive(adapter, sessions[1], loops[1])
     assert worst(adapter.state(sessions[0]), adapter.state(sessions[1])) < 1e-12
-    assert loops[0].step == loops[1].step == 3
-    assert abs(loops[0].train_loss - loops[1].train_loss) < 1e-6
+    assert loops[0].progress.step == loops[1].progress.step == 3
+    assert abs(loops[0].progress.train_loss - loops[1].progress.train_loss) < 1e-6
 
 
 @case

@@ -22,7 +22,7 @@ from hvdkit import adapters, config
 from hvdkit.config import Loss
 from hvdkit.core import data, metrics, parity, resnet
 from hvdkit.core.lifeline import Lifeline
-from hvdkit.core.main import open_session
+from hvdkit.core.run import open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2

@@ -1,0 +1,218 @@
+"""Checkpoints: a folder of safetensors and JSON, the same for every framework.
+
+    checkpoints/step-00000440/model.safetensors       parameters and running statistics, torchvision's names and layouts
+                              optimizer.safetensors   slots and counts, as in an adapter's state
+                              checkpoint.json         where training stood, and a digest of each file
+    checkpoints/best -> step-00000440                 the highest validation accuracy
+
+A checkpoint is written beside its place and renamed, so it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from hvdkit.config import Checkpointing
+from hvdkit.core.loop import Progress
+from hvdkit.errors import RequestError, RunError
+from hvdkit.files import write_atomic
+
+FORMAT = 1
+MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
+_BEST = "best"
+State = dict[str, np.ndarray]
+
+
+class Record(BaseModel):
+    """`checkpoint.json`: where training stood, what wrote it, and a digest of the rest.
+
+    `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = FORMAT
+    progress: Progress
+    np: int
+    framework: str
+    framework_version: str
+    hvdkit_version: str
+    recipe: dict[str, Any]
+    files: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory: its record, and the state as `Adapter.load_state` takes it."""
+
+    record: Record
+    state: State
+
+
+def read(folder: Path) -> Checkpoint:
+    """Read a checkpoint. Raises RequestError, naming the file, where it is missing, torn, damaged or foreign."""
+    path = folder / RECORD
+    try:
+        record = Record.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RequestError(
+            f"{path}: cannot be read ({error.strerror}); expected a checkpoint's folder, such as RUN/checkpoints/best"
+        ) from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"])) or "file"
+        raise RequestError(f"{path}: not a checkpoint of hvdkit: {key}: {fault['msg']}") from None
+    if record.format != FORMAT:
+        raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
+    state: State = {}
+    for name, expected in record.files.items():
+        state |= _read_tensors(folder / name, expected)
+    return Checkpoint(record, state)
+
+
+def _read_tensors(path: Path, expected: str) -> State:
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != expected:
+            raise RequestError(
+                f"{path}: damaged: its SHA-256 is {found[:12]}…, {RECORD} says {expected[:12]}…; use another checkpoint"
+            )
+        return load_file(path)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from None
+    except SafetensorError as error:
+        raise RequestError(f"{path}: no safetensors file ({error}); use another checkpoint") from None
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint in `folder` that is whole, and a line for each later one that is not."""
+    complaints: list[str] = []
+    for place in reversed(_places(folder)):
+        try:
+            return read(place), complaints
+        except RequestError as error:
+            complaints.append(str(error))
+    return None, complaints
+
+
+class Checkpoints:
+    """A run's folder of checkpoints, on the one rank that writes. It keeps the newest few and the best."""
+
+    def __init__(self, folder: Path, settings: Checkpointing) -> None:
+        self._folder, self._settings = folder, settings
+        self._writing: threading.Thread | None = None
+        self._fault: RunError | None = None
+
+    def write(self, record: Record, state: State) -> None:
+        """Start writing; training may go on meanwhile, as `state` must be the caller's no longer.
+
+        Raises RunError where this or the one before could not be written; older checkpoints stay as they are.
+        """
+        self.wait()
+        self._writing = threading.Thread(target=self._write_told, args=(record, state), name="checkpoint")
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Until all is written. Raises RunError where it could not be."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+
+    def _write_told(self, record: Record, state: State) -> None:
+        try:
+            self._write(record, state)
+        except OSError as error:
+            self._fault = RunError(
+                f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
+            )
+        except RunError as error:
+            self._fault = error
+
+    def _write(self, record: Record, state: State) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        place = self._folder / f"step-{record.progress.step:08}"
+        making = self._folder / f".{place.name}.making"
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir()
+        try:
+            files = {name: _write_tensors(making / name, part) for name, part in _parts(state).items()}
+            write_atomic(making / RECORD, record.model_copy(update={"files": files}).model_dump_json(indent=1) + "\n")
+            _sync_folder(making)
+            if place.exists():  # written by a run that was killed behind this step, and the same
+                shutil.rmtree(place)
+            making.rename(place)
+            _sync_folder(self._folder)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        self._prune()
+
+    def _prune(self) -> None:
+        """Leave the newest few and the best, and let `best` point to it."""
+        places = _places(self._folder)
+        scored = {place: accuracy for place in places if (accuracy := _accuracy(place)) is not None}
+        best = max(scored, key=lambda place: (scored[place], place.name), default=None)
+        for place in places[: -self._settings.keep]:
+            if place != best:
+                shutil.rmtree(place)
+        if best is not None:
+            link = self._folder / f".{_BEST}"
+            with contextlib.suppress(FileNotFoundError):
+                link.unlink()
+            link.symlink_to(best.name)
+            link.replace(self._folder / _BEST)
+
+
+def _places(folder: Path) -> list[Path]:
+    """All checkpoints, the oldest first."""
+    return sorted(place for place in folder.glob("step-*") if place.is_dir())
+
+
+def _accuracy(place: Path) -> float | None:
+    try:
+        return Record.model_validate_json((place / RECORD).read_bytes()).progress.val_accuracy
+    except (OSError, ValidationError):
+        return None
+
+
+def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:
+    """A state by the file that holds it."""
+    parts: dict[str, State] = {MODEL: {}, OPTIMIZER: {}}
+    for name, array in state.items():
+        parts[OPTIMIZER if name.startswith("optimizer.") else MODEL][name] = np.asarray(array, order="C")
+    return parts
+
+
+def _write_tensors(path: Path, state: State) -> str:
+    """Write a file to the disk itself; returns its SHA-256."""
+    content = save(state)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk: without it a rename may be lost in a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,284 @@
+"""One rank's work: train a recipe, from a checkpoint on if asked; evaluate a checkpoint; take part in a proof."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hvdkit
+from hvdkit.config import Recipe
+from hvdkit.core import checkpoint, metrics, parity, resnet
+from hvdkit.core import loop as loop_
+from hvdkit.core.adapter import Adapter, Session
+from hvdkit.core.data import Dataset, open_dataset
+from hvdkit.core.lifeline import Lifeline
+from hvdkit.core.loop import Loop, Progress
+from hvdkit.core.precision import PRECISIONS, check_can
+from hvdkit.core.state import digest, parameters_of
+from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.errors import RequestError, Stopped
+from hvdkit.files import write_atomic
+from hvdkit.results import EvaluationResult, TrainResult
+
+Build = Callable[[resnet.ResNet], Any]
+# What may differ between a checkpoint's recipe and the one that goes on from it.
+_FREE = {
+    "epochs", "steps", "device", "threads", "log_every", "warmup_steps", "check_ranks", "checkpoint", "compression",
+    "recompute", "batch_size", "accumulate",
+}  # fmt: skip
+
+
+def train(
+    adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, lifeline: Lifeline, resume: bool = False
+) -> TrainResult:
+    """Train as the recipe says; rank 0 writes `metrics.jsonl`, `result.json` and checkpoints into `out`, if given.
+
+    With `resume` it goes on from the newest whole checkpoint in `out`, or starts where there is none.
+    Raises RequestError where framework, device, network, data or checkpoint do not allow what the recipe asks, RunError
+    where a file cannot be written or ranks come to differ, Stopped where a rank was asked to stop; what Horovod and the
+    framework raise passes.
+    """
+    topology, dataset, network = start(adapter, recipe)
+    session = open_session(adapter, build, network, recipe)
+    initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
+    place = out / "checkpoints" if out else None
+    progress = _resumed(adapter, recipe, topology, dataset, session, place) if resume and place else Progress()
+    adapter.broadcast_state(session, root_rank=0)
+    first_step = progress.step
+
+    writes = topology.is_root and place is not None and recipe.checkpoint is not None
+    checkpoints = checkpoint.Checkpoints(place, recipe.checkpoint) if writes and place and recipe.checkpoint else None
+
+    def keep(progress: Progress) -> None:
+        if checkpoints:
+            checkpoints.write(_record(adapter, recipe, topology, progress), adapter.state(session))
+        # Whoever goes on from here draws the same random numbers, killed in between or not.
+        adapter.seed(_seed_at(recipe, progress))
+
+    metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out and topology.is_root else None)
+    metrics_file.forget_after(progress.step, closed=progress.images == 0)
+    stop = lifeline.asked_to_stop if recipe.checkpoint else (lambda: False)
+    loop = Loop(adapter, session, recipe, topology, dataset, metrics_file, lifeline.beat, progress, keep, stop)
+    started = time.perf_counter()
+    try:
+        adapter.fit(session, loop)
+    except Stopped:
+        if checkpoints:
+            checkpoints.wait()
+        adapter.shutdown()
+        raise
+    train_s = time.perf_counter() - started
+
+    lifeline.beat("gathering the result")
+    if checkpoints:
+        checkpoints.wait()
+    result = _result(adapter, recipe, topology, loop, network, session, digest(initial), train_s, first_step)
+    if topology.is_root:
+        print(result.model_dump_json(indent=2), flush=True)
+        if out:
+            write_atomic(out / "result.json", result.model_dump_json(indent=2) + "\n")
+    lifeline.beat("leaving Horovod")
+    adapter.shutdown()
+    return result
+
+
+def evaluate(
+    adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, lifeline: Lifeline
+) -> None:
+    """Evaluate the checkpoint in `folder` over the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
+
+    Raises RequestError where the checkpoint cannot be read or does not fit the recipe, or there is nothing to evaluate.
+    """
+    topology, dataset, network = start(adapter, recipe)
+    if len(dataset.val) == 0:
+        raise RequestError("data: expected validation images, got none")
+    session = open_session(adapter, build, network, recipe)
+    found = checkpoint.read(folder)
+    adapter.load_state(session, {n: value for n, value in found.state.items() if not n.startswith("optimizer.")})
+    on_batch = partial(lifeline.beat, "evaluation")
+    correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
+    versions = adapter.versions()
+    result = EvaluationResult(
+        framework=adapter.NAME,
+        framework_version=versions["framework"],
+        hvdkit_version=hvdkit.__version__,
+        recipe=recipe.name,
+        model=recipe.model.name,
+        np=topology.size,
+        trained_by=found.record.framework,
+        step=found.record.progress.step,
+        correct=correct,
+        total=total,
+        accuracy=correct / total,
+        loss=loss / total,
+    )
+    if topology.is_root and out:
+        write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")
+    adapter.shutdown()
+
+
+def _resumed(
+    adapter: Adapter, recipe: Recipe, topology: Topology, dataset: Dataset, session: Session, place: Path
+) -> Progress:
+    """Load the newest whole checkpoint on rank 0, from which the others get the state; returns where training stood.
+
+    Collective. Raises RequestError, the same on every rank, where the checkpoint is of another recipe.
+    """
+    told: dict[str, Any] = {}
+    if topology.is_root:
+        found, complaints = checkpoint.newest(place)
+        for line in complaints:
+            print(f"warning: {line}", file=sys.stderr, flush=True)
+        try:
+            if found:
+                _check_same(found.record, recipe, place)
+                adapter.load_state(session, found.state)
+                told = {"progress": found.record.progress, "np": found.record.np, "recipe": found.record.recipe}
+        except RequestError as error:
+            told = {"error": f"{place}: {error}"}
+    told = adapter.allgather_object(told, name="resume")[0]
+    if "error" in told:
+        raise RequestError(told["error"])
+    if not told:
+        return Progress()
+    progress: Progress = told["progress"]
+    before = told["recipe"]["batch_size"] * told["np"], told["recipe"]["accumulate"]
+    if before != (recipe.batch_size * topology.size, recipe.accumulate):
+        # Another number of ranks: the schedule counts in updates of the new size, the epoch in images.
+        shape = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None))
+        images = recipe.batch_size * topology.size * recipe.accumulate
+        progress.step = progress.epoch * shape.steps_per_epoch + -(-progress.images // images)
+    adapter.seed(_seed_at(recipe, progress))
+    return progress
+
+
+def _check_same(record: checkpoint.Record, recipe: Recipe, place: Path) -> None:
+    mine = recipe.model_dump(mode="json")
+    faults = [
+        f"{key}: the checkpoint has {record.recipe.get(key)}, the recipe {mine[key]}"
+        for key in mine
+        if key not in _FREE and record.recipe.get(key) != mine[key]
+    ]
+    if faults:
+        raise RequestError("the checkpoint is of another recipe; " + "; ".join(faults))
+
+
+def _record(adapter: Adapter, recipe: Recipe, topology: Topology, progress: Progress) -> checkpoint.Record:
+    return checkpoint.Record(
+        progress=copy.copy(progress),
+        np=topology.size,
+        framework=adapter.NAME,
+        framework_version=adapter.versions()["framework"],
+        hvdkit_version=hvdkit.__version__,
+        recipe=recipe.model_dump(mode="json"),
+    )
+
+
+def _seed_at(recipe: Recipe, progress: Progress) -> int:
+    return (recipe.seed + 1_000_003 * progress.step) % 2**32
+
+
+def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, lifeline: Lifeline) -> None:
+    """Take part in `hvdkit parity` as `part` says, in float64. Raises as `train` does."""
+    recipe = recipe.model_copy(update={"precision": "fp64"})
+    topology, dataset, network = start(adapter, recipe)
+    opener = partial(open_session, adapter, build, network)
+    parity.take_part(adapter, opener, recipe, topology, dataset, part, lifeline)
+    lifeline.beat("leaving Horovod")
+    adapter.shutdown()
+
+
+def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.ResNet]:
+    """Start Horovod, check that the recipe can be done, open its data and draw up its network.
+
+    Raises RequestError where something of that cannot be.
+    """
+    _lengthen_cycle(recipe)
+    topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
+    adapter.seed(recipe.seed)
+    check_can(adapter, recipe, topology)
+    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed)
+    return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
+
+
+def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe) -> Session:
+    """The recipe's network bound to its optimizer, with the initial weights that its seed draws.
+
+    Raises RequestError as `Adapter.prepare` does, and where `build` makes other tensors than the table has.
+    """
+    precision = PRECISIONS[recipe.precision]
+    network = replace(network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute)
+    session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression, recipe.precision)
+    adapter.load_state(session, resnet.initial_state(network, recipe.seed))
+    return session
+
+
+def _lengthen_cycle(recipe: Recipe) -> None:
+    """On CPUs let Horovod's background thread wake each 5 ms instead of each 1 ms, unless the user has said otherwise.
+
+    It takes its time from the network's cores, while gradients wait for it at most a cycle more.
+    """
+    if recipe.device != "gpu":
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
+
+
+def _result(
+    adapter: Adapter,
+    recipe: Recipe,
+    topology: Topology,
+    loop: Loop,
+    network: resnet.ResNet,
+    session: Session,
+    initial_state_sha256: str,
+    train_s: float,
+    first_step: int,
+) -> TrainResult:
+    """Collective: all ranks call it, all get the same figures."""
+    slowest = metrics.slowest_steps(adapter, loop.clock.seconds)
+    warmup = max(0, min(recipe.warmup_steps, len(slowest) - 1))  # at least one step is measured, however short the run
+    measured, progress = slowest[warmup:], loop.progress
+    versions = adapter.versions()
+    return TrainResult(
+        framework=adapter.NAME,
+        framework_version=versions["framework"],
+        horovod_version=versions.get("horovod"),
+        hvdkit_version=hvdkit.__version__,
+        recipe=recipe.name,
+        model=recipe.model.name,
+        parameters=resnet.parameter_count(network),
+        np=topology.size,
+        launcher=os.environ.get("HVDKIT_LAUNCHER") or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
+        device=topology.device,
+        threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
+        seed=recipe.seed,
+        batch_size=recipe.batch_size,
+        compression=recipe.compression,
+        optimizer=recipe.optimizer.name,
+        precision=recipe.precision,
+        accumulate=recipe.accumulate,
+        recompute=recipe.recompute,
+        epochs=loop.epochs,
+        steps=progress.step,
+        first_step=first_step,
+        warmup_steps=warmup,
+        measured_steps=len(measured),
+        images_per_second=sum(loop.step_images[warmup:]) / float(measured.sum()) if len(measured) else 0.0,
+        step_ms_p50=1e3 * float(np.percentile(measured, 50)) if len(measured) else 0.0,
+        step_ms_p90=1e3 * float(np.percentile(measured, 90)) if len(measured) else 0.0,
+        train_loss=progress.train_loss,
+        val_accuracy=progress.val_accuracy,
+        val_loss=progress.val_loss,
+        peak_rss_mib=max(adapter.allgather_object(metrics.peak_rss_mib(), name="peak_rss")),
+        train_s=train_s,
+        initial_state_sha256=initial_state_sha256,
+        final_weights_sha256=digest(parameters_of(adapter.state(session))),
+    )
