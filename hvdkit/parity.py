@@ -62,6 +62,11 @@ def plan(
 ) -> ParityPlan:
     """Check all runs. Raises RequestError with the faults of all of them."""
     faults = [] if steps >= 1 else [f"--steps {steps}: expected 1 or more"]
+    if recipe.data.name == "native":
+        faults.append(
+            "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
+            "choose one of them, or compare with --no-parity"
+        )
     plans: list[Plan] = []
     for framework in dict.fromkeys([REFERENCE, *frameworks]):
         try:

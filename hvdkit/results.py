@@ -48,6 +48,9 @@ class TrainResult(_Record):
     which the `warmup_steps` first are left out of `images_per_second` and of `step_ms_…`, percentiles over the
     `measured_steps`. `train_loss` is the last epoch's mean; `val_…` are of the end, None without validation images.
     `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation included.
+
+    `corrupt_images` counts the files, of all ranks together, that could not be read and had others in their place. With
+    `native_pipeline` the batches came from the user's own code: other frameworks need not have been fed with the same.
     """
 
     framework: str
@@ -81,6 +84,8 @@ class TrainResult(_Record):
     val_loss: float | None
     peak_rss_mib: float
     train_s: float
+    corrupt_images: int = 0
+    native_pipeline: bool = False
     initial_state_sha256: str
     final_weights_sha256: str
 

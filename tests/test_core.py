@@ -11,7 +11,7 @@ import pytest
 
 from hvdkit import adapters, config
 from hvdkit.config import Digits, Recipe, Sgd, Synthetic
-from hvdkit.core import data, metrics, resnet
+from hvdkit.core import data, datasets, metrics, resnet
 from hvdkit.core.augment import augment
 from hvdkit.core.loop import Loop
 from hvdkit.core.optimizer import decay_of, update
@@ -91,8 +91,8 @@ def test_digits_are_split_once_and_stratified() -> None:
 
 
 def test_upscaling_keeps_an_even_picture_even_and_a_ramp_a_ramp() -> None:
-    assert np.all(data._upscale(np.full((1, 8, 8), 7, np.float32)) == 7)
-    ramp = data._upscale(np.tile(np.arange(8, dtype=np.float32), (1, 8, 1)))[0, 0]
+    assert np.all(datasets.upscaled(np.full((1, 8, 8), 7, np.float32)) == 7)
+    ramp = datasets.upscaled(np.tile(np.arange(8, dtype=np.float32), (1, 8, 1)))[0, 0]
     assert np.all(np.diff(ramp[2:-2]) == 0.25)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 PADDING = 4  # He et al. 2016, section 4.2: 4 pixels of zeros on each side, then a crop of the old size
+_GAMMA, _MASK = 0x9E3779B97F4A7C15, 0xFFFFFFFFFFFFFFFF
 
 
 def augment(images: np.ndarray, how: str, seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
@@ -44,8 +45,27 @@ def shifted(images: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return moved
 
 
+class Stream:
+    """SplitMix64 (Steele et al. 2014, figure 17) from a state of 64 bits: further random numbers for one sample."""
+
+    def __init__(self, state: int) -> None:
+        self._state = state
+
+    def next(self) -> int:
+        """64 random bits."""
+        self._state = self._state + _GAMMA & _MASK
+        number = self._state
+        number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+        return number ^ number >> 31
+
+    def uniform(self, low: float, high: float) -> float:
+        """From `low` to below `high`, by the upper 53 bits."""
+        return low + (high - low) * ((self.next() >> 11) * 2.0**-53)
+
+
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)  # arrays of uint64 wrap around silently
+    numbers = numbers + np.uint64(_GAMMA)  # arrays of uint64 wrap around silently
     numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return np.asarray(numbers ^ numbers >> np.uint64(31))

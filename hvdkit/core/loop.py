@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -125,8 +126,9 @@ class Loop:
             recipe.data.augment,
             first,
         )
-        for size in sizes:
-            yield list(itertools.islice(shard, size))
+        with closing(shard):  # ends what reads ahead, wherever training stops
+            for size in sizes:
+                yield list(itertools.islice(shard, size))
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the clock. Epochs count from 0."""

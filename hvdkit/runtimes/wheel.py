@@ -100,7 +100,7 @@ def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
     return {
         "horovod": [pins.HOROVOD_VERSION, pins.HOROVOD_SDIST_SHA256],
         "edits": edits.fingerprint(edits.EDITS[name]),
-        "packages": pin.packages(gpu),
+        "packages": (*pin.packages(gpu), *pins.DATA_PACKAGES),
         "constraints": pin.constraints,
         "python": machine.python_abi(python) if python else None,
         "mpi": _mpi(),

@@ -1,0 +1,61 @@
+"""Work done ahead of the training loop, by threads, in order."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Generator
+from typing import Any, Literal, TypeVar
+
+from hvdkit.errors import RequestError
+
+T = TypeVar("T")
+
+_MOST = 16  # of `auto`
+
+
+def in_order(make: Callable[[int], T], count: int, workers: int, ahead: int) -> Generator[T, None, None]:
+    """make(0), …, make(count − 1), in order, by `workers` threads that are at most about `ahead` calls ahead.
+
+    With 0 workers each is made when it is asked for. What a call raises is raised to whoever asks for its result.
+    Closing the iterator, or letting go of it, ends the threads.
+    """
+    if workers == 0:
+        yield from map(make, range(count))
+        return
+    grain = _grain()
+    options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=max(ahead, workers))
+    made = iter(grain.MapDataset.range(count).map(make).to_iter_dataset(options))
+    try:
+        for _ in range(count):
+            yield next(made)
+    finally:
+        made.close()
+
+
+def _grain() -> Any:
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)  # it would warn that JAX's profiler is not there
+    try:
+        import grain
+    finally:
+        absl.setLevel(level)
+    return grain
+
+
+def check_installed(workers: int) -> None:
+    """Raises RequestError where the library for `workers` threads is missing."""
+    if workers and importlib.util.find_spec("grain") is None:
+        raise RequestError(
+            "data.workers: grain, which reads images ahead, is not installed beside the framework; "
+            "run `python -m pip install grain` there, or set data.workers=0"
+        )
+
+
+def threads(workers: int | Literal["auto"], local_size: int) -> int:
+    """How many a rank has: with `auto` this host's cores divided by its ranks, 1 to 16."""
+    if workers != "auto":
+        return workers
+    return min(_MOST, max(1, len(os.sched_getaffinity(0)) // local_size))
