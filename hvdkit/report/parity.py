@@ -47,7 +47,8 @@ def parity_markdown(parity: Parity) -> str:
     for key, label, mark, cells in _rows(parity):
         shown = [f"**{cell}**" if key in each.missed else cell for cell, each in zip(cells, _all(parity), strict=True)]
         lines.append("| " + " | ".join([label, mark, *shown]) + " |")
-    lines += ["", *(f"- {line}" for line in deviations(parity))]
+    if not parity.passed:
+        lines += ["", *(f"- {line}" for line in deviations(parity))]
     machine = parity.machine
     factors = ", ".join(f"{name} {each.f32_factor:g}" for name, each in parity.frameworks.items())
     lines += [
