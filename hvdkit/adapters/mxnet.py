@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+# Before Horovod, which lays MXNet's symbols open to all: Pillow must find its own libjpeg, not the one inside of MXNet.
+with contextlib.suppress(ImportError):
+    import PIL._imaging  # noqa: F401
 
 import horovod
 import horovod.mxnet as hvd

@@ -84,6 +84,8 @@ def _parity_lines(comparison: Comparison) -> list[str]:
 def result_lines(result: TrainResult) -> str:
     """One run, in a few words."""
     accuracy = "" if result.val_accuracy is None else f", validation accuracy {_percent(result.val_accuracy, 2)}"
+    if result.corrupt_images:
+        accuracy += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
     return (
         f"{result.framework} {result.framework_version}, {result.np} rank(s): {result.images_per_second:.1f} images/s, "
         f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{accuracy}"
