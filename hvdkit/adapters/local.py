@@ -184,7 +184,9 @@ def state(session: Session) -> dict[str, np.ndarray]:
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    check_fits({name: value.shape for name, value in session.model.parameters.items()}, state)
+    parameters = session.model.parameters.items()
+    slots = {slot_name(slot, name): value.shape for name, value in parameters for slot in slot_names(session.optimizer)}
+    check_fits({name: value.shape for name, value in parameters} | slots, state)
     for name in session.model.parameters:
         session.model.parameters[name] = state[name].astype(np.float64)
         names = [slot_name(slot, name) for slot in slot_names(session.optimizer)]

@@ -28,7 +28,7 @@ from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip, counts_steps, slot_names
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import canonical_name, check_fits, slot_name
-from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 
 NAME = "mxnet"
@@ -63,10 +63,7 @@ def init(device: str, threads: int | None = None) -> Topology:
     global _context
     hvd.init()
     mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(threads_per_rank(threads, hvd.local_size())))
-    gpus = mx.context.num_gpus()
-    if device == "gpu" and not gpus:
-        raise RequestError("device: expected a GPU that MXNet can see, found none; choose device=cpu")
-    if gpus and device != "cpu":
+    if wants_gpu(device, mx.context.num_gpus(), hvd.local_size(), "MXNet"):
         _context = mx.gpu(hvd.local_rank())
     return Topology(
         hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
@@ -254,9 +251,8 @@ def state(session: Session) -> dict[str, np.ndarray]:
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    parameters = _parameters(session)
-    check_fits({name: parameter.shape for name, parameter in parameters.items()}, state)
-    tensors = {name: parameter.data() for name, parameter in parameters.items()} | _slots(session)
+    tensors = {name: parameter.data() for name, parameter in _parameters(session).items()} | _slots(session)
+    check_fits({name: tensor.shape for name, tensor in tensors.items()}, state)
     for name, tensor in tensors.items():
         if name in state:
             tensor[:] = from_numpy(state[name].astype(tensor.dtype))

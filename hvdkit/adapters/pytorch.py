@@ -23,8 +23,7 @@ from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip, counts_steps
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS, Precision
 from hvdkit.core.state import check_fits
-from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.errors import RequestError
+from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
 NAME = "pytorch"
 CAPABILITIES = frozenset(
@@ -61,10 +60,7 @@ def init(device: str, threads: int | None = None) -> Topology:
     global _device
     hvd.init()
     torch.set_num_threads(threads_per_rank(threads, hvd.local_size()))
-    gpu = torch.cuda.is_available()
-    if device == "gpu" and not gpu:
-        raise RequestError("device: expected a GPU that PyTorch can see, found none; choose device=cpu")
-    if gpu and device != "cpu":
+    if wants_gpu(device, torch.cuda.device_count(), hvd.local_size(), "PyTorch"):
         torch.cuda.set_device(hvd.local_rank())
         _device = torch.device("cuda", hvd.local_rank())
     return Topology(
@@ -246,10 +242,10 @@ def state(session: Session) -> dict[str, np.ndarray]:
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    tensors = _tensors(session)
+    tensors = _tensors(session) | _slots(session)
     check_fits({name: tuple(tensor.shape) for name, tensor in tensors.items()}, state)
     with torch.no_grad():
-        for name, tensor in (tensors | _slots(session)).items():
+        for name, tensor in tensors.items():
             if name in state:
                 tensor.copy_(torch.from_numpy(state[name]))
     _load_scalars(session, state)

@@ -22,8 +22,7 @@ from hvdkit.core.adapter import Adapter, Gradients, Op
 from hvdkit.core.data import Batch
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import canonical_name
-from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.errors import RequestError
+from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
 NAME = "tensorflow"
 CAPABILITIES = frozenset(
@@ -56,9 +55,7 @@ def versions() -> dict[str, str]:
 def init(device: str, threads: int | None = None) -> Topology:
     hvd.init()
     gpus = tf.config.list_physical_devices("GPU")
-    if device == "gpu" and not gpus:
-        raise RequestError("device: expected a GPU that TensorFlow can see, found none; choose device=cpu")
-    use_gpu = bool(gpus) and device != "cpu"
+    use_gpu = wants_gpu(device, len(gpus), hvd.local_size(), "TensorFlow")
     tf.config.set_visible_devices(gpus[hvd.local_rank()] if use_gpu else [], "GPU")
     if use_gpu:
         tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)

@@ -189,10 +189,11 @@ class DistributedUpdate:
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """The seam's `load_state`."""
-        tensors = self._network | {name: slot for name, slot in self._named_slots() if name in state}
+        tensors = self._network | dict(self._named_slots())
         check_fits({name: to_canonical(np.empty(v.shape, bool)).shape for name, v in tensors.items()}, state)
         for name, variable in tensors.items():
-            variable.assign(from_canonical(state[name]).astype(variable.dtype.as_numpy_dtype))
+            if name in state:
+                variable.assign(from_canonical(state[name]).astype(variable.dtype.as_numpy_dtype))
         for name, scalar in self._scalars.items():
             if name in state:
                 scalar.assign(state[name])

@@ -19,6 +19,8 @@ _LEAVES = {
     "moving_variance": "running_var",
 }
 
+_TOLD = 5  # tensors that do not fit; another network's state has hundreds
+
 
 def canonical_name(name: str) -> str:
     """`layer1.0.conv1/kernel` or `bn1.gamma` as torchvision would name it."""
@@ -73,16 +75,21 @@ def from_canonical(array: np.ndarray) -> np.ndarray:
 def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:
     """Check that `state` has each wanted tensor in its shape and no unknown one.
 
-    Raises RequestError naming all that do not fit.
+    Slots (`slot_name`) are all there or none; the optimizer's scalars are not looked at.
+    Raises RequestError naming those that do not fit, the first few of many.
     """
-    slots = {name for name in state if name.startswith("optimizer.")}
-    faults = [f"tensor {name} is missing" for name in wanted if name not in state]
-    faults += [f"tensor {name} is unknown to this network" for name in state.keys() - wanted.keys() - slots]
+    given = [name for name in state if not name.startswith("optimizer.") or name.count(".") > 1]
+    slots = any(name.startswith("optimizer.") for name in given)
+    needed = [name for name in wanted if slots or not name.startswith("optimizer.")]
+    faults = [f"tensor {name} is missing" for name in needed if name not in state]
+    faults += [f"tensor {name} is unknown to this network and optimizer" for name in given if name not in wanted]
     faults += [
-        f"tensor {name}: expected shape {shape}, got {state[name].shape}"
-        for name, shape in wanted.items()
-        if name in state and state[name].shape != shape
+        f"tensor {name}: expected shape {wanted[name]}, got {state[name].shape}"
+        for name in needed
+        if name in state and state[name].shape != wanted[name]
     ]
+    if len(faults) > _TOLD:
+        faults[_TOLD:] = [f"and {len(faults) - _TOLD} more tensors that do not fit; is it another network's state?"]
     if faults:
         raise RequestError("\n".join(faults))
 

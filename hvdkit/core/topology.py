@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from hvdkit.errors import RequestError
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -30,3 +32,18 @@ class Topology:
 def threads_per_rank(requested: int | None, local_size: int) -> int:
     """CPU threads for a rank: as requested, or this process's cores shared evenly among the host's ranks."""
     return requested or max(1, len(os.sched_getaffinity(0)) // local_size)
+
+
+def wants_gpu(device: str, found: int, local_size: int, framework: str) -> bool:
+    """Whether this host's ranks compute on GPUs, of which the framework sees `found`; one a rank.
+
+    Raises RequestError where `device` is `gpu` or `auto` and there are too few.
+    """
+    if device == "cpu" or (device == "auto" and not found):
+        return False
+    if found < local_size:
+        raise RequestError(
+            f"device: expected a GPU for each of this host's {local_size} rank(s), {framework} sees {found}; "
+            "choose device=cpu or fewer ranks a host"
+        )
+    return True

@@ -243,6 +243,19 @@ def a_state_that_does_not_fit_is_refused_by_name(adapter: Adapter, topology: Top
     else:
         raise AssertionError("a state that does not fit was loaded")
     assert same(adapter.state(session)["fc.bias"], state["fc.bias"]), "nothing may be loaded by halves"
+    slot = "optimizer.momentum.fc.bias"
+    strange = {slot: np.zeros(CLASSES + 1, np.float32), "optimizer.exp_avg.fc.bias": np.zeros(CLASSES, np.float32)}
+    for wrong, part in (
+        (state | {slot: strange[slot]}, f"{slot}: expected shape"),
+        (state | {"optimizer.exp_avg.fc.bias": strange["optimizer.exp_avg.fc.bias"]}, "exp_avg.fc.bias is unknown"),
+        ({name: value for name, value in state.items() if name != slot}, f"{slot} is missing"),
+    ):
+        try:
+            adapter.load_state(session, wrong)
+        except RequestError as refusal:
+            assert part in str(refusal), str(refusal)
+        else:
+            raise AssertionError(f"loaded, though {part}")
 
 
 @case
