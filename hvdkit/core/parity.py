@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from hvdkit.config import Recipe
 from hvdkit.core import diagnosis, resnet
@@ -27,6 +27,7 @@ from hvdkit.core.loop import Loop, evaluate
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.state import is_statistic
 from hvdkit.core.topology import Topology
+from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 
 if TYPE_CHECKING:
@@ -344,7 +345,11 @@ def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
 
 def _save(path: Path, arrays: Arrays) -> None:
     # not ascontiguousarray, which gives an array without dimensions one
-    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path)
+    content = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); free space or choose fewer --steps") from error
 
 
 def _named(gradients: Gradients) -> dict[str, np.ndarray]:

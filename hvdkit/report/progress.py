@@ -40,7 +40,9 @@ class RunProgress:
 
         def see(line: MetricLine) -> None:
             accuracy = "" if line.val_accuracy is None else f", accuracy {line.val_accuracy:.4f}"
-            told = f"{line.images_per_second:.0f} images/s, loss {line.loss:.3f}{accuracy}"
+            told = (
+                f"{line.images_per_second:.0f} images/s, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{accuracy}"
+            )
             if self._console.is_terminal:
                 self._progress.start_task(task)
                 self._progress.update(task, completed=line.step, total=line.total_steps, told=told)
