@@ -41,6 +41,10 @@ class Model(_Strict):
 
     name: ModelName
     classes: int = Field(10, ge=2, le=1_000_000)
+    weights: str | None = Field(
+        None, description="safetensors file to start from, with torchvision's names and layouts"
+    )
+    new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
 
 
 class _Data(_Strict):

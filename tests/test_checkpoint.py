@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from hvdkit import adapters
 from hvdkit.config import Checkpointing, Recipe
-from hvdkit.core import checkpoint, run
+from hvdkit.core import checkpoint, run, weights
 from hvdkit.core.checkpoint import Checkpoints, Record
 from hvdkit.core.lifeline import Lifeline
 from hvdkit.core.loop import Progress
@@ -331,3 +331,26 @@ def test_wrong_folders_and_options_are_one_line(trained: Path, hvdkit: Hvdkit, r
         done = hvdkit(*arguments)
         assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_fine_tuning_starts_from_a_file_in_torchvisions_layout(hvdkit: Hvdkit, trained: Path, recipe: Path) -> None:
+    """A checkpoint's own file is one. With as many classes it starts where that left; with more, the head is new."""
+    source = f"model.weights={trained / 'model.safetensors'}"
+    arguments = ("train", recipe, "--framework", "pytorch", source, "steps=1", "optimizer.learning_rate=1e-9")
+    done = hvdkit(*arguments, "--out", "same")
+    assert done.returncode == 0 and "validation accuracy" in done.stdout, done.stderr
+    accuracy = float(done.stdout.split("validation accuracy ")[1].split(" %")[0])
+    assert accuracy > 25  # chance is 10
+    done = hvdkit(*arguments, "--out", "more", "model.classes=12")
+    assert done.returncode == 2 and "fc.weight: expected shape (12, 64), got (10, 64)" in done.stderr
+    assert "model.new_head=true" in done.stderr and "Traceback" not in done.stderr
+    done = hvdkit(*arguments, "--out", "head", "model.classes=12", "model.new_head=true")
+    assert done.returncode == 0, done.stderr
+
+
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    initial = {"fc.weight": np.zeros((2, 3), np.float32)}
+    (tmp_path / "text").write_text("no")
+    for name, part in (("nowhere", "cannot be read"), ("text", "no safetensors file")):
+        with pytest.raises(RequestError, match=part):
+            weights.start_from(tmp_path / name, initial, new_head=False)

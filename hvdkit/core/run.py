@@ -16,7 +16,7 @@ import numpy as np
 
 import hvdkit
 from hvdkit.config import Recipe
-from hvdkit.core import checkpoint, metrics, parity, resnet
+from hvdkit.core import checkpoint, metrics, parity, resnet, weights
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session
 from hvdkit.core.data import Dataset, open_dataset
@@ -217,14 +217,17 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
 
 
 def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe) -> Session:
-    """The recipe's network bound to its optimizer, with the initial weights that its seed draws.
+    """The recipe's network bound to its optimizer, with the initial weights that its seed draws or a file holds.
 
     Raises RequestError as `Adapter.prepare` does, and where `build` makes other tensors than the table has.
     """
     precision = PRECISIONS[recipe.precision]
     network = replace(network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute)
     session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression, recipe.precision)
-    adapter.load_state(session, resnet.initial_state(network, recipe.seed))
+    state = resnet.initial_state(network, recipe.seed)
+    if recipe.model.weights:
+        state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
+    adapter.load_state(session, state)
     return session
 
 

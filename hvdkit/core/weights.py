@@ -1,0 +1,46 @@
+"""Weights to start from: a safetensors file with torchvision's names and layouts, for fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from hvdkit.core.state import check_fits
+from hvdkit.errors import RequestError
+
+HEAD = ("fc.weight", "fc.bias")
+
+
+def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) -> dict[str, np.ndarray]:
+    """The network's `initial` state with what the file holds in its place, in the initial state's dtypes.
+
+    With `new_head` the last layer stays as it was drawn, whatever the file has. PyTorch's counts of batches do not count.
+    Raises RequestError, naming the file and the tensor, where the file cannot be read or does not fit.
+    """
+    try:
+        given = load_file(path)
+    except OSError as error:
+        raise RequestError(
+            f"model.weights: {path}: cannot be read ({error.strerror}); "
+            "expected a safetensors file with torchvision's names"
+        ) from None
+    except SafetensorError as error:
+        raise RequestError(
+            f"model.weights: {path}: no safetensors file ({error}); "
+            "save a PyTorch state dict by safetensors.torch.save_file"
+        ) from None
+    left_out = HEAD if new_head else ()
+    given = {n: value for n, value in given.items() if not n.endswith("num_batches_tracked") and n not in left_out}
+    wanted = {name: value.shape for name, value in initial.items() if name not in left_out}
+    try:
+        check_fits(wanted, given)
+    except RequestError as error:
+        hint = "" if new_head else "\nfor another number of classes say model.new_head=true"
+        raise RequestError(
+            "\n".join(f"model.weights: {path}: {line}" for line in str(error).splitlines()) + hint
+        ) from None
+    return {name: given.get(name, value).astype(value.dtype) for name, value in initial.items()}
