@@ -15,7 +15,15 @@ import yaml
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
 from hvdkit.datakinds import (  # noqa: F401 - the recipe's classes, wherever they are written
-    DATA_KINDS, AnyData, Cifar10, Digits, ImageFolder, Mnist5k, Native, Strict, Synthetic,
+    DATA_KINDS,
+    AnyData,
+    Cifar10,
+    Digits,
+    ImageFolder,
+    Mnist5k,
+    Native,
+    Strict,
+    Synthetic,
 )  # fmt: skip
 from hvdkit.errors import RequestError
 

@@ -62,6 +62,8 @@ def open_folder(data: ImageFolder, local_size: int = 1) -> Dataset:
         )
     prefetch.check_installed(workers)
     root = Path(data.path).expanduser()
+    if not root.is_dir():
+        raise RequestError(f"data.path: {root}: no such folder; expected one with train/<class> and val/<class> in it")
     faults: list[str] = []
     classes = [_classes(root / split, faults) for split in ("train", "val")]
     if not faults:
