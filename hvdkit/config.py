@@ -24,7 +24,7 @@ from hvdkit.datakinds import (  # noqa: F401 - the recipe's classes, wherever th
     Native,
     Strict,
     Synthetic,
-)  # fmt: skip
+)
 from hvdkit.errors import RequestError
 
 ModelName = Literal[
