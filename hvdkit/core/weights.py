@@ -18,7 +18,7 @@ HEAD = ("fc.weight", "fc.bias")
 def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) -> dict[str, np.ndarray]:
     """The network's `initial` state with what the file holds in its place, in the initial state's dtypes.
 
-    With `new_head` the last layer stays as it was drawn, whatever the file has. PyTorch's counts of batches do not count.
+    With `new_head` the last layer stays as it was drawn, whatever the file has. PyTorch's batch counts are left out.
     Raises RequestError, naming the file and the tensor, where the file cannot be read or does not fit.
     """
     try:
