@@ -81,6 +81,8 @@ def evaluate(
     from hvdkit import paths
 
     plan = evaluate_.plan(checkpoint, overrides or [], framework, np, launcher, stall_timeout)
+    if out and checkpoint.resolve().is_relative_to(out.resolve()):
+        raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         result = evaluate_.run(plan, checkpoint, folder)
         told = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
@@ -106,6 +108,7 @@ def compare(
 
     from hvdkit import catalogue, config, paths
     from hvdkit import compare as compare_
+    from hvdkit.report.parity import deviations
     from hvdkit.report.progress import RunProgress, StageProgress
     from hvdkit.report.tables import comparison_table
     from hvdkit.runtimes.pins import FRAMEWORKS
@@ -121,7 +124,10 @@ def compare(
             watch = {compare_.name(plan): progress.watch(_title(plan)) for plan in plans}
             comparison = compare_.run(plans, shown, folder, watch)
         Console(width=None if sys.stdout.isatty() else 120).print(comparison_table(comparison))
+        for line in deviations(shown) if shown else []:
+            typer.echo(line)
         typer.echo(f"written to {folder / 'compare.json'} and compare.md")
+    raise typer.Exit(0 if shown is None or shown.passed else 1)
 
 
 @app.command()
@@ -245,6 +251,7 @@ def _options(
 
 def main() -> None:
     """Entry point: every foreseeable fault becomes its message on standard error and its exit status."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clears up on its way out
     try:
         app()
     except HvdkitError as error:

@@ -34,6 +34,7 @@ def plan(
         for value, times in Counter(values).items():
             if times > 1:
                 faults.append(f"{option} {value}: given {times} times; once is enough")
+    recipe = recipe.model_copy(update={"checkpoint": None})  # nothing goes on from a comparison's runs
     if recipe.threads == "auto" and nps:
         recipe = recipe.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // max(1, *nps))})
     for framework in frameworks:
@@ -85,17 +86,7 @@ def proof(
     if file is None:
         return Proof(parity.plan(parity.short(recipe), frameworks, PARITY_STEPS, 2, launcher, stall_timeout_s), None)
     found = read_parity(file)
-    mine = (recipe.name, recipe.model.name, recipe.optimizer.name)
-    if (found.recipe, found.model, found.optimizer) != mine:
-        raise RequestError(
-            f"--parity {file}: expected a proof of {', '.join(mine)}; got one of {found.recipe}, {found.model}, "
-            f"{found.optimizer}"
-        )
-    missing = [name for name in frameworks if name not in found.frameworks]
-    if missing:
-        raise RequestError(
-            f"--parity {file}: expected {', '.join(frameworks)}, got no {', '.join(missing)}; run `hvdkit parity` again"
-        )
+    parity.check(found, file, recipe, frameworks)
     return Proof(None, found)
 
 

@@ -52,7 +52,7 @@ class Optimizer(Strict):
     """
 
     name: str
-    learning_rate: float = Field(gt=0)
+    learning_rate: float = Field(gt=0, le=1e6)
     weight_decay: float = Field(1e-4, ge=0)
     decay: Literal["all", "weights"] = "all"
     clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of all gradients together")
@@ -171,9 +171,9 @@ class Recipe(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     model: Model
     data: Annotated[AnyData, Field(discriminator="name")]
-    batch_size: int = Field(32, ge=1, description="images a rank and step")
+    batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
     epochs: int = Field(1, ge=1, le=100_000)
-    steps: int | None = Field(None, ge=1, description="stop after so many steps")
+    steps: int | None = Field(None, ge=1, le=2**48, description="stop after so many steps")
     seed: int = Field(1, ge=0, lt=2**32)
     optimizer: AnyOptimizer
     schedule: Schedule = Schedule()
@@ -182,7 +182,7 @@ class Recipe(Strict):
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
         "fp32", description="of the network's arithmetic; weights are fp32, under fp64 fp64"
     )
-    accumulate: int = Field(1, ge=1, description="batches whose mean gradient makes one update")
+    accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = None

@@ -30,8 +30,8 @@ class Synthetic(_Data):
     height: int = Field(224, ge=1, le=8192)
     width: int = Field(224, ge=1, le=8192)
     channels: int = Field(3, ge=1, le=1024)
-    train_images: int = Field(1280, ge=1)
-    val_images: int = Field(0, ge=0)
+    train_images: int = Field(1280, ge=1, le=2**31)
+    val_images: int = Field(0, ge=0, le=2**31)
 
 
 def _path(value: str) -> str:

@@ -17,6 +17,7 @@ from hvdkit.config import Recipe
 from hvdkit.core import resnet
 from hvdkit.core.optimizer import slot_names
 from hvdkit.core.parity import SINGLE_BATCHES
+from hvdkit.core.resume import deciding
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.report.parity import parity_markdown
@@ -90,9 +91,9 @@ def run(plan: ParityPlan, folder: Path, tell: Tell = lambda framework: None) -> 
     bytes of one state a step and is removed in the end. Raises what the launcher raises, RunError where the disk is too
     small for the trace.
     """
+    _check_room(plan, folder)
     write_atomic(folder / "config.yaml", config.dump(plan.recipe))
     trace = folder / "trace"
-    _check_room(plan, folder)
     trace.mkdir()
     try:
         for each in plan.plans:
@@ -125,6 +126,7 @@ def judge(plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]]) -> Parity
         np=plan.plans[0].np,
         steps=min(found["steps"] for found in findings.values()),
         seed=plan.recipe.seed,
+        recipe_keys=_proved(plan.recipe),
         marks=MARKS,
         frameworks=frameworks,
         machine=this_machine(),
@@ -147,9 +149,8 @@ def _framework(found: Mapping[str, Any]) -> FrameworkParity:
         "reference_gradients_f32": _worst(found["reference_gradients_f32"])[1],
     }
     factor = F32_FACTOR if found["exact_sums"] else F32_FACTOR_PLAIN_SUMS
-    missed = [key for key in ("batches_equal", "initial_weights_equal") if not found[key]]
-    missed += [key for key, value in figures.items() if not value <= MARKS[key]]
-    missed += [key for key in ("logits_f32", "gradients_f32") if not single[key] <= factor * single[f"reference_{key}"]]
+    references = {key: single[f"reference_{key}"] for key in ("logits_f32", "gradients_f32")}
+    missed = _missed(found["batches_equal"], found["initial_weights_equal"], figures | single, references, factor)
     return FrameworkParity(
         passed=not missed,
         missed=missed,
@@ -188,6 +189,54 @@ def _check_room(plan: ParityPlan, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise RunError(
-            f"{folder}: {needed / 2**30:.1f} GiB are needed for the states of {plan.steps} steps, "
-            f"{free / 2**30:.1f} are free; free space, choose another --out or fewer --steps"
+            f"{folder}: up to {needed / 2**20:,.0f} MiB are needed for the states of {plan.steps} steps, "
+            f"{free / 2**20:,.0f} MiB are free; free space, choose another --out or fewer --steps"
         )
+
+
+def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> None:
+    """Check that an earlier proof holds together, and is of this recipe and of all these frameworks.
+
+    Raises RequestError naming the first fault.
+    """
+    mine, theirs = _proved(recipe), parity.recipe_keys
+    apart = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
+    if apart:
+        key = apart[0]
+        raise RequestError(
+            f"--parity {path}: expected a proof of this recipe; {key}: the proof has {theirs.get(key, 'nothing')}, the "
+            f"recipe {mine.get(key, 'nothing')}"
+        )
+    missing = [name for name in frameworks if name not in parity.frameworks]
+    if missing:
+        raise RequestError(
+            f"--parity {path}: expected {', '.join(frameworks)}, got no {', '.join(missing)}; run `hvdkit parity` again"
+        )
+    sound = parity.marks == MARKS and parity.passed == all(each.passed for each in parity.frameworks.values())
+    for each in parity.frameworks.values():
+        figures = {key: getattr(each, key) for key in (*MARKS, "logits_f32", "gradients_f32")}
+        references = {key: getattr(each, f"reference_{key}") for key in ("logits_f32", "gradients_f32")}
+        sound &= each.passed == (not each.missed)
+        sound &= (
+            _missed(each.batches_equal, each.initial_weights_equal, figures, references, each.f32_factor) == each.missed
+        )
+    if not sound:
+        raise RequestError(f"--parity {path}: its verdict does not follow from its figures; run `hvdkit parity` again")
+
+
+def _proved(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe a proof is about. How many and how large batches are makes no other program."""
+    return {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
+
+
+def _missed(
+    batches_equal: bool,
+    initial_weights_equal: bool,
+    figures: Mapping[str, float],
+    references: Mapping[str, float],
+    factor: float,
+) -> list[str]:
+    missed = [] if batches_equal else ["batches_equal"]
+    missed += [] if initial_weights_equal else ["initial_weights_equal"]
+    missed += [key for key in MARKS if not figures[key] <= MARKS[key]]
+    return missed + [key for key, own in references.items() if not figures[key] <= factor * own]

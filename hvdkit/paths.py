@@ -58,7 +58,7 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False) -> None:
         raise RequestError(f"--out {folder}: cannot be read ({error.strerror}); choose another folder") from error
     if content and not overwrite and not resume:
         raise RequestError(f"--out {folder}: the folder is not empty; add --overwrite or choose another one")
-    foreign = sorted(content - _OURS)
+    foreign = sorted(name for name in content - _OURS if not _unfinished(name))
     if foreign:
         raise RequestError(
             f"--out {folder}: it holds {foreign[0]!r}, which hvdkit has not written; choose another folder"
@@ -92,10 +92,14 @@ def claimed(folder: Path, overwrite: bool, resume: bool = False) -> Iterator[Pat
             (folder / _LOCK).unlink(missing_ok=True)
 
 
+def _unfinished(name: str) -> bool:
+    """Whether it is what a killed command left of writing one of its files (files.write_atomic)."""
+    return name.startswith(".") and name[1:].rpartition(".")[0] in _OURS
+
+
 def _clear(folder: Path) -> None:
     try:
-        for name in _OURS:
-            path = folder / name
+        for path in [path for path in folder.iterdir() if path.name in _OURS or _unfinished(path.name)]:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

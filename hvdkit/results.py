@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -161,8 +161,10 @@ class FrameworkParity(_Record):
 
 
 class Parity(_Record):
-    """`parity.json`. `marks` are the largest errors that pass; in float32 each framework's own `f32_factor` times the
-    reference's error."""
+    """`parity.json`. `recipe_keys` is what of the recipe the proof is about, by dotted key.
+
+    `marks` are the largest errors that pass; in float32 each framework's own `f32_factor` times the reference's error.
+    """
 
     passed: bool
     reference: str
@@ -173,6 +175,7 @@ class Parity(_Record):
     np: int
     steps: int
     seed: int
+    recipe_keys: dict[str, Any]
     marks: dict[str, float]
     frameworks: dict[str, FrameworkParity]
     machine: Machine

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit import config, paths
 from hvdkit.config import Recipe
+from hvdkit.core.resume import pick
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
@@ -69,15 +71,21 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
     where SIGTERM ended training behind a checkpoint.
     """
-    result, text = folder / "result.json", config.dump(plan.recipe)
-    if resume and result.exists():
-        if (folder / "config.yaml").read_text(encoding="utf-8") == text:
-            return read_result(result)
-        result.unlink()  # of a shorter run, or with other settings that may change
-    write_atomic(folder / "config.yaml", text)
+    result = folder / "result.json"
+    if resume:
+        done = _finished(plan, folder)
+        if done:
+            return done
+        found, complaints = pick(folder / "checkpoints", plan.recipe)
+        step = f"step {found.record.progress.step}" if found else "the beginning: there is no checkpoint"
+        for line in [*complaints, f"{folder}: goes on from {step}"]:
+            print(line, file=sys.stderr, flush=True)
+        result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
+    write_atomic(folder / "config.yaml", config.dump(plan.recipe))
     tail = _Tail(folder / "metrics.jsonl", watch)
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
-    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll)
+    farewell_s = FAREWELL_S if plan.recipe.checkpoint else 0.0
+    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll, farewell_s)
     tail.poll()
     if not result.exists():
         kept = sorted((folder / "checkpoints").glob("step-*"))
@@ -85,10 +93,27 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
     return read_result(result)
 
 
+def _finished(plan: Plan, folder: Path) -> TrainResult | None:
+    """The result of an earlier run in the folder, if it was the plan's and came to its end."""
+    try:
+        same = config.load(folder / "config.yaml") == plan.recipe
+        result = read_result(folder / "result.json") if same and (folder / "result.json").exists() else None
+    except RequestError:
+        return None
+    return result if result and (result.framework, result.np) == (plan.framework, plan.np) else None
+
+
 def launch(
-    plan: Plan, recipe: Path, arguments: list[str], log_dir: Path, on_tick: Callable[[], None] | None = None
+    plan: Plan,
+    recipe: Path,
+    arguments: list[str],
+    log_dir: Path,
+    on_tick: Callable[[], None] | None = None,
+    farewell_s: float = 0.0,
 ) -> None:
     """Start the ranks of the plan's framework on the recipe file, with further arguments, and see them to their end.
+
+    On SIGTERM they have `farewell_s` to end in good order.
 
     Raises as `run` does.
     """
@@ -100,7 +125,7 @@ def launch(
         environment=plan.runtime.environment | _environment(plan),
         log_dir=log_dir,
         stall_timeout_s=plan.stall_timeout_s,
-        farewell_s=FAREWELL_S if plan.recipe.checkpoint and "--out" in arguments else 0.0,
+        farewell_s=farewell_s,
     )
     try:
         LAUNCHERS[plan.launcher](job, on_tick)

@@ -235,8 +235,13 @@ def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
 
 def fit(session: Session, loop: Loop) -> None:
     # Keras counts as many batches in every epoch, so an epoch that was left in its middle has a `fit` of its own.
-    while not loop.finished:
+    while loop.progress.epoch < loop.epochs:
         first = loop.progress.epoch
+        if not loop.group_sizes:  # its last update was taken before it was left
+            loop.begin_epoch(first)
+            loop.end_epoch()
+            loop.enter_epoch(first + 1)
+            continue
         last = first + 1 if loop.progress.images else loop.epochs
         session.model.fit(
             _batches(loop, first, last),

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from hvdkit.config import Checkpointing
-from hvdkit.core.loop import Progress
+from hvdkit.core.progress import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 
@@ -75,6 +75,10 @@ def read(folder: Path) -> Checkpoint:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"])) or "file"
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {key}: {fault['msg']}") from None
+    if min(record.progress.step, record.progress.epoch, record.progress.images) < 0:
+        raise RequestError(f"{path}: not a checkpoint of hvdkit: progress: expected no negative counts")
+    if set(record.files) != {MODEL, OPTIMIZER}:
+        raise RequestError(f"{path}: files: expected {MODEL} and {OPTIMIZER}, got {', '.join(record.files) or 'none'}")
     if record.format != FORMAT:
         raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
     state: State = {}
@@ -113,6 +117,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, settings: Checkpointing) -> None:
         self._folder, self._settings = folder, settings
+        for left in folder.glob(".step-*.making"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
         self._writing: threading.Thread | None = None
         self._fault: RunError | None = None
 
@@ -180,15 +186,27 @@ class Checkpoints:
 
 
 def _places(folder: Path) -> list[Path]:
-    """All checkpoints, the oldest first."""
-    return sorted(place for place in folder.glob("step-*") if place.is_dir())
+    """All checkpoints by how far training was, the least first; those that cannot be read stand behind them.
+
+    Not by name: with another number of ranks updates are counted anew.
+    """
+    return sorted((place for place in folder.glob("step-*") if place.is_dir()), key=_position)
+
+
+def _position(place: Path) -> tuple[int, int, int, str]:
+    try:
+        progress = Record.model_validate_json((place / RECORD).read_bytes()).progress
+    except (OSError, ValidationError):
+        return 1, 0, 0, place.name
+    return 0, progress.epoch, progress.images, place.name
 
 
 def _accuracy(place: Path) -> float | None:
     try:
-        return Record.model_validate_json((place / RECORD).read_bytes()).progress.val_accuracy
+        progress = Record.model_validate_json((place / RECORD).read_bytes()).progress
     except (OSError, ValidationError):
         return None
+    return progress.val_accuracy if progress.evaluated else None
 
 
 def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:

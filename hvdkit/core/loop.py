@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from hvdkit.config import Recipe
 from hvdkit.core import data as data_
 from hvdkit.core import metrics
 from hvdkit.core.data import Batch, Dataset, Split
+from hvdkit.core.progress import Progress
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.state import digest, is_statistic, parameters_of
 from hvdkit.core.topology import Topology
@@ -23,27 +23,6 @@ from hvdkit.results import MetricLine
 
 if TYPE_CHECKING:
     from hvdkit.core.adapter import Adapter, Session, Tensor
-
-
-@dataclass
-class Progress:
-    """Where training stands, between two updates; what a checkpoint keeps of it.
-
-    `step` counts updates, `epoch` from 0; `images` are those that all ranks together have seen in the epoch at hand.
-    `line_loss` and `epoch_loss` are sums over `…_steps` updates of the mean over all ranks, since the last line of
-    metrics.jsonl and since the epoch's begin; `train_loss` is the last whole epoch's mean, `val_accuracy` a fraction.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    images: int = 0
-    line_loss: float = 0.0
-    line_steps: int = 0
-    epoch_loss: float = 0.0
-    epoch_steps: int = 0
-    train_loss: float = 0.0  # of the last whole epoch
-    val_accuracy: float | None = None
-    val_loss: float | None = None
 
 
 class Loop:
@@ -80,12 +59,16 @@ class Loop:
                 f"batch_size: expected at most {len(dataset.train)} images over {topology.size} ranks, "
                 f"got {recipe.batch_size} × {topology.size} = {self._global_batch}"
             )
-        self.steps_per_epoch = len(self._sizes(0))
+        self.steps_per_epoch = len(self.sizes(0))
         whole = recipe.epochs * self.steps_per_epoch
         self.total_steps = min(whole, recipe.steps or whole)
         self.epochs = -(-self.total_steps // self.steps_per_epoch)
         self.rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
         self.progress = progress or Progress()
+        if self.progress.step > self.total_steps:
+            raise RequestError(
+                f"epochs, steps: the recipe ends at step {self.total_steps}, the checkpoint is at {self.progress.step}"
+            )
         self.group_sizes: list[int] = []  # batches in each update of the epoch that is left to do
         self.step_images: list[int] = []  # of all ranks, for each update of this process, beside clock.seconds
         self.clock = metrics.StepClock()
@@ -97,7 +80,7 @@ class Loop:
         """Whether the last step has been taken."""
         return self.progress.step >= self.total_steps
 
-    def _sizes(self, images: int) -> list[int]:
+    def sizes(self, images: int) -> list[int]:
         """Batches in each update of what an epoch has left behind so many images."""
         batches = (len(self._dataset.train) - images) // self._global_batch
         whole_groups, rest = divmod(batches, self._recipe.accumulate)
@@ -108,14 +91,14 @@ class Loop:
         if epoch != self.progress.epoch:
             self.progress.epoch, self.progress.images = epoch, 0
             self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
-        self.group_sizes = self._sizes(self.progress.images)[: self.total_steps - self.progress.step]
+        self.group_sizes = self.sizes(self.progress.images)[: max(0, self.total_steps - self.progress.step)]
         self._step_in_epoch = 0
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
         """This rank's batches of what is left of an epoch, one list an update."""
         recipe, topology = self._recipe, self._topology
         left = self.progress.epoch == epoch
-        first, sizes = (self.progress.images, self.group_sizes) if left else (0, self._sizes(0))
+        first, sizes = (self.progress.images, self.group_sizes) if left else (0, self.sizes(0))
         shard = data_.epoch_batches(
             self._dataset.train,
             recipe.batch_size,
@@ -154,6 +137,7 @@ class Loop:
         self.step_images.append(self.group_sizes[self._step_in_epoch] * self._global_batch)
         self._step_in_epoch += 1
         progress.step += 1
+        progress.evaluated = False
         progress.images += self.step_images[-1]
         self._unread.append(loss)
         if _due(self._recipe.check_ranks, progress.step):
@@ -176,9 +160,10 @@ class Loop:
         """Evaluate, write the epoch's line and a checkpoint where one is due. Raises RunError where that cannot be."""
         self._read_losses()
         progress = self.progress
-        progress.train_loss = progress.epoch_loss / progress.epoch_steps
+        progress.train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
         speed = self._speed(progress.epoch_steps)
         progress.val_accuracy, progress.val_loss = self.evaluate()
+        progress.evaluated = True
         self._write(
             progress.train_loss, speed, ends_epoch=True, val_accuracy=progress.val_accuracy, val_loss=progress.val_loss
         )
@@ -189,7 +174,8 @@ class Loop:
             print(f"epoch {progress.epoch + 1}/{self.epochs}: {told}", flush=True)
         settings = self._recipe.checkpoint
         if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
-            self.enter_epoch(progress.epoch + 1)
+            if not self.sizes(progress.images):  # `steps` may have ended it before
+                self.enter_epoch(progress.epoch + 1)
             self._checkpoint()
 
     def evaluate(self) -> tuple[float | None, float | None]:
@@ -213,6 +199,12 @@ class Loop:
         local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
         sums = metrics.reduce_sums(self._adapter, loss=local, stop=float(self._asked_to_stop()))
         mean, steps = sums["loss"] / self._topology.size, len(self._unread)
+        if not np.isfinite(mean):
+            rate = self.rate(max(0, self.progress.step - 1))
+            raise RunError(
+                f"the loss is no longer a number within the {steps} step(s) before step {self.progress.step}, learning "
+                f"rate {rate:.3g}; lower optimizer.learning_rate, or give schedule.warmup_epochs or optimizer.clip_norm"
+            )
         self.progress.line_loss += mean
         self.progress.line_steps += steps
         self.progress.epoch_loss += mean

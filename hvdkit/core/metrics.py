@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from hvdkit.core.adapter import Adapter
+from hvdkit.core.progress import Progress
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.results import MetricLine
@@ -75,20 +76,21 @@ class MetricsFile:
         except OSError as error:
             raise RunError(f"{path}: cannot be written ({error.strerror})") from error
 
-    def forget_after(self, step: int, closed: bool) -> None:
-        """Leave out what a killed run has written behind `step`; its epoch's end too, unless `closed` counts it in.
+    def forget_after(self, progress: Progress, recounted: bool) -> None:
+        """Leave out what a killed run has written behind the checkpoint, and lines that cannot be read.
 
-        Raises RunError where the file cannot be written.
+        Where updates are `recounted`, only whole epochs stay. Raises RunError where the file cannot be written.
         """
         if self._path is None or self._file is None:
             return
         kept = []
-        for text in self._path.read_text(encoding="utf-8").splitlines():
+        for text in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 line = MetricLine.model_validate_json(text)
             except ValidationError:
-                break  # the last line of a killed run
-            if line.step < step or (line.step == step and (closed or not line.ends_epoch)):
+                continue  # the last line of a killed run
+            before = line.step < progress.step or (line.step == progress.step and not line.ends_epoch)
+            if line.epoch < progress.epoch or (before and not recounted):
                 kept.append(text)
         self._file.close()
         write_atomic(self._path, "".join(f"{text}\n" for text in kept))

@@ -142,6 +142,11 @@ class _Runner:
         self._keep(0)
         for step, group in self._groups():
             figures.losses.append(self._step(step, group))
+            if not np.isfinite(figures.losses[-1]):
+                raise RunError(
+                    f"the reference's own loss is no number after step {step + 1}, so nothing can be compared; lower "
+                    "optimizer.learning_rate"
+                )
             self._keep(step + 1)
         self._wait("steps")
         adapter.load_state(self._exact, load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
@@ -185,7 +190,7 @@ class _Runner:
         eval_logits = error(self._eval_logits(), logits)
         evaluation = eval_logits if (correct, total) == (led.correct, led.total) else INCOMPARABLE
 
-        losses = [abs(a - b) / abs(b) for a, b in zip(free, led.losses, strict=False)]
+        losses = [error(np.array([a]), np.array([b])) for a, b in zip(free, led.losses, strict=False)]
         found: dict[str, Any] = {
             "framework": adapter.NAME,
             "versions": adapter.versions(),
@@ -235,12 +240,10 @@ class _Runner:
 
     def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
         """Each update's number and this rank's batches."""
-        step = 0
-        for epoch in range(self._loop.epochs):
-            for group in self._loop.groups(epoch):
-                self._lifeline.beat("parity step", step)
-                yield step, group
-                step += 1
+        every = itertools.chain.from_iterable(self._loop.groups(epoch) for epoch in range(self._loop.epochs))
+        for step, group in enumerate(itertools.islice(every, self._steps)):
+            self._lifeline.beat("parity step", step)
+            yield step, group
 
     def _first_batch(self) -> Batch:
         return next(self._groups())[1][0]

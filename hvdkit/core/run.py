@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +20,10 @@ from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session
 from hvdkit.core.data import Dataset, open_dataset
 from hvdkit.core.lifeline import Lifeline
-from hvdkit.core.loop import Loop, Progress
+from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS, check_can
+from hvdkit.core.progress import Progress
+from hvdkit.core.resume import resumed
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError, Stopped
@@ -30,11 +31,6 @@ from hvdkit.files import write_atomic
 from hvdkit.results import EvaluationResult, TrainResult
 
 Build = Callable[[resnet.ResNet], Any]
-# What may differ between a checkpoint's recipe and the one that goes on from it.
-_FREE = {
-    "epochs", "steps", "device", "threads", "log_every", "warmup_steps", "check_ranks", "checkpoint", "compression",
-    "recompute", "batch_size", "accumulate",
-}  # fmt: skip
 
 
 def train(
@@ -51,7 +47,11 @@ def train(
     session = open_session(adapter, build, network, recipe)
     initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
     place = out / "checkpoints" if out else None
-    progress = _resumed(adapter, recipe, topology, dataset, session, place) if resume and place else Progress()
+    progress, recounted = Progress(), False
+    if resume and place:
+        progress, recounted = resumed(adapter, recipe, topology, dataset, session, place)
+        if progress.step:
+            adapter.seed(_seed_at(recipe, progress))
     adapter.broadcast_state(session, root_rank=0)
     first_step = progress.step
 
@@ -65,7 +65,7 @@ def train(
         adapter.seed(_seed_at(recipe, progress))
 
     metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out and topology.is_root else None)
-    metrics_file.forget_after(progress.step, closed=progress.images == 0)
+    metrics_file.forget_after(progress, recounted)
     stop = lifeline.asked_to_stop if recipe.checkpoint else (lambda: False)
     loop = Loop(adapter, session, recipe, topology, dataset, metrics_file, lifeline.beat, progress, keep, stop)
     started = time.perf_counter()
@@ -124,58 +124,6 @@ def evaluate(
     if topology.is_root and out:
         write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")
     adapter.shutdown()
-
-
-def _resumed(
-    adapter: Adapter, recipe: Recipe, topology: Topology, dataset: Dataset, session: Session, place: Path
-) -> Progress:
-    """Load the newest whole checkpoint on rank 0, from which the others get the state; returns where training stood.
-
-    Collective. Raises RequestError, the same on every rank, where the checkpoint is of another recipe.
-    """
-    told: dict[str, Any] = {}
-    if topology.is_root:
-        found, complaints = checkpoint.newest(place)
-        for line in complaints:
-            print(f"warning: {line}", file=sys.stderr, flush=True)
-        try:
-            if found:
-                _check_same(found.record, recipe, place)
-                adapter.load_state(session, found.state)
-                told = {"progress": found.record.progress, "np": found.record.np, "recipe": found.record.recipe}
-        except RequestError as error:
-            told = {"error": f"{place}: {error}"}
-    told = adapter.allgather_object(told, name="resume")[0]
-    if "error" in told:
-        raise RequestError(told["error"])
-    if not told:
-        return Progress()
-    progress: Progress = told["progress"]
-    before = told["recipe"]["batch_size"] * told["np"], told["recipe"]["accumulate"]
-    if before != (recipe.batch_size * topology.size, recipe.accumulate):
-        # Another number of ranks: the schedule counts in updates of the new size, the epoch in images.
-        shape = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None))
-        images = recipe.batch_size * topology.size * recipe.accumulate
-        progress.step = progress.epoch * shape.steps_per_epoch + -(-progress.images // images)
-    adapter.seed(_seed_at(recipe, progress))
-    return progress
-
-
-def _check_same(record: checkpoint.Record, recipe: Recipe, place: Path) -> None:
-    mine, theirs = _deciding(recipe.model_dump(mode="json")), _deciding(record.recipe)
-    faults = [
-        f"{key}: the checkpoint has {theirs.get(key)}, the recipe {mine[key]}"
-        for key in mine
-        if theirs.get(key) != mine[key]
-    ]
-    if faults:
-        raise RequestError("the checkpoint is of another recipe; " + "; ".join(faults))
-
-
-def _deciding(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What decides the training; files may have moved, and be read by other threads."""
-    kept = {key: value for key, value in recipe.items() if key not in _FREE}
-    return kept | {"data": {key: value for key, value in recipe["data"].items() if key not in ("path", "workers")}}
 
 
 def _record(adapter: Adapter, recipe: Recipe, topology: Topology, progress: Progress) -> checkpoint.Record:

@@ -1,0 +1,106 @@
+"""Going on from a checkpoint: which one, whether it belongs to the recipe, and where training stands then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hvdkit.config import Recipe
+from hvdkit.core import checkpoint, metrics
+from hvdkit.core.adapter import Adapter, Session
+from hvdkit.core.checkpoint import Checkpoint, Record
+from hvdkit.core.data import Dataset
+from hvdkit.core.loop import Loop
+from hvdkit.core.progress import Progress
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
+
+# What may differ between a checkpoint's recipe and the one that goes on from it.
+_FREE = {
+    "epochs", "steps", "device", "threads", "log_every", "warmup_steps", "check_ranks", "checkpoint", "compression",
+    "recompute", "batch_size", "accumulate",
+}  # fmt: skip
+
+
+def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint in `place`, None where there is none, and a line for each later one that is damaged.
+
+    Raises RequestError where checkpoints are there and none can be read, or the newest is of another recipe.
+    """
+    if place.exists() and not place.is_dir():
+        raise RequestError(f"{place}: expected a folder of checkpoints, got a file; remove it")
+    found, complaints = checkpoint.newest(place)
+    if found is None and complaints:
+        hint = f"none in {place} can be used; remove it, or start again with --overwrite"
+        raise RequestError("\n".join([*complaints, hint]))
+    if found is not None:
+        _check_same(found.record, recipe, place)
+    return found, complaints
+
+
+def resumed(
+    adapter: Adapter, recipe: Recipe, topology: Topology, dataset: Dataset, session: Session, place: Path
+) -> tuple[Progress, bool]:
+    """Load the newest whole checkpoint on rank 0, from which the others get the state.
+
+    Returns where training stands, and whether updates are counted anew since they have another size. Collective.
+    Raises RequestError, the same on every rank, as `pick` does, and where the tensors do not fit.
+    """
+    told: dict[str, Any] = {}
+    if topology.is_root:
+        try:
+            found, _ = pick(place, recipe)
+            if found:
+                adapter.load_state(session, found.state)
+                told = {"progress": found.record.progress, "np": found.record.np, "recipe": found.record.recipe}
+        except RequestError as error:
+            told = {"error": str(error)}
+    told = adapter.allgather_object(told, name="resume")[0]
+    if "error" in told:
+        raise RequestError(told["error"])
+    if not told:
+        return Progress(), False
+    progress: Progress = told["progress"]
+    before = told["recipe"]["batch_size"] * told["np"], told["recipe"]["accumulate"]
+    recounted = before != (recipe.batch_size * topology.size, recipe.accumulate)
+    if recounted:
+        # The schedule counts in updates of the new size, the epoch in images: as many are left as the images make.
+        shape = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None))
+        progress.step = (progress.epoch + 1) * shape.steps_per_epoch - len(shape.sizes(progress.images))
+    return progress, recounted
+
+
+def _check_same(record: Record, recipe: Recipe, place: Path) -> None:
+    try:
+        before = Recipe.model_validate(record.recipe)  # a key that came later has its default
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"]))
+        raise RequestError(f"{place}: the newest checkpoint's recipe cannot be read: {key}: {fault['msg']}") from None
+    theirs, mine = deciding(before), deciding(recipe)
+    faults = [
+        f"{key}: the checkpoint has {theirs.get(key, 'nothing')}, the recipe {mine.get(key, 'nothing')}"
+        for key in sorted(mine.keys() | theirs.keys())
+        if theirs.get(key) != mine.get(key) and not _of_another_kind(key, mine, theirs)
+    ]
+    if faults:
+        raise RequestError(f"{place}: the newest checkpoint is of another recipe; " + "; ".join(faults))
+
+
+def _of_another_kind(key: str, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether the key differs only since its section is another thing altogether, which its name tells already."""
+    name = f"{key.partition('.')[0]}.name"
+    return key != name and mine.get(name) != theirs.get(name)
+
+
+def deciding(recipe: Recipe) -> dict[str, Any]:
+    """What decides the training, by dotted key; files may have moved, and be read by other threads."""
+    flat: dict[str, Any] = {}
+    for key, value in recipe.model_dump(mode="json").items():
+        if key in _FREE:
+            continue
+        inner = value.items() if isinstance(value, dict) else [(None, value)]
+        flat |= {key if part is None else f"{key}.{part}": each for part, each in inner}
+    return {key: value for key, value in flat.items() if key not in ("data.path", "data.workers", "model.weights")}
