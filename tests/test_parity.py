@@ -6,12 +6,14 @@ import json
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 
 from hvdkit import config, parity
+from hvdkit.errors import RequestError
 from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
@@ -84,44 +86,51 @@ def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         )
         LAUNCHERS["direct"](job)
 
-    def found(framework: str, fault: str) -> Any:
+    def verdict(framework: str, fault: str) -> Parity:
         ran(framework)
         findings = json.loads((folder / "trace" / f"{framework}-{fault}.json").read_text())
-        return parity.judge(parity.plan(checked, [framework], 2), {framework: findings}).frameworks[framework]
+        return parity.judge(parity.plan(checked, [framework], 2), {framework: findings})
 
-    return found
+    return SimpleNamespace(recipe=checked, verdict=verdict)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("framework", "fault"), PLANTED)
 def test_a_planted_fault_is_found_and_named(framework: str, fault: str, planted: Any) -> None:
-    each = planted(framework, fault)
+    each = planted.verdict(framework, fault).frameworks[framework]
     missed, tensor, words = TOLD[fault]
     assert not each.passed and missed in each.missed
     assert each.first_deviation.startswith(tensor), each.first_deviation
     assert all(word in each.likely_cause for word in words), each.likely_cause
 
 
-def test_a_missed_mark_is_status_1_and_told(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    """The table and the verdict of a failed run, from findings of a real one."""
+def test_a_missed_mark_is_told_in_table_and_page(planted: Any) -> None:
     from hvdkit.report.parity import deviations, parity_markdown
 
-    done = hvdkit("parity", recipe, "--framework", "pytorch", "--steps", 1, "--out", "run", "batch_size=4")
-    assert done.returncode == 0, done.stderr
-    good = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
-    each = good.frameworks["pytorch"].model_copy(
-        update={
-            "passed": False,
-            "missed": ["logits_f64"],
-            "logits_f64": 1e-3,
-            "first_deviation": "a",
-            "likely_cause": "b",
-        }
-    )
-    bad = good.model_copy(update={"passed": False, "frameworks": {"pytorch": each}})
-    assert deviations(bad) == ["pytorch: missed logits_f64; deviates first in a. Likely: b."]
+    bad = planted.verdict("pytorch", "label_smoothing")
+    assert not bad.passed
+    (line,) = deviations(bad)
+    assert line.startswith("pytorch: missed ") and "deviates first in loss. Likely: label smoothing" in line
     text = parity_markdown(bad)
-    assert "NOT PASSED" in text and "**1.0e-03**" in text
+    assert "NOT PASSED" in text and f"**{bad.frameworks['pytorch'].gradients_f64:.1e}**" in text and line in text
+
+
+def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) -> None:
+    proof, recipe = planted.verdict("pytorch", "label_smoothing"), planted.recipe
+    parity.check(proof, tmp_path, recipe, ["pytorch"])
+    each = proof.frameworks["pytorch"]
+    forged = proof.model_copy(
+        update={"passed": True, "frameworks": {"pytorch": each.model_copy(update={"passed": True, "missed": []})}}
+    )
+    other = recipe.model_copy(update={"loss": recipe.loss.model_copy(update={"label_smoothing": 0.3})})
+    for bad, of, frameworks, told in (
+        (forged, recipe, ["pytorch"], "does not follow from its figures"),
+        (proof.model_copy(update={"marks": {}}), recipe, ["pytorch"], "does not follow from its figures"),
+        (proof, other, ["pytorch"], "loss.label_smoothing: the proof has 0.1, the recipe 0.3"),
+        (proof, recipe, ["pytorch", "mxnet"], "got no mxnet"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            parity.check(bad, tmp_path, of, frameworks)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_no_proof_is_told_as_such(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) 
     assert damaged.returncode == 2 and "not the parity.json" in damaged.stderr and not (tmp_path / "d").exists()
 
 
-@pytest.mark.parametrize(("framework", "precision"), [("pytorch", "bf16"), ("tensorflow", "fp16")])
+@pytest.mark.parametrize(("framework", "precision"), [("pytorch", "bf16"), ("tensorflow", "bf16")])
 def test_low_precision_with_accumulation(
     framework: str, precision: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:
