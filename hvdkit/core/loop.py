@@ -142,8 +142,7 @@ class Loop:
         self._unread.append(loss)
         if _due(self._recipe.check_ranks, progress.step):
             self._tell("comparing ranks", progress.step)
-            check_ranks(self._adapter, self._session, self._topology, progress.step)
-            self.clock.resume()
+            check_ranks(self._adapter, self._session, self._topology, progress.step)  # its time counts to the next step
         stopping = False
         if _due(self._recipe.log_every, progress.step):
             stopping = self._read_losses()
