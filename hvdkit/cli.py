@@ -47,6 +47,9 @@ def train(
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint in --out")] = False,
+    host_discovery_script: Annotated[
+        Path | None, typer.Option(help="a program that prints host:slots a line, for elastic runs")
+    ] = None,
 ) -> None:
     """Train a recipe under one framework."""
     from hvdkit import catalogue, config, paths
@@ -57,7 +60,7 @@ def train(
     checked = config.load(catalogue.locate(recipe), overrides or [])
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
-    plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout)
+    plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script)
     with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite, resume) as folder:
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)

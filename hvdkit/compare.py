@@ -34,7 +34,7 @@ def plan(
         for value, times in Counter(values).items():
             if times > 1:
                 faults.append(f"{option} {value}: given {times} times; once is enough")
-    recipe = recipe.model_copy(update={"checkpoint": None})  # nothing goes on from a comparison's runs
+    recipe = recipe.model_copy(update={"checkpoint": None, "elastic": None})  # a comparison's runs are whole
     if recipe.threads == "auto" and nps:
         recipe = recipe.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // max(1, *nps))})
     for framework in frameworks:

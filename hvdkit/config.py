@@ -165,6 +165,23 @@ class Checkpointing(Strict):
         return self
 
 
+class Elastic(Strict):
+    """Training that outlives lost ranks and takes in new ones, with `min_np` to `max_np` ranks.
+
+    Every `commit_every` updates all ranks copy the state into their memory: what a lost rank throws training back to.
+    """
+
+    min_np: int = Field(1, ge=1)
+    max_np: int = Field(ge=1)
+    commit_every: int = Field(10, ge=1, description="updates between two commits")
+
+    @model_validator(mode="after")
+    def _from_few_to_many(self) -> Elastic:
+        if self.min_np > self.max_np:
+            raise ValueError(f"expected min_np at most max_np, got {self.min_np} and {self.max_np}")
+        return self
+
+
 class Recipe(Strict):
     """Everything that decides what is computed. The framework and the number of ranks are no part of it."""
 
@@ -186,6 +203,7 @@ class Recipe(Strict):
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = None
+    elastic: Elastic | None = None
     device: Literal["auto", "cpu", "gpu"] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
@@ -345,6 +363,7 @@ def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
         "schedule": [Schedule],
         "loss": [Loss],
         "checkpoint": [Checkpointing],
+        "elastic": [Elastic],
     }
     models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
     known = {key for model in models for key in model.model_fields}

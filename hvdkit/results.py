@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -39,6 +39,19 @@ class MetricLine(_Record):
     images_per_second: float
     val_accuracy: float | None = None
     val_loss: float | None = None
+
+
+class Recovery(_Record):
+    """What an elastic run has outlived: a rank was `lost`, or `hosts` came or went, and it went on with `np` ranks.
+
+    `seconds` are from when a surviving rank noticed to the end of its next update, the `step`th by the new count.
+    """
+
+    why: Literal["lost", "hosts"]
+    step: int
+    np_before: int
+    np: int
+    seconds: float
 
 
 class TrainResult(_Record):
@@ -86,6 +99,7 @@ class TrainResult(_Record):
     train_s: float
     corrupt_images: int = 0
     native_pipeline: bool = False
+    recoveries: list[Recovery] = []
     initial_state_sha256: str
     final_weights_sha256: str
 

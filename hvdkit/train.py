@@ -18,7 +18,7 @@ from hvdkit.files import write_atomic
 from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.ends import RankFailure
 from hvdkit.launch.hosts import Host, parse_hosts
-from hvdkit.launch.job import Job
+from hvdkit.launch.job import Elastic, Job
 from hvdkit.results import MetricLine, TrainResult, read_result
 from hvdkit.runtimes.store import Runtime, find
 
@@ -38,10 +38,17 @@ class Plan:
     launcher: str
     stall_timeout_s: float
     script: Path | None = None  # another script than the recipe's own
+    discovery: Path | None = None  # prints the hosts that an elastic run may have now
 
 
 def plan(
-    recipe: Recipe, framework: str, np: int, hosts: str | None, launcher: str, stall_timeout_s: float = 60.0
+    recipe: Recipe,
+    framework: str,
+    np: int,
+    hosts: str | None,
+    launcher: str,
+    stall_timeout_s: float = 60.0,
+    discovery: Path | None = None,
 ) -> Plan:
     """Check framework, runtime, ranks, hosts and launcher. Raises RequestError with the first fault of each kind."""
     faults: list[str] = []
@@ -58,9 +65,15 @@ def plan(
         faults.append(f"--launcher {launcher}: expected one of {', '.join(LAUNCHERS)}")
     if not 0 <= stall_timeout_s < float("inf"):
         faults.append(f"--stall-timeout {stall_timeout_s}: expected seconds, or 0 to wait for ever")
+    if recipe.elastic and not recipe.elastic.min_np <= np <= recipe.elastic.max_np:
+        faults.append(f"-np {np}: expected {recipe.elastic.min_np} to {recipe.elastic.max_np}, as elastic says")
+    if discovery is not None and recipe.elastic is None:
+        faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
+    elif discovery is not None and not (discovery.is_file() and os.access(discovery, os.X_OK)):
+        faults.append(f"--host-discovery-script {discovery}: expected a program that prints host:slots a line")
     if faults or runtime is None or placed is None:
         raise RequestError("\n".join(faults))
-    return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s)
+    return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s, discovery=discovery)
 
 
 def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False) -> TrainResult:
@@ -85,7 +98,9 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
     tail = _Tail(folder / "metrics.jsonl", watch)
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
     farewell_s = FAREWELL_S if plan.recipe.checkpoint else 0.0
-    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll, farewell_s)
+    bounds = plan.recipe.elastic
+    elastic = Elastic(bounds.min_np, bounds.max_np, plan.discovery) if bounds else None
+    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll, farewell_s, elastic)
     tail.poll()
     if not result.exists():
         kept = sorted((folder / "checkpoints").glob("step-*"))
@@ -110,10 +125,11 @@ def launch(
     log_dir: Path,
     on_tick: Callable[[], None] | None = None,
     farewell_s: float = 0.0,
+    elastic: Elastic | None = None,
 ) -> None:
     """Start the ranks of the plan's framework on the recipe file, with further arguments, and see them to their end.
 
-    On SIGTERM they have `farewell_s` to end in good order.
+    On SIGTERM they have `farewell_s` to end in good order; with `elastic` lost ranks are survived.
 
     Raises as `run` does.
     """
@@ -126,6 +142,7 @@ def launch(
         log_dir=log_dir,
         stall_timeout_s=plan.stall_timeout_s,
         farewell_s=farewell_s,
+        elastic=elastic,
     )
     try:
         LAUNCHERS[plan.launcher](job, on_tick)
@@ -162,6 +179,7 @@ class _Tail:
     def __init__(self, path: Path, watch: Watch | None) -> None:
         self._path, self._watch, self._offset = path, watch, 0
         self._old = path.stat().st_ino if path.exists() else None
+        self._now: int | None = None
 
     def poll(self) -> None:
         """Read what has come since the last call."""
@@ -171,6 +189,8 @@ class _Tail:
             number = os.fstat(file.fileno()).st_ino
             if number == self._old:
                 return
+            if number != self._now:  # replaced again, by the first rank of an elastic run that goes on
+                self._now, self._offset = number, 0
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hvdkit.launch.crew import Guarded
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job, prepare
-from hvdkit.launch.supervise import Guarded, supervise
+from hvdkit.launch.supervise import supervise
 
 MARK = "HVDKIT_TEST_MARK"
 

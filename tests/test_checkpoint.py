@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from hvdkit import adapters
 from hvdkit.config import Checkpointing, Recipe
 from hvdkit.core import checkpoint, run, weights
-from hvdkit.core.checkpoint import Checkpoints, Record
+from hvdkit.core.checkpoint import Checkpoint, Checkpoints, Record
 from hvdkit.core.lifeline import Lifeline
 from hvdkit.core.progress import Progress
 from hvdkit.errors import RequestError, RunError
@@ -37,7 +37,7 @@ def record(step: int, accuracy: float | None = None) -> Record:
 def written(folder: Path, *accuracies: float | None, keep: int = 2) -> Checkpoints:
     checkpoints = Checkpoints(folder, Checkpointing(keep=keep))
     for step, accuracy in enumerate(accuracies, start=1):
-        checkpoints.write(record(step, accuracy), STATE | {"fc.bias": np.full(2, step)})
+        checkpoints.write(Checkpoint(record(step, accuracy), STATE | {"fc.bias": np.full(2, step)}))
     checkpoints.wait()
     return checkpoints
 
@@ -45,7 +45,7 @@ def written(folder: Path, *accuracies: float | None, keep: int = 2) -> Checkpoin
 def test_what_is_written_comes_back_bit_for_bit(tmp_path: Path) -> None:
     state: dict[str, np.ndarray] = STATE | {"optimizer.step": np.asarray(7), "half": np.ones(3, np.float16)}
     checkpoints = Checkpoints(tmp_path, Checkpointing())
-    checkpoints.write(record(3, 0.5), state)
+    checkpoints.write(Checkpoint(record(3, 0.5), state))
     checkpoints.wait()
     found = checkpoint.read(tmp_path / "step-00000003")
     assert found.record == record(3, 0.5).model_copy(update={"files": found.record.files}) and found.record.np == 2
@@ -106,11 +106,11 @@ def test_a_full_disk_leaves_the_old_ones(tmp_path: Path) -> None:
     code = """
 import sys; from pathlib import Path; import numpy as np
 sys.path.insert(0, sys.argv[2])
-from test_checkpoint import Checkpointing, Checkpoints, RunError, checkpoint, record
+from test_checkpoint import Checkpoint, Checkpointing, Checkpoints, RunError, checkpoint, record
 folder = Path(sys.argv[1])
 checkpoints = Checkpoints(folder, Checkpointing())
-checkpoints.write(record(1), {"a": np.zeros(10_000)}); checkpoints.wait()
-checkpoints.write(record(2), {"a": np.zeros(20_000)})
+checkpoints.write(Checkpoint(record(1), {"a": np.zeros(10_000)})); checkpoints.wait()
+checkpoints.write(Checkpoint(record(2), {"a": np.zeros(20_000)}))
 try:
     checkpoints.wait()
 except RunError as error:

@@ -122,13 +122,13 @@ class Checkpoints:
         self._writing: threading.Thread | None = None
         self._fault: RunError | None = None
 
-    def write(self, record: Record, state: State) -> None:
-        """Start writing; training may go on meanwhile, as `state` must be the caller's no longer.
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Start writing; training may go on meanwhile, as the arrays must be the caller's no longer.
 
         Raises RunError where this or the one before could not be written; older checkpoints stay as they are.
         """
         self.wait()
-        self._writing = threading.Thread(target=self._write_told, args=(record, state), name="checkpoint")
+        self._writing = threading.Thread(target=self._write_told, args=(checkpoint,), name="checkpoint")
         self._writing.start()
 
     def wait(self) -> None:
@@ -140,9 +140,9 @@ class Checkpoints:
             fault, self._fault = self._fault, None
             raise fault
 
-    def _write_told(self, record: Record, state: State) -> None:
+    def _write_told(self, checkpoint: Checkpoint) -> None:
         try:
-            self._write(record, state)
+            self._write(checkpoint.record, checkpoint.state)
         except OSError as error:
             self._fault = RunError(
                 f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
@@ -198,7 +198,7 @@ def _position(place: Path) -> tuple[int, int, int, str]:
         progress = Record.model_validate_json((place / RECORD).read_bytes()).progress
     except (OSError, ValidationError):
         return 1, 0, 0, place.name
-    return 0, progress.epoch, progress.images, place.name
+    return 0, *progress.position, place.name
 
 
 def _accuracy(place: Path) -> float | None:

@@ -1,7 +1,7 @@
 """What a rank tells its launcher: how far it is, and why it failed. Without a launcher of hvdkit's it tells nobody.
 
 The folder `HVDKIT_RANK_DIR` gets `rank-<r>.beat` (what the rank is doing), `rank-<r>.stack` (on SIGUSR2, what its
-threads are executing) and `rank-<r>.failure.json`.
+threads are executing) and `rank-<r>.failure.json`, or `HVDKIT_TRACE` in place of `rank-<r>`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Lifeline:
     def __init__(self) -> None:
         folder = os.environ.get("HVDKIT_RANK_DIR")
         self._rank = int(os.environ.get("HOROVOD_RANK", 0))
+        self._name = os.environ.get("HVDKIT_TRACE", f"rank-{self._rank}")
         self._folder = Path(folder) if folder else None
         self._step: int | None = None
         self._beats = 0
@@ -53,11 +54,11 @@ class Lifeline:
         if self._folder:
             # A launcher on another host may have no such folder here; training needs none.
             with contextlib.suppress(OSError):
-                name = f"rank-{self._rank}"
                 # faulthandler answers in C, without the interpreter's lock, so a rank stuck in C answers too.
-                self._stack_file = (self._folder / f"{name}.stack").open("w")
+                beats, stacks = self._folder / f"{self._name}.beat", self._folder / f"{self._name}.stack"
+                self._stack_file = stacks.open("w")
                 faulthandler.register(signal.SIGUSR2, self._stack_file, all_threads=True)
-                self._beat_file = os.open(self._folder / f"{name}.beat", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                self._beat_file = os.open(beats, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self.beat("starting")
 
     def asked_to_stop(self) -> bool:
@@ -98,6 +99,6 @@ class Lifeline:
             "message": message,
         }
         try:
-            write_atomic(self._folder / f"rank-{self._rank}.failure.json", json.dumps(failure))
+            write_atomic(self._folder / f"{self._name}.failure.json", json.dumps(failure))
         except HvdkitError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)

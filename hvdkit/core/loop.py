@@ -32,7 +32,8 @@ class Loop:
     update, end_step; then end_epoch. A group has `accumulate` batches, the last of an epoch what is left.
     `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update that the epoch has left.
     `tell(phase, step)` hears what the rank does and how many updates it has finished. `keep` writes a checkpoint of the
-    progress (all ranks call it); where `asked_to_stop` says so on any rank, the next logged step ends in Stopped.
+    progress, `commit` keeps it in memory (all ranks call them); where `asked_to_stop` says so on any rank, the next
+    logged step ends in Stopped.
     Raises RequestError where the training split is smaller than one global batch.
     """
 
@@ -47,12 +48,13 @@ class Loop:
         tell: Callable[[str, int], None] = lambda phase, step: None,
         progress: Progress | None = None,
         keep: Callable[[Progress], None] | None = None,
+        commit: Callable[[Progress], None] | None = None,
         asked_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._adapter, self._session = adapter, session
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
         self._metrics_file, self._tell = metrics_file, tell
-        self._keep, self._asked_to_stop = keep, asked_to_stop
+        self._keep, self._commit, self._asked_to_stop = keep, commit, asked_to_stop
         self._global_batch = recipe.batch_size * topology.size
         if len(dataset.train) < self._global_batch:
             raise RequestError(
@@ -151,6 +153,11 @@ class Loop:
         settings = self._recipe.checkpoint
         if stopping or (settings and _due(settings.every_steps, progress.step)):
             self._checkpoint()
+        elastic = self._recipe.elastic
+        if self._commit and elastic and _due(elastic.commit_every, progress.step):
+            self._tell("commit", progress.step)
+            self._read_losses()
+            self._commit(progress)  # its time counts to the next step
         if stopping:
             raise Stopped(f"stopped after step {progress.step} of {self.total_steps}, as asked")
         self._tell("input", progress.step)

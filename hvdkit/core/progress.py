@@ -25,3 +25,8 @@ class Progress:
     train_loss: float = 0.0  # of the last whole epoch
     val_accuracy: float | None = None
     val_loss: float | None = None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """How far training is, whatever the size of an update."""
+        return self.epoch, self.images

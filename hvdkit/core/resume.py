@@ -20,7 +20,7 @@ from hvdkit.errors import RequestError
 # What may differ between a checkpoint's recipe and the one that goes on from it.
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "warmup_steps", "check_ranks", "checkpoint", "compression",
-    "recompute", "batch_size", "accumulate",
+    "recompute", "batch_size", "accumulate", "elastic",
 }  # fmt: skip
 
 
@@ -41,27 +41,37 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
 
 
 def resumed(
-    adapter: Adapter, recipe: Recipe, topology: Topology, dataset: Dataset, session: Session, place: Path
-) -> tuple[Progress, bool]:
-    """Load the newest whole checkpoint on rank 0, from which the others get the state.
+    adapter: Adapter,
+    recipe: Recipe,
+    topology: Topology,
+    dataset: Dataset,
+    session: Session,
+    place: Path | None,
+    held: Checkpoint | None = None,
+) -> tuple[Progress, bool, int]:
+    """Load the state of the rank that is furthest (`held` is this rank's), or else rank 0's newest whole checkpoint.
 
-    Returns where training stands, and whether updates are counted anew since they have another size. Collective.
+    Returns where training stands, whether updates are counted anew since they have another size, and the rank from
+    which the others get the state. Collective.
     Raises RequestError, the same on every rank, as `pick` does, and where the tensors do not fit.
     """
+    positions = adapter.allgather_object(held and held.record.progress.position, name="held")
+    furthest = max((position for position in positions if position is not None), default=None)
+    root = positions.index(furthest)  # the first of those that hold it, or of all where nobody holds anything
     told: dict[str, Any] = {}
-    if topology.is_root:
+    if topology.rank == root:
         try:
-            found, _ = pick(place, recipe)
+            found = held or (pick(place, recipe)[0] if place else None)
             if found:
                 adapter.load_state(session, found.state)
                 told = {"progress": found.record.progress, "np": found.record.np, "recipe": found.record.recipe}
         except RequestError as error:
             told = {"error": str(error)}
-    told = adapter.allgather_object(told, name="resume")[0]
+    told = adapter.allgather_object(told, name="resume")[root]
     if "error" in told:
         raise RequestError(told["error"])
     if not told:
-        return Progress(), False
+        return Progress(), False, root
     progress: Progress = told["progress"]
     before = told["recipe"]["batch_size"] * told["np"], told["recipe"]["accumulate"]
     recounted = before != (recipe.batch_size * topology.size, recipe.accumulate)
@@ -69,7 +79,7 @@ def resumed(
         # The schedule counts in updates of the new size, the epoch in images: as many are left as the images make.
         shape = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None))
         progress.step = (progress.epoch + 1) * shape.steps_per_epoch - len(shape.sizes(progress.images))
-    return progress, recounted
+    return progress, recounted, root
 
 
 def _check_same(record: Record, recipe: Recipe, place: Path) -> None:

@@ -15,10 +15,12 @@ import numpy as np
 
 import hvdkit
 from hvdkit.config import Recipe
-from hvdkit.core import checkpoint, metrics, parity, resnet, weights
+from hvdkit.core import checkpoint, elastic, metrics, parity, resnet, weights
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session
+from hvdkit.core.checkpoint import Checkpoint
 from hvdkit.core.data import Dataset, open_dataset
+from hvdkit.core.elastic import Commits
 from hvdkit.core.lifeline import Lifeline
 from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS, check_can
@@ -38,50 +40,91 @@ def train(
 ) -> TrainResult:
     """Train as the recipe says; rank 0 writes `metrics.jsonl`, `result.json` and checkpoints into `out`, if given.
 
-    With `resume` it goes on from the newest whole checkpoint in `out`, or starts where there is none.
+    With `resume` it goes on from the newest whole checkpoint in `out`, or starts where there is none. Under an elastic
+    launcher it goes on whenever ranks are lost or join.
     Raises RequestError where framework, device, network, data or checkpoint do not allow what the recipe asks, RunError
     where a file cannot be written or ranks come to differ, Stopped where a rank was asked to stop; what Horovod and the
     framework raise passes.
     """
+    attempt = partial(_train, adapter, build, recipe, out, lifeline)
+    if recipe.elastic and elastic.active():
+        return elastic.persist(adapter, attempt, lifeline)
+    return attempt(None, resume)
+
+
+def _train(
+    adapter: Adapter,
+    build: Build,
+    recipe: Recipe,
+    out: Path | None,
+    lifeline: Lifeline,
+    commits: Commits | None,
+    resume: bool = True,
+) -> TrainResult:
     topology, dataset, network = start(adapter, recipe)
     session = open_session(adapter, build, network, recipe)
     initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
     place = out / "checkpoints" if out else None
-    progress, recounted = Progress(), False
-    if resume and place:
-        progress, recounted = resumed(adapter, recipe, topology, dataset, session, place)
+    progress, recounted, root = Progress(), False, 0
+    if commits or (resume and place):
+        held = commits.held if commits else None
+        progress, recounted, root = resumed(adapter, recipe, topology, dataset, session, place, held)
         if progress.step:
             adapter.seed(_seed_at(recipe, progress))
-    adapter.broadcast_state(session, root_rank=0)
+    adapter.broadcast_state(session, root_rank=root)
     first_step = progress.step
 
     writes = topology.is_root and place is not None and recipe.checkpoint is not None
     checkpoints = checkpoint.Checkpoints(place, recipe.checkpoint) if writes and place and recipe.checkpoint else None
 
+    def snapshot(progress: Progress) -> Checkpoint:
+        return Checkpoint(_record(adapter, recipe, topology, progress), adapter.state(session))
+
     def keep(progress: Progress) -> None:
         if checkpoints:
-            checkpoints.write(_record(adapter, recipe, topology, progress), adapter.state(session))
+            checkpoints.write(snapshot(progress))
         # Whoever goes on from here draws the same random numbers, killed in between or not.
         adapter.seed(_seed_at(recipe, progress))
 
+    def commit(progress: Progress) -> None:
+        if commits:
+            commits.take(snapshot(progress))
+
+    def tell(phase: str, step: int) -> None:
+        lifeline.beat(phase, step)
+        if commits and step > first_step:
+            commits.stepped(step, topology.size)
+
     metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out and topology.is_root else None)
     metrics_file.forget_after(progress, recounted)
-    stop = lifeline.asked_to_stop if recipe.checkpoint else (lambda: False)
-    loop = Loop(adapter, session, recipe, topology, dataset, metrics_file, lifeline.beat, progress, keep, stop)
+    loop = Loop(
+        adapter,
+        session,
+        recipe,
+        topology,
+        dataset,
+        metrics_file,
+        tell=tell,
+        progress=progress,
+        keep=keep,
+        commit=commit if commits else None,
+        asked_to_stop=lifeline.asked_to_stop if recipe.checkpoint else (lambda: False),
+    )
     started = time.perf_counter()
     try:
         adapter.fit(session, loop)
     except Stopped:
-        if checkpoints:
-            checkpoints.wait()
         adapter.shutdown()
         raise
+    finally:
+        if checkpoints:
+            checkpoints.wait()
     train_s = time.perf_counter() - started
 
     lifeline.beat("gathering the result")
-    if checkpoints:
-        checkpoints.wait()
     result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
+    if commits:
+        result.recoveries = commits.recoveries
     if topology.is_root:
         print(result.model_dump_json(indent=2), flush=True)
         if out:

@@ -30,8 +30,10 @@ class Topology:
 
 
 def threads_per_rank(requested: int | None, local_size: int) -> int:
-    """CPU threads for a rank: as requested, or this process's cores shared evenly among the host's ranks."""
-    return requested or max(1, len(os.sched_getaffinity(0)) // local_size)
+    """CPU threads for a rank: as requested, or as OMP_NUM_THREADS says, or the host's cores shared among its ranks."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    asked = requested or (int(said) if said.isdecimal() else 0)
+    return asked or max(1, len(os.sched_getaffinity(0)) // local_size)
 
 
 def wants_gpu(device: str, found: int, local_size: int, framework: str) -> bool:

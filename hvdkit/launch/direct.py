@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdkit.errors import RequestError, RunError
-from hvdkit.launch.hosts import Slot, shown
-from hvdkit.launch.job import Job, prepare
-from hvdkit.launch.supervise import Guarded, Tick, supervise
+from hvdkit.launch import elastic
+from hvdkit.launch.crew import Guarded, Tick, guard_command
+from hvdkit.launch.hosts import Slot, is_this_machine, shown
+from hvdkit.launch.job import GRACE_S, Job, prepare
+from hvdkit.launch.supervise import supervise
 
 _SERVER = Path(__file__).with_name("rendezvous.py")
+_ELASTIC_DRIVER = Path(__file__).with_name("elastic_driver.py")
 _START_TIMEOUT_S = 30.0
 # All ranks are on this machine: they meet on the loopback interface, whatever the host's name resolves to.
 _ADDRESS, _INTERFACE = "127.0.0.1", "lo"
@@ -35,23 +37,12 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
                 "use --launcher horovodrun"
             )
     prepare(job)
+    if job.elastic is not None:
+        elastic.supervise(job, _elastic_driver(job), on_tick)
+        return
     with _rendezvous(job) as port:
         commands = [Guarded("rank", slot.rank, job.command(), _environment(job, slot, port)) for slot in job.slots()]
         supervise(job, commands, on_tick)
-
-
-def is_this_machine(name: str) -> bool:
-    """Whether a host's name or address is one of this machine's own."""
-    try:
-        addresses = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, address in addresses:
-        # Only an address of this machine can be bound.
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            return True
-    return False
 
 
 def _environment(job: Job, slot: Slot, port: int) -> dict[str, str]:
@@ -73,6 +64,15 @@ def _environment(job: Job, slot: Slot, port: int) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_IFACE": _INTERFACE,
     }
+
+
+def _elastic_driver(job: Job) -> Guarded:
+    """Horovod's elastic driver under the runtime's interpreter, which starts each rank under a guard of its own."""
+    places = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
+    rank = guard_command(str(job.python), "rank", job, GRACE_S, job.command())
+    command = [str(job.python), str(_ELASTIC_DRIVER), elastic.settings(job, places), *rank]
+    environment = {"NCCL_SOCKET_IFNAME": _INTERFACE, **job.base_environment(), "HVDKIT_LAUNCHER": "direct"}
+    return Guarded("horovodrun", None, command, environment, elastic.DRIVER_GRACE_S)
 
 
 @contextlib.contextmanager

@@ -76,6 +76,7 @@ class RankEnd:
     record: Record | None = None
     tail: str = ""
     log_error: str | None = None
+    name: str = ""  # of its traces; rank-<r> where nothing else is said
 
     @property
     def known(self) -> bool:
@@ -139,7 +140,7 @@ def failure(job: Job, end: RankEnd) -> HvdkitError:
     if end.record is not None:
         step = "" if end.record.step is None else f" at step {end.record.step}"
         how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how})"
-    path = job.log(end.rank)
+    path = job.log(end.rank, end.name)
     log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
     if end.log_error is not None:
         log += f" (cut short: {end.log_error})"

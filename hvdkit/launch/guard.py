@@ -3,7 +3,7 @@
 usage: python -I -S guard.py ROLE FOLDER GRACE_S STALL_S COMMAND...
 
 Every rank has a guard above it, on the host where the rank runs. The guard
-- writes the command's output to FOLDER/rank-<r>.log;
+- writes the command's output to FOLDER/rank-<r>.log (worker-<place>.log under an elastic launcher);
 - tells its standard output, which leads to the launcher, that the rank has started and how it ended (`MARK` + JSON,
   one line each), with the record that the rank may have left in FOLDER/rank-<r>.failure.json;
 - tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never);
@@ -56,7 +56,7 @@ def main() -> int:
             return status
     rank = None if role == "horovodrun" else own_rank()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    return Guard(rank, Path(folder), float(grace_s), float(stall_s)).run(command)
+    return Guard(rank, own_name(rank), Path(folder), float(grace_s), float(stall_s)).run(command)
 
 
 def own_rank() -> int:
@@ -65,6 +65,18 @@ def own_rank() -> int:
     Raises StopIteration where none of them has set it.
     """
     return int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
+
+
+def own_name(rank: int | None) -> str:
+    """What the traces of the command below this guard are called.
+
+    Under an elastic launcher ranks change as others come and go: there a worker is known by its place.
+    """
+    if rank is None:
+        return "horovodrun"
+    if os.environ.get("HOROVOD_ELASTIC") != "1":
+        return f"rank-{rank}"
+    return "worker-{HOROVOD_HOSTNAME}-{HOROVOD_LOCAL_RANK}".format_map(os.environ)
 
 
 def step_aside() -> int | None:
@@ -96,9 +108,9 @@ def exit_status(status: int) -> int:
 class Guard:
     """One command's life. `rank` is None for horovodrun itself."""
 
-    def __init__(self, rank: int | None, folder: Path, grace_s: float, stall_s: float) -> None:
-        name = "horovodrun" if rank is None else f"rank-{rank}"
+    def __init__(self, rank: int | None, name: str, folder: Path, grace_s: float, stall_s: float) -> None:
         self.rank = rank
+        self.name = name
         self.grace_s = grace_s
         self.stall_s = stall_s
         self.folder = folder
@@ -128,7 +140,7 @@ class Guard:
             self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
         self.child = process.pid
-        self.pulse = None if self.rank is None else Pulse(self.folder, self.rank, self.child, self.stall_s)
+        self.pulse = None if self.rank is None else Pulse(self.folder, self.name, self.child, self.stall_s)
         self._report("started", pid=self.child)
         status, ended_at = self._wait()
         process.returncode = exit_status(status)  # reaped here, not by Popen
@@ -172,6 +184,7 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "HVDKIT_TRACE": self.name},
                 start_new_session=True,
                 preexec_fn=die_with_guard,
             )
@@ -291,7 +304,8 @@ class Guard:
 
     def _report(self, event: str, **facts: object) -> None:
         """Tell the launcher; without one, nobody."""
-        record = {"event": event, "rank": self.rank, "clock": time.monotonic(), **facts}
+        who = {"rank": self.rank, "name": self.name, "host": os.environ.get("HOROVOD_HOSTNAME")}
+        record = {"event": event, **who, "clock": time.monotonic(), **facts}
         self._tell((MARK + json.dumps(record)).encode())
 
     def _tell(self, line: bytes) -> None:

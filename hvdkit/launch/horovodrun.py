@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.direct import is_this_machine
-from hvdkit.launch.hosts import shown
+from hvdkit.launch import elastic
+from hvdkit.launch.crew import Guarded, Tick, guard_command
+from hvdkit.launch.hosts import is_this_machine, shown
 from hvdkit.launch.job import GRACE_S, Job, prepare
-from hvdkit.launch.supervise import Guarded, Tick, guard_command, supervise
+from hvdkit.launch.supervise import supervise
 
 # horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
 _HOROVODRUN_GRACE_S = GRACE_S + 1.0
@@ -36,7 +37,10 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
     guarded = Guarded("horovodrun", None, _command(job, horovodrun), _environment(job), _HOROVODRUN_GRACE_S)
-    supervise(job, [guarded], on_tick)
+    if job.elastic is not None:
+        elastic.supervise(job, guarded, on_tick)
+    else:
+        supervise(job, [guarded], on_tick)
 
 
 def _command(job: Job, horovodrun: Path) -> list[str]:
@@ -47,11 +51,24 @@ def _command(job: Job, horovodrun: Path) -> list[str]:
         str(job.python),
         str(horovodrun),
         *("-np", str(job.np)),
-        *("-H", shown(job.hosts)),
+        *_places(job),
         *controller,
         *job.horovodrun_options,
         *guard_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
     ]
+
+
+def _places(job: Job) -> list[str]:
+    """Which hosts there are, and how many ranks there may be."""
+    hosts = ["-H", shown(job.hosts)]
+    if job.elastic is None:
+        return hosts
+    bounds = ["--min-np", str(job.elastic.min_np), "--max-np", str(job.elastic.max_np)]
+    if job.elastic.discovery is not None:
+        hosts = ["--host-discovery-script", str(job.elastic.discovery.absolute())]
+    if job.here:
+        bounds += ["--network-interfaces", "lo"]  # it would wait for a second host to find one that both have
+    return [*hosts, *bounds]
 
 
 def _environment(job: Job) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -72,6 +74,20 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
 def shown(hosts: list[Host]) -> str:
     """The hosts as one writes them: a:2,b:2."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def is_this_machine(name: str) -> bool:
+    """Whether a host's name or address is one of this machine's own."""
+    try:
+        addresses = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in addresses:
+        # Only an address of this machine can be bound.
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def place(hosts: list[Host], np: int) -> list[Slot]:

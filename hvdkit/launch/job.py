@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import Host, Slot, place
+from hvdkit.launch.hosts import Host, Slot, is_this_machine, place
 
 # From SIGTERM to SIGKILL, in seconds. A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """From how many to how many ranks the job may have, and the program that prints host:slots a line at any time.
+
+    Without such a program the hosts are the job's.
+    """
+
+    min_np: int
+    max_np: int
+    discovery: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,7 @@ class Job:
     line. `environment` is laid over the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
     together), rank-<r>.failure.json (by a rank that can tell why it failed) and exits.json.
     On SIGTERM ranks are first asked to end in good order, by a file in `log_dir`, and have `farewell_s` for it.
+    With `elastic` lost ranks are survived, and new ones join: `np` are waited for at the start.
     A rank that has not moved for `stall_timeout_s` seconds ends the job; 0 lets it wait for ever.
     `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
     """
@@ -34,6 +47,12 @@ class Job:
     horovodrun_options: tuple[str, ...] = ()
     stall_timeout_s: float = 60.0
     farewell_s: float = 0.0
+    elastic: Elastic | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether all of the job's hosts are this machine."""
+        return all(is_this_machine(host.name) for host in self.hosts)
 
     def command(self) -> list[str]:
         """A rank's command line."""
@@ -48,9 +67,9 @@ class Job:
         """What asks the ranks to end in good order (hvdkit.core.lifeline looks for it)."""
         return self.log_dir / "stop"
 
-    def log(self, rank: int) -> Path:
-        """The file that holds what this rank printed."""
-        return self.log_dir / f"rank-{rank}.log"
+    def log(self, rank: int, name: str = "") -> Path:
+        """The file that holds what this rank printed; `name` where its traces are not called by its rank."""
+        return self.log_dir / f"{name or f'rank-{rank}'}.log"
 
     def base_environment(self) -> dict[str, str]:
         """What every rank finds in its environment, whoever starts it; a user's HOROVOD_* settings stay in force."""
@@ -71,7 +90,7 @@ def prepare(job: Job) -> None:
         raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        for pattern in ("rank-*.log", "rank-*.failure.json", "horovodrun.log", "exits.json", "stop"):
+        for pattern in ("rank-*.log", "rank-*.failure.json", "worker-*", "horovodrun.log", "exits.json", "stop"):
             for old in job.log_dir.glob(pattern):
                 old.unlink()
     except OSError as error:

@@ -24,11 +24,14 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Pulse:
-    """Watches the process `pid`. `timeout_s` seconds without a beat make a stall, 0 turns the watch off."""
+    """Watches the process `pid`, whose traces are called `name`.
 
-    def __init__(self, folder: Path, rank: int, pid: int, timeout_s: float) -> None:
-        self._beat_path = folder / f"rank-{rank}.beat"
-        self._stack_path = folder / f"rank-{rank}.stack"
+    `timeout_s` seconds without a beat make a stall, 0 turns the watch off.
+    """
+
+    def __init__(self, folder: Path, name: str, pid: int, timeout_s: float) -> None:
+        self._beat_path = folder / f"{name}.beat"
+        self._stack_path = folder / f"{name}.stack"
         self._pid = pid
         self._timeout_s = timeout_s
         self._last_beat = b""

@@ -1,0 +1,90 @@
+"""Training that outlives its ranks: one attempt after another, each with the ranks that Horovod's rendezvous has then.
+
+Horovod's elastic driver (`horovodrun --min-np`, or hvdkit's own launcher) notices lost and new ranks. What it needs of
+a rank is to leave Horovod and enter it again, and to have kept a state that all ranks can go on from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from hvdkit.core.adapter import Adapter
+from hvdkit.core.checkpoint import Checkpoint
+from hvdkit.core.lifeline import Lifeline, lost_a_peer
+from hvdkit.results import Recovery
+
+T = TypeVar("T")
+
+
+def active() -> bool:
+    """Whether an elastic launcher has started this rank."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+class Commits:
+    """The last state that this rank has kept in memory, and what was recovered from so far.
+
+    `look` says whether hosts have come or gone: it raises Horovod's HostsUpdatedInterrupt, on all ranks alike.
+    """
+
+    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+        self.held: Checkpoint | None = None
+        self.recoveries: list[Recovery] = []
+        self._look = look
+        self._np = 0
+        self._since: tuple[float, Literal["lost", "hosts"], int] | None = None
+
+    def take(self, checkpoint: Checkpoint) -> None:
+        """Keep this state instead of the one before."""
+        self.held = checkpoint
+        self._look()
+
+    def interrupted(self, why: Literal["lost", "hosts"]) -> None:
+        """An attempt has come to its end before training has."""
+        self._since = self._since or (time.monotonic(), why, self._np)
+
+    def stepped(self, step: int, np: int) -> None:
+        """An update is done, `step` in all, with `np` ranks."""
+        self._np = np
+        if self._since is not None:
+            began, why, before = self._since
+            seconds = round(time.monotonic() - began, 3)
+            self.recoveries.append(Recovery(why=why, step=step, np_before=before, np=np, seconds=seconds))
+            self._since = None
+
+
+def persist(adapter: Adapter, attempt: Callable[[Commits], T], lifeline: Lifeline) -> T:
+    """Call `attempt` until it comes to its end, again whenever ranks are lost or join; returns what it returns.
+
+    An attempt begins with `adapter.init`. What it raises for another reason passes.
+    """
+    from horovod.common.elastic import State, notification_manager
+    from horovod.common.exceptions import HostsUpdatedInterrupt
+
+    def first_ranks(value: Any) -> Any:
+        return adapter.allgather_object(value, name="hosts")[0]
+
+    state = State(bcast_object=first_ranks, get_rank=lambda: 0)
+    commits = Commits(state.check_host_updates)
+    notification_manager.init()
+    notification_manager.register_listener(state)
+    why: Literal["lost", "hosts"]
+    while True:
+        try:
+            return attempt(commits)
+        except HostsUpdatedInterrupt:
+            why = "hosts"
+        except Exception as error:
+            if not lost_a_peer(error):
+                raise
+            why = "lost"
+            print(f"another rank is gone: {str(error).splitlines()[0]}", flush=True)
+        commits.interrupted(why)
+        lifeline.beat("waiting for ranks")
+        with contextlib.suppress(Exception):  # it has lost its peers, and may say so
+            adapter.shutdown()
+        state.on_reset()

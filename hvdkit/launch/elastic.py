@@ -1,0 +1,147 @@
+"""Ranks that come and go: Horovod's elastic driver decides who takes part, training goes on with whom there is.
+
+A rank that is killed, frozen or lost with its host is survived. One that fails by itself, as it says in its record,
+would fail again: it ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from hvdkit.errors import RunError
+from hvdkit.launch import ends
+from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded, Tick
+from hvdkit.launch.hosts import is_this_machine
+from hvdkit.launch.job import GRACE_S, Job
+from hvdkit.launch.stalls import Stall
+from hvdkit.launch.supervise import by_signal, conclude
+
+# A driver is given a little longer than its ranks.
+DRIVER_GRACE_S = GRACE_S + 1.0
+WAITING = "waiting for ranks"  # the phase of a rank (hvdkit/core/elastic.py) that does nothing, and rightly
+
+
+def supervise(job: Job, driver: Guarded, on_tick: Tick | None) -> None:
+    """Run the driver and its workers to their end, calling `on_tick` every 0.1 s; writes exits.json.
+
+    Raises RankFailure or RequestError where a rank fails by its own fault, RunError where too few ranks are left or the
+    driver fails; on signals as `supervise.supervise` does.
+    """
+    workers = _Workers(job)
+    caught = workers.follow([driver], on_tick)
+    conclude(job, workers.all_ends(), _fault(job, workers, caught))
+
+
+def _fault(job: Job, workers: _Workers, caught: list[int]) -> BaseException | None:
+    end = workers.horovodrun_end
+    well = end is not None and end["exit_code"] == 0
+    if caught:
+        return None if workers.left_in_order and well else by_signal(caught)
+    if workers.fatal is not None:
+        return ends.failure(job, workers.fatal)
+    if workers.hung is not None:
+        return RunError(workers.hung)
+    if well:
+        return None
+    lost = ends.culprit(workers.ends.values())
+    why = f"the first lost: {ends.failure(job, lost)}" if lost else ends.shown_tail("its output", (end or {})["tail"])
+    assert job.elastic is not None
+    return RunError(
+        f"Horovod's elastic driver gave up: {len(workers.ends)} rank(s) were lost, expected at least "
+        f"{job.elastic.min_np} (elastic.min_np) to go on; {why}"
+    )
+
+
+class _Workers(Crew):
+    """The driver's guard and the guards of its workers, and what they have told."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._places: dict[str, tuple[int, str]] = {}  # rank at the start, and host
+        self._pids: dict[str, int] = {}
+        self._stalls: dict[str, Stall] = {}
+        self._stalled_at = 0.0
+        self.ends: dict[str, ends.RankEnd] = {}
+        self.fatal: ends.RankEnd | None = None
+        self.hung: str | None = None
+
+    def all_ends(self) -> list[ends.RankEnd]:
+        """How each worker ended, in the order of their starts; little of one whose guard fell silent."""
+        return [
+            self.ends.get(name) or ends.RankEnd(rank, host, self._pids[name], name=name)
+            for name, (rank, host) in self._places.items()
+        ]
+
+    @property
+    def must_stop(self) -> bool:
+        return self._stopped_at is None and (self.overdue or self.fatal is not None or self.hung is not None)
+
+    @property
+    def all_gone(self) -> bool:
+        return len(self.ends) == len(self._pids)
+
+    @property
+    def left_in_order(self) -> bool:
+        """Whether the workers have ended by themselves after they were asked to."""
+        return self._asked_at is not None and self._stopped_at is None
+
+    def note(self, report: dict[str, Any], received: float) -> None:
+        name, host = report["name"], report["host"] or "?"
+        if report["event"] == "started":
+            if self._pids:
+                self._tell(f"{name} joins" if name not in self._pids else f"{name} is started again")
+            self._pids[name] = report["pid"]
+            self._places[name] = report["rank"], host
+            self.ends.pop(name, None)
+        elif report["event"] == "stalled":
+            if report["phase"] != WAITING:
+                self._stalls[name] = Stall.read(report, host)
+                self._stalled_at = self._stalled_at or received
+        else:
+            end = self.ends[name] = self.read_end(report, host, self._pids.get(name))
+            self._stalls.pop(name, None)
+            if end.failed and self._stopped_at is None:
+                if end.record is not None and not end.secondary:
+                    self.fatal = self.fatal or end
+                else:
+                    how = f"was killed by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
+                    self._tell(f"{name} {how} after {end.seconds:.1f} s; training goes on with the others")
+
+    def enforce(self) -> None:
+        super().enforce()
+        if self._stalls and time.monotonic() > self._stalled_at + STALL_SETTLE_SHARE * self._job.stall_timeout_s:
+            name = min(self._stalls, key=lambda name: self._stalls[name].order)
+            hangs = self._stalls[name]
+            told = f"{name} hangs: no progress for {hangs.seconds:.0f} s, {hangs.doing}"
+            self._stalls, self._stalled_at = {}, 0.0
+            if self._job.here or is_this_machine(hangs.host):
+                self._tell(f"{told}; it is ended")
+                with contextlib.suppress(OSError):
+                    os.kill(self._pids[name], signal.SIGKILL)
+            else:
+                self.hung = f"{told}; it is on another host, so all ranks were ended; go on with --resume"
+
+    @staticmethod
+    def _tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def settings(job: Job, places: list[str]) -> str:
+    """What `elastic_driver.py` takes as its first argument."""
+    assert job.elastic is not None
+    script = job.elastic.discovery
+    return json.dumps(
+        {
+            "np": job.np,
+            "min_np": job.elastic.min_np,
+            "max_np": job.elastic.max_np,
+            "places": places,
+            "script": str(script.absolute()) if script else None,
+        }
+    )

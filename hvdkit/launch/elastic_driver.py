@@ -1,0 +1,119 @@
+"""Horovod's own elastic driver, for workers on this machine. Runs under a runtime's interpreter.
+
+usage: python elastic_driver.py SETTINGS COMMAND...
+
+SETTINGS is JSON: `np` places to wait for, `min_np`, `max_np`, and `places`, a list of names, or `script`, which prints
+host:slots a line as it does for horovodrun. COMMAND is started for each rank; it finds Horovod's variables in its
+environment. To Horovod each place is a host of its own with one slot, since it forsakes a whole host for one failure.
+Ends with status 0 where a worker has come to a good end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+# The folder of a script comes first in sys.path; its files' names are no business of Horovod's imports.
+del sys.path[0]
+
+from horovod.runner.elastic.discovery import HostDiscovery  # noqa: E402
+from horovod.runner.elastic.driver import ElasticDriver  # noqa: E402
+from horovod.runner.elastic.rendezvous import create_rendezvous_handler  # noqa: E402
+from horovod.runner.http.http_server import RendezvousServer  # noqa: E402
+
+ADDRESS, INTERFACE = "127.0.0.1", "lo"
+
+
+class Places(HostDiscovery):
+    """Where workers may run. Without a script a lost place is made up for where too few would be left."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.names: list[str] = settings["places"]
+        self.script = settings["script"]
+        self.min_np = settings["min_np"]
+        self.lost: set[str] = set()
+        self.lock = threading.Lock()
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Horovod asks this each second."""
+        if self.script:
+            printed = subprocess.run([self.script], check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+            self.names = expanded(printed.split())
+        with self.lock:
+            return dict.fromkeys(self.names, 1)
+
+    def lose(self, name: str) -> None:
+        """Note that the worker of this place has failed."""
+        with self.lock:
+            self.lost.add(name)
+            while not self.script and len(set(self.names) - self.lost) < self.min_np:
+                self.names.append(f"again-{len(self.names)}")
+
+
+def expanded(lines: list[str]) -> list[str]:
+    """host:2 -> host-0, host-1; a host without a number has one slot."""
+    names = []
+    for line in lines:
+        host, _, slots = line.partition(":")
+        names += [f"{host}-{slot}" for slot in range(int(slots or 1))]
+    return names
+
+
+def main() -> None:
+    """Start workers, again as others are lost or join, until training is done."""
+    settings, command = json.loads(sys.argv[1]), sys.argv[2:]
+    places = Places(settings)
+    server = RendezvousServer(0)
+    driver = ElasticDriver(server, places, settings["min_np"], settings["max_np"])
+    port = server.start(create_rendezvous_handler(driver))
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    good: list[str] = []
+
+    def work(slot: Any, events: list[threading.Event]) -> tuple[int, float]:
+        environment = {
+            **os.environ,
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_HOSTNAME": slot.hostname,
+            "HOROVOD_RANK": str(slot.rank),
+            "HOROVOD_SIZE": str(slot.size),
+            "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+            "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": ADDRESS,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_GLOO_IFACE": INTERFACE,
+        }
+        if gpus:  # each worker believes itself alone on its host
+            environment["CUDA_VISIBLE_DEVICES"] = str(places.names.index(slot.hostname) % gpus)
+        process = subprocess.Popen(command, env=environment)
+        asked = False
+        while process.poll() is None:
+            if not asked and any(event.is_set() for event in events):
+                process.terminate()
+                asked = True
+            time.sleep(0.05)
+        if process.returncode:
+            places.lose(slot.hostname)
+        else:
+            good.append(slot.hostname)
+        return process.returncode, time.time()
+
+    driver.wait_for_available_slots(settings["np"])
+    driver.start(settings["np"], work)
+    driver.get_results()
+    driver.stop()
+    sys.stdout.flush()
+    os._exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
