@@ -67,6 +67,8 @@ def plan(
         faults.append(f"--stall-timeout {stall_timeout_s}: expected seconds, or 0 to wait for ever")
     if recipe.elastic and not recipe.elastic.min_np <= np <= recipe.elastic.max_np:
         faults.append(f"-np {np}: expected {recipe.elastic.min_np} to {recipe.elastic.max_np}, as elastic says")
+    if recipe.elastic and "HOROVOD_CYCLE_TIME" in os.environ:
+        faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
     if discovery is not None and recipe.elastic is None:
         faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
     elif discovery is not None and not (discovery.is_file() and os.access(discovery, os.X_OK)):

@@ -60,8 +60,9 @@ def versions() -> dict[str, str]:
 
 
 def init(device: str, threads: int | None = None) -> Topology:
-    global _context
+    global _context, _sessions
     hvd.init()
+    _sessions = itertools.count()  # a rank that joins an elastic run counts from the beginning too
     mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(threads_per_rank(threads, hvd.local_size())))
     if wants_gpu(device, mx.context.num_gpus(), hvd.local_size(), "MXNet"):
         _context = mx.gpu(hvd.local_rank())
