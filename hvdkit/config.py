@@ -207,6 +207,7 @@ class Recipe(Strict):
     device: Literal["auto", "cpu", "gpu"] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
     warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from hvdkit.core.adapter import Adapter
+from hvdkit.core.events import EventFile
 from hvdkit.core.progress import Progress
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
@@ -66,11 +67,11 @@ def slowest_steps(adapter: Adapter, seconds: list[float]) -> np.ndarray:
 class MetricsFile:
     """`metrics.jsonl`, one object a line; nothing at all where `path` is None (on ranks other than 0).
 
-    Raises RunError where it cannot be opened.
+    `events` gets the same lines for TensorBoard. Raises RunError where the file cannot be opened.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, events: EventFile | None = None) -> None:
+        self._path, self._events = path, events
         try:
             self._file = path.open("a", encoding="utf-8") if path else None
         except OSError as error:
@@ -83,7 +84,7 @@ class MetricsFile:
         """
         if self._path is None or self._file is None:
             return
-        kept = []
+        kept: dict[str, MetricLine] = {}  # by its text
         for text in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 line = MetricLine.model_validate_json(text)
@@ -91,10 +92,12 @@ class MetricsFile:
                 continue  # the last line of a killed run
             before = line.step < progress.step or (line.step == progress.step and not line.ends_epoch)
             if line.epoch < progress.epoch or (before and not recounted):
-                kept.append(text)
+                kept[text] = line
         self._file.close()
         write_atomic(self._path, "".join(f"{text}\n" for text in kept))
         self._file = self._path.open("a", encoding="utf-8")
+        if self._events:
+            self._events.begin(kept.values())
 
     def write(self, line: MetricLine) -> None:
         """Append one line, whole. Raises RunError where the disk is full."""
@@ -105,3 +108,5 @@ class MetricsFile:
             self._file.flush()
         except OSError as error:
             raise RunError(f"{self._path}: cannot be written ({error.strerror}); free space and start again") from error
+        if self._events:
+            self._events.write(line)

