@@ -28,6 +28,7 @@ app.add_typer(recipes_app, name="recipes")
 RecipeFile = Annotated[
     Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")
 ]
+CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
@@ -70,7 +71,7 @@ def train(
 
 @app.command()
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")],
+    checkpoint: CheckpointFolder,
     overrides: Overrides = None,
     framework: Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")] = "pytorch",
     np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 1,
@@ -91,6 +92,19 @@ def evaluate(
         told = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
         typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {told}")
         typer.echo(f"written to {folder / 'evaluate.json'}")
+
+
+@app.command()
+def export(
+    checkpoint: CheckpointFolder,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors or FILE.keras")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file")] = False,
+) -> None:
+    """Write a checkpoint's network as one file: safetensors in torchvision's layout, or a Keras archive."""
+    from hvdkit import export as export_
+
+    size = export_.run(export_.plan(checkpoint, out, overwrite))
+    typer.echo(f"written to {out} ({size / 2**20:.1f} MiB)")
 
 
 @app.command()

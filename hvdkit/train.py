@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvdkit import config, paths
@@ -39,6 +39,10 @@ class Plan:
     stall_timeout_s: float
     script: Path | None = None  # another script than the recipe's own
     discovery: Path | None = None  # prints the hosts that an elastic run may have now
+
+    def by(self, script: Path) -> Plan:
+        """The same, by another script."""
+        return replace(self, script=script)
 
 
 def plan(

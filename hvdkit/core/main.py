@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,12 +21,20 @@ from hvdkit.errors import HvdkitError, RequestError, Stopped
 def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
     """Run one rank and end its process. `build` makes the framework's network from the architecture table.
 
+    Ends as `end_as_rank` says.
+    """
+    end_as_rank(lambda lifeline: _run(adapter, build, argv, lifeline))
+
+
+def end_as_rank(work: Callable[[Lifeline], None]) -> NoReturn:
+    """Do a rank's work and end its process.
+
     The exit status is 0, 1 where the run failed, 2 where the request was wrong; the fault is told on standard error.
     The process ends without the interpreter's own farewell: everything is written by then, and threads of TensorFlow
     and Horovod have been seen to hang it.
     """
     try:
-        status = _run(adapter, build, argv)
+        status = _guarded(work)
     except SystemExit as leaving:  # at once too: a slow farewell would let its peers fail before it
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     sys.stdout.flush()
@@ -33,18 +42,22 @@ def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
     os._exit(status)
 
 
-def _run(adapter: Adapter, build: Build, argv: list[str]) -> int:
+def _run(adapter: Adapter, build: Build, argv: list[str], lifeline: Lifeline) -> None:
+    arguments = _parse(argv)
+    recipe = config.load(arguments.recipe, arguments.overrides)
+    if arguments.parity:
+        part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
+        run.compare(adapter, build, recipe, part, lifeline)
+    elif arguments.evaluate:
+        run.evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, lifeline)
+    else:
+        run.train(adapter, build, recipe, arguments.out, lifeline, arguments.resume)
+
+
+def _guarded(work: Callable[[Lifeline], None]) -> int:
     lifeline = Lifeline()
     try:
-        arguments = _parse(argv)
-        recipe = config.load(arguments.recipe, arguments.overrides)
-        if arguments.parity:
-            part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
-            run.compare(adapter, build, recipe, part, lifeline)
-        elif arguments.evaluate:
-            run.evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, lifeline)
-        else:
-            run.train(adapter, build, recipe, arguments.out, lifeline, arguments.resume)
+        work(lifeline)
     except Stopped as stopped:
         print(stopped, flush=True)
         return stopped.exit_status

@@ -26,7 +26,7 @@ from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.progress import Progress
 from hvdkit.core.resume import resumed
-from hvdkit.core.state import digest, parameters_of
+from hvdkit.core.state import digest, network_of, parameters_of
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError, Stopped
 from hvdkit.files import write_atomic
@@ -65,7 +65,7 @@ def _train(
 ) -> TrainResult:
     topology, dataset, network = start(adapter, recipe)
     session = open_session(adapter, build, network, recipe)
-    initial = {name: value for name, value in adapter.state(session).items() if not name.startswith("optimizer.")}
+    initial = network_of(adapter.state(session))
     place = out / "checkpoints" if out else None
     progress, recounted, root = Progress(), False, 0
     if commits or (resume and place):
@@ -150,7 +150,7 @@ def evaluate(
         raise RequestError("data: expected validation images, got none")
     session = open_session(adapter, build, network, recipe)
     found = checkpoint.read(folder)
-    adapter.load_state(session, {n: value for n, value in found.state.items() if not n.startswith("optimizer.")})
+    adapter.load_state(session, network_of(found.state))
     on_batch = partial(lifeline.beat, "evaluation")
     correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
     versions = adapter.versions()

@@ -54,6 +54,11 @@ def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value for name, value in state.items() if name in trained}
 
 
+def network_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Parameters and running statistics, without the optimizer's part."""
+    return {name: value for name, value in state.items() if not name.startswith("optimizer.")}
+
+
 def to_canonical(array: np.ndarray) -> np.ndarray:
     """HWIO kernels to OIHW, (in, out) matrices to (out, in); the rest as it is."""
     if array.ndim == 4:

@@ -7,6 +7,8 @@ One process without a launcher works too.
 
 import sys
 
+from pydantic import TypeAdapter
+
 from hvdkit.adapters import keras as adapter
 from hvdkit.adapters.tensorflow_norm import batch_norm
 from hvdkit.core import resnet
@@ -15,29 +17,51 @@ from hvdkit.core.main import main
 import keras  # isort: skip  # after the adapter, which quiets TensorFlow's banner
 import tensorflow as tf  # isort: skip
 from keras import layers  # isort: skip
+from keras.saving import register_keras_serializable  # isort: skip
 
 
 # Convolutions and activations compute in `compute_dtype`, while variables are in `dtype`.
 POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 
-class Convolution(layers.Conv2D):
+class FromTable:
+    """A layer that a `.keras` archive holds as its row of the table."""
+
+    def get_config(self):
+        row = TypeAdapter(self.ROW).dump_python(self.row, mode="json")
+        return {"row": row, "policy": self.dtype_policy.name}
+
+    @classmethod
+    def from_config(cls, config):
+        row = TypeAdapter(cls.ROW).validate_python(config["row"])
+        return cls(**config | {"row": row})
+
+
+@register_keras_serializable("hvdkit")
+class Convolution(FromTable, layers.Conv2D):
     """Pads both sides alike; Keras's "same" pads one pixel less before than behind where the stride is 2."""
+
+    ROW = resnet.Conv
 
     def __init__(self, row: resnet.Conv, policy: str):
         padding = "same" if row.stride == 1 else "valid"
         super().__init__(row.outputs, row.kernel, row.stride, padding, use_bias=False, name=row.name, dtype=policy)
+        self.row = row
         self.pad = [[0, 0], *[[row.padding if row.stride > 1 else 0] * 2] * 2, [0, 0]]
 
     def call(self, x):
         return super().call(tf.pad(x, self.pad) if self.pad[1][0] else x)
 
 
-class BatchNorm(layers.BatchNormalization):
+@register_keras_serializable("hvdkit")
+class BatchNorm(FromTable, layers.BatchNormalization):
     """Keras's own keeps a biased running variance; here it is unbiased, as in PyTorch."""
+
+    ROW = resnet.Conv
 
     def __init__(self, row: resnet.Conv, policy: str):
         super().__init__(momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, name=row.norm, dtype=policy)
+        self.row = row
 
     def call(self, x, training=None, mask=None):
         y, *statistics = self.normalize(x, training)
@@ -56,13 +80,20 @@ class BatchNorm(layers.BatchNormalization):
         self.moving_variance.assign(variance)
 
 
-class Block(layers.Layer):
-    def __init__(self, row: resnet.Block, policy: str, recompute: bool):
+@register_keras_serializable("hvdkit")
+class Block(FromTable, layers.Layer):
+    ROW = resnet.Block
+
+    def __init__(self, row: resnet.Block, policy: str, recompute: bool = False):
         super().__init__(name=row.name, dtype=policy)
+        self.row = row
         self.rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(r, policy) for r in self.rows]
         self.norms = [BatchNorm(r, policy) for r in self.rows]
         self.depth, self.recompute = len(row.convs), recompute
+
+    def get_config(self):
+        return super().get_config() | {"recompute": self.recompute}
 
     def build(self, shape):
         for row, convolution, norm in zip(self.rows, self.convolutions, self.norms, strict=True):

@@ -1,0 +1,45 @@
+"""A checkpoint's network as a `.keras` archive; `hvdkit export CHECKPOINT --out FILE.keras` runs this:
+
+    python recipes/keras/export.py RECIPE.yaml CHECKPOINT FILE.keras
+
+`keras.models.load_model(FILE)` reads it back, with `recipes/keras/resnet.py` imported for its layers.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from resnet import build  # of this folder
+
+from hvdkit import config
+from hvdkit.core import checkpoint
+from hvdkit.core.lifeline import Lifeline
+from hvdkit.core.main import end_as_rank
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.resnet import architecture
+from hvdkit.core.state import canonical_name, check_fits, from_canonical, network_of, to_canonical
+
+import keras  # isort: skip  # after resnet, whose adapter quiets TensorFlow's banner
+
+
+def restore(recipe: config.Recipe, state: checkpoint.State) -> keras.Model:
+    """The recipe's network with the state's weights. Raises RequestError where they do not fit."""
+    channels, precision = state["conv1.weight"].shape[1], PRECISIONS[recipe.precision]
+    table = architecture(recipe.model.name, recipe.model.classes, channels)
+    model = build(replace(table, dtype=precision.parameters, compute_dtype=precision.compute))
+    variables = {canonical_name(variable.path): variable for variable in model.variables}
+    check_fits({name: to_canonical(variable.numpy()).shape for name, variable in variables.items()}, state)
+    for name, variable in variables.items():
+        variable.assign(from_canonical(state[name]))
+    return model
+
+
+def export(lifeline: Lifeline) -> None:
+    recipe, folder, file = map(Path, sys.argv[1:])
+    model = restore(config.load(recipe), network_of(checkpoint.read(folder).state))
+    lifeline.beat("writing the archive")
+    model.save(file)
+
+
+if __name__ == "__main__":
+    end_as_rank(export)

@@ -1,0 +1,57 @@
+"""What a framework makes of exported files; run in its runtime:
+
+    python tests/export_rank.py FRAMEWORK WEIGHTS.safetensors CHECKPOINT OUT.json [ARCHIVE.keras]
+
+Writes how many validation images the network counts right that starts from `model.weights`, and for Keras how far the
+archive's logits are off those of the adapter's `eval_step` on the checkpoint.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdkit import adapters, config
+from hvdkit.core import checkpoint, loop, run
+from hvdkit.core.state import network_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(framework: str, weights: Path, folder: Path, out: Path, archive: Path | None) -> None:
+    adapter: Any = adapters.load(framework)
+    spec = importlib.util.spec_from_file_location("anything", ROOT / "recipes" / framework / "resnet.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    found = checkpoint.read(folder)
+    recipe = config.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
+    topology, dataset, network = run.start(adapter, recipe)
+    session = run.open_session(adapter, module.build, network, recipe)
+    correct, _, _ = loop.count(adapter, session, dataset.val, recipe.batch_size, topology)
+    told: dict[str, Any] = {"correct": correct}
+    if framework == "pytorch":  # as torchvision's networks are loaded
+        from safetensors.torch import load_file
+
+        module.build(network).load_state_dict(load_file(weights), strict=True)
+    if archive:
+        import keras
+
+        images = np.random.default_rng(3).standard_normal((7, 32, 32, dataset.shape[2])).astype(np.float32)
+        adapter.load_state(session, network_of(found.state))
+        expected = adapter.eval_step(session, images)
+        got = keras.models.load_model(archive).predict(images, verbose=0)
+        told["dtype"] = str(got.dtype)
+        told["error"] = float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+    out.write_text(json.dumps(told))
+    adapter.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(Path, sys.argv[2:5]), Path(sys.argv[5]) if len(sys.argv) > 5 else None)
