@@ -68,10 +68,11 @@ def plan(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
             "choose one of them, or compare with --no-parity"
         )
+    exact = recipe.model_copy(update={"precision": "fp64"})
     plans: list[Plan] = []
     for framework in dict.fromkeys([REFERENCE, *frameworks]):
         try:
-            plans.append(train.plan(recipe, framework, np, None, launcher, stall_timeout_s))
+            plans.append(train.plan(exact, framework, np, None, launcher, stall_timeout_s))
         except RequestError as error:
             faults += [line for line in str(error).splitlines() if line not in faults]
     if faults:
@@ -200,7 +201,8 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
     Raises RequestError naming the first fault.
     """
     mine, theirs = _proved(recipe), parity.recipe_keys
-    apart = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
+    known = theirs.keys() | {key for key in mine if not _has_default(recipe, key)}  # others came after the proof
+    apart = [key for key in sorted(known) if mine.get(key) != theirs.get(key)]
     if apart:
         key = apart[0]
         raise RequestError(
@@ -227,6 +229,12 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
 def _proved(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe a proof is about. How many and how large batches are makes no other program."""
     return {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
+
+
+def _has_default(recipe: Recipe, key: str) -> bool:
+    section, _, leaf = key.rpartition(".")
+    model = getattr(recipe, section) if section else recipe
+    return bool(getattr(model, leaf) == type(model).model_fields[leaf].default)
 
 
 def _missed(

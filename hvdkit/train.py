@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvdkit import config, paths
+from hvdkit.adapters.declared import CAPABILITIES
 from hvdkit.config import Recipe
+from hvdkit.core.precision import gaps
 from hvdkit.core.resume import pick
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RequestError, RunError, Stopped
@@ -77,9 +79,21 @@ def plan(
         faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
     elif discovery is not None and not (discovery.is_file() and os.access(discovery, os.X_OK)):
         faults.append(f"--host-discovery-script {discovery}: expected a program that prints host:slots a line")
+    if runtime is not None:
+        faults += _gaps(recipe, framework, runtime)
     if faults or runtime is None or placed is None:
         raise RequestError("\n".join(faults))
     return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s, discovery=discovery)
+
+
+def _gaps(recipe: Recipe, framework: str, runtime: Runtime) -> list[str]:
+    """What the framework cannot do of the recipe on any device that it may find there; the ranks know which it is."""
+    device = recipe.device
+    if device == "auto" and not runtime.gpu and not runtime.added:
+        device = "cpu"
+    devices = ("cpu", "gpu") if device == "auto" else (device,)
+    found = [gaps(framework, CAPABILITIES[framework], recipe, each) for each in devices]
+    return min(found, key=len)
 
 
 def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False) -> TrainResult:

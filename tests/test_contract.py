@@ -14,6 +14,7 @@ import pytest
 from conftest import FRAMEWORKS, ROOT
 
 from hvdkit import adapters
+from hvdkit.adapters.declared import CAPABILITIES as DECLARED
 from hvdkit.config import Loss, Optimizer, Sgd
 from hvdkit.core.adapter import CAPABILITIES, Adapter
 from hvdkit.core.topology import Topology
@@ -62,6 +63,20 @@ def test_what_is_declared_works_and_what_is_not_fails(framework: str, capability
     told, _ = report(framework)
     faults = told["capabilities"][capability]
     assert (faults == []) == (capability in told["declared"]), faults
+
+
+def test_every_adapter_has_what_is_declared_for_it() -> None:
+    """Read from the source, as no framework is here to import; whether it is true, the test above tries."""
+    assert set(DECLARED) == set(adapters.NAMES) and set().union(*DECLARED.values()) <= CAPABILITIES.keys()
+    for name in adapters.NAMES:
+        source = Path(inspect.getfile(adapters)).with_name(f"{name}.py").read_text()
+        assert f'NAME = "{name}"\nCAPABILITIES = declared.CAPABILITIES[NAME]\n' in source, name
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_trains_is_declared(framework: str, report: Any) -> None:
+    told, _ = report(framework)
+    assert told["declared"] == sorted(DECLARED[framework])
 
 
 def test_capabilities_are_of_the_known_ones() -> None:

@@ -191,6 +191,27 @@ def test_what_a_framework_cannot_do_is_refused_before_training(hvdkit: Hvdkit, r
     assert "recompute: mxnet cannot" in done.stderr
 
 
+def test_compare_tells_what_any_framework_cannot_do_before_the_first_starts(
+    hvdkit: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
+    arguments = ("--framework", "pytorch", "--framework", "mxnet", "-np", 1, "--out", "out")
+    done = hvdkit("compare", recipe, *arguments, "precision=fp16", "recompute=true", timeout=15)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.count("precision: mxnet cannot train in fp16") == 1 == done.stderr.count("recompute: mxnet")
+    assert not (tmp_path / "out").exists() and "pytorch" not in done.stderr
+    done = hvdkit("parity", recipe, *arguments[:4], "precision=bf16", "--steps", 0, timeout=15)  # in float64 anyway
+    assert done.returncode == 2 and "precision" not in done.stderr
+
+
+@pytest.mark.parametrize("framework", ("pytorch", "keras"))
+def test_one_value_a_channel_is_one_line(framework: str, hvdkit: Hvdkit, recipe: Path) -> None:
+    settings = ("data={name: synthetic, height: 4, width: 4, train_images: 8, val_images: 0}", "batch_size=1")
+    done = hvdkit("train", recipe, "--framework", framework, *settings)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "batch_size: resnet20 makes one value a channel of 4×4 pixels" in done.stderr
+    assert hvdkit("train", recipe, "--framework", framework, *settings, "data.width=5").returncode == 0
+
+
 def test_the_installed_command_lists_the_others() -> None:
     command = Path(sys.executable).with_name("hvdkit")
     done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=30)

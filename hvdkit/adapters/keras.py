@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.adapters import declared
 from hvdkit.adapters import tensorflow as tf_adapter
 from hvdkit.adapters.tensorflow import (
     allgather,
@@ -44,7 +45,7 @@ import keras  # isort: skip  # after the other adapter, which sets TensorFlow's 
 import tensorflow as tf  # isort: skip
 
 NAME = "keras"
-CAPABILITIES = tf_adapter.CAPABILITIES
+CAPABILITIES = declared.CAPABILITIES[NAME]
 
 __all__ = [
     "CAPABILITIES",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.adapters import declared
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
@@ -25,9 +26,7 @@ from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 
 NAME = "local"
-CAPABILITIES = frozenset(
-    {"fp64", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"}
-)
+CAPABILITIES = declared.CAPABILITIES[NAME]
 
 
 class Linear:

@@ -18,6 +18,7 @@ import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 
+from hvdkit.adapters import declared
 from hvdkit.adapters.mxnet_update import Updater
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
@@ -32,7 +33,7 @@ from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 
 NAME = "mxnet"
-CAPABILITIES = frozenset({"gpu", "fp64", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"})
+CAPABILITIES = declared.CAPABILITIES[NAME]
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 _context = mx.cpu()

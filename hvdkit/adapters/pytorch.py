@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdkit.adapters import pytorch_update
+from hvdkit.adapters import declared, pytorch_update
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
@@ -26,10 +26,7 @@ from hvdkit.core.state import check_fits
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
 NAME = "pytorch"
-CAPABILITIES = frozenset(
-    {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "exact-sums", "recompute"}
-    | {"float16", "float32", "float64", "int32", "int64", "scalars", "empty"}
-)
+CAPABILITIES = declared.CAPABILITIES[NAME]
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 # A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that

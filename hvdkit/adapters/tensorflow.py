@@ -15,6 +15,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from hvdkit.adapters import declared
 from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import loop as loop_
@@ -25,10 +26,7 @@ from hvdkit.core.state import canonical_name
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
 NAME = "tensorflow"
-CAPABILITIES = frozenset(
-    {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "exact-sums", "recompute"}
-    | {"float16", "float32", "float64", "int32", "int64", "int8", "uint8", "scalars", "empty"}
-)
+CAPABILITIES = declared.CAPABILITIES[NAME]
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 

@@ -51,22 +51,28 @@ class LossScaling:
 LOSS_SCALING = LossScaling()
 
 
-def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:
-    """Check that the framework can do what the recipe asks on this rank's device. Raises RequestError."""
-    gaps = []
-    if recipe.precision != "fp32" and _capability(recipe.precision, topology) not in adapter.CAPABILITIES:
-        able = ["fp32"] + [
-            name for name in PRECISIONS if name != "fp32" and _capability(name, topology) in adapter.CAPABILITIES
-        ]
-        gaps.append(
-            f"precision: {adapter.NAME} cannot train in {recipe.precision} on a {topology.device}; "
+def gaps(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
+    """What the recipe asks and a framework of these capabilities cannot do on the device (`cpu`, `gpu`), each told."""
+    found = []
+    if not _able(recipe.precision, capabilities, device):
+        able = [name for name in PRECISIONS if _able(name, capabilities, device)]
+        found.append(
+            f"precision: {framework} cannot train in {recipe.precision} on a {device}; "
             f"expected one of {', '.join(able)}"
         )
-    if recipe.recompute and "recompute" not in adapter.CAPABILITIES:
-        gaps.append(f"recompute: {adapter.NAME} cannot compute activations again in backward; expected false")
-    if gaps:
-        raise RequestError("\n".join(gaps))
+    if recipe.recompute and "recompute" not in capabilities:
+        found.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
+    return found
 
 
-def _capability(precision: str, topology: Topology) -> str:
-    return precision if topology.device == "cpu" or precision == "fp64" else f"gpu-{precision}"
+def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:
+    """Check that the framework can do what the recipe asks on this rank's device. Raises RequestError."""
+    found = gaps(adapter.NAME, adapter.CAPABILITIES, recipe, topology.device)
+    if found:
+        raise RequestError("\n".join(found))
+
+
+def _able(precision: str, capabilities: frozenset[str], device: str) -> bool:
+    if precision == "fp32":
+        return True
+    return (precision if device == "cpu" or precision == "fp64" else f"gpu-{precision}") in capabilities
