@@ -42,6 +42,15 @@ class Model(Strict):
         None, description="safetensors file to start from, with torchvision's names and layouts"
     )
     new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
+    zero_init_residual: bool = Field(
+        False, description="start each block's last batch norm with scale 0 (Goyal et al. 2017, section 5.1)"
+    )
+
+    @model_validator(mode="after")
+    def _a_new_head_belongs_to_weights(self) -> Model:
+        if self.new_head and self.weights is None:
+            raise ValueError("expected new_head only where weights are given, got new_head true and no weights")
+        return self
 
 
 class Optimizer(Strict):
@@ -139,6 +148,19 @@ class Schedule(Strict):
             raise ValueError("expected milestones exactly where decay is 'step'")
         if self.milestones != sorted(self.milestones) or any(m <= 0 for m in self.milestones):
             raise ValueError(f"expected rising milestones above 0, got {self.milestones}")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Schedule:
+        # By their values, as a run's resolved recipe has all keys.
+        for key, reads_it, needed in (
+            ("gamma", self.decay == "step", "decay is 'step'"),
+            ("power", self.decay == "polynomial", "decay is 'polynomial'"),
+            ("base_batch_size", self.scale == "linear", "scale is 'linear'"),
+        ):
+            default, got = type(self).model_fields[key].default, getattr(self, key)
+            if not reads_it and got != default:
+                raise ValueError(f"expected {key} other than {default} only where {needed}, got {got}")
         return self
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,8 @@ def local_run(folder: Path, recipe: Recipe, resume: bool = False, kill_at: int |
         try:
             return run.train(adapter, lambda table: Network(3072, 10), recipe, folder, Lifeline(), resume)
         except Killed:
+            for writer in (each for each in threading.enumerate() if each.name == "checkpoint"):
+                writer.join()  # no process has ended here, so neither has it
             return None
 
 
@@ -308,20 +311,21 @@ def kill_ranks(folder: Path, framework: str) -> None:
 
 
 def test_sigterm_ends_behind_a_checkpoint_with_status_0(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    settings = ("epochs=500", "log_every=2", "checkpoint={every_epochs: 100}")
+    settings = ("epochs=5000", "log_every=100000", "checkpoint={every_epochs: 0, every_steps: 30}")
     command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "-np", "2", "--out", "run"]
     process = subprocess.Popen([*command, *settings], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not (tmp_path / "run" / "metrics.jsonl").exists() or not (tmp_path / "run" / "metrics.jsonl").read_text():
+    while not list((tmp_path / "run" / "checkpoints").glob("step-*")):  # nothing is logged yet
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     asked = time.monotonic()
     process.terminate()
     assert process.wait(timeout=40) == 0, process.communicate()[1]
     assert time.monotonic() - asked < 30
-    (kept,) = (tmp_path / "run" / "checkpoints").glob("step-*")
-    assert "stopped by SIGTERM behind" in process.communicate()[1]
-    step = checkpoint.read(kept).record.progress.step
+    found, _ = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    step = found.record.progress.step
+    assert f"stopped by SIGTERM behind {tmp_path}/run/checkpoints/step-{step:08}" in process.communicate()[1]
     assert step > 0 and not (tmp_path / "run" / "result.json").exists()
     limit = f"steps={step + 2}"
     done = hvdkit("train", recipe, *command[5:], "--resume", *settings, limit)

@@ -120,3 +120,29 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "b").write_bytes(b"name: \xff\n")
         with pytest.raises(RequestError, match=part):
             config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("schedule.power=3", "schedule: expected power other than 2.0 only where decay is 'polynomial', got 3.0"),
+        ("schedule.gamma=0.5", "schedule: expected gamma other than 0.1 only where decay is 'step', got 0.5"),
+        ("schedule.milestones=[2]", "schedule: expected milestones exactly where decay is 'step'"),
+        (
+            "schedule={scale: none, base_batch_size: 32}",
+            "schedule: expected base_batch_size other than 256 only where scale is 'linear', got 32",
+        ),
+        ("model.new_head=true", "model: expected new_head only where weights are given"),
+    ],
+)
+def test_a_key_that_nothing_would_read_is_refused(override: str, told: str, tmp_path: Path) -> None:
+    (line,) = faults(tmp_path, GOOD, override)
+    assert told in line
+
+
+def test_the_same_keys_serve_where_they_are_read(tmp_path: Path) -> None:
+    written(tmp_path, GOOD)
+    for override in ("{decay: polynomial, power: 3}", "{decay: step, milestones: [1], gamma: 0.5}", "{scale: none}"):
+        recipe = config.load(tmp_path / "recipe.yaml", [f"schedule={override}"])
+        (tmp_path / "resolved.yaml").write_text(config.dump(recipe))
+        assert config.load(tmp_path / "resolved.yaml") == recipe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hvdkit.core.loop import Loop
 from hvdkit.core.optimizer import decay_of, update
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
+from hvdkit.core.stopping import Stopping
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError
 
@@ -233,6 +235,38 @@ def test_names_and_layouts_become_torchvisions() -> None:
         array = np.arange(np.prod(shape)).reshape(shape)
         assert to_canonical(array).shape == expected
         assert np.array_equal(from_canonical(to_canonical(array)), array)
+
+
+def test_zero_init_residual_makes_each_block_its_shortcut() -> None:
+    for name in ("resnet20", "resnet50"):
+        plain = resnet.architecture(name, 10)
+        zero = replace(plain, zero_init_residual=True)
+        before, after = resnet.initial_state(plain, 7), resnet.initial_state(zero, 7)
+        changed = {name for name in before if not np.array_equal(before[name], after[name])}
+        last = "bn3" if name == "resnet50" else "bn2"
+        assert changed == {f"{block.name}.{last}.weight" for block in plain.blocks} and len(changed) in (9, 16)
+        assert all(not after[name].any() for name in changed)
+
+
+def test_the_last_feature_maps_are_as_large_as_the_strides_leave_them() -> None:
+    for name, side, expected in (("resnet50", 224, 7), ("resnet50", 33, 2), ("resnet50", 32, 1), ("resnet20", 32, 8)):
+        assert resnet.last_map(resnet.architecture(name, 10), side, side) == (expected, expected)
+    assert resnet.last_map(resnet.architecture("resnet20", 10), 4, 5) == (1, 2)
+
+
+def test_looks_for_an_end_come_each_five_seconds_whatever_a_step_takes() -> None:
+    adapter: Any = adapters.load("local")
+    for step_s, longest in ((0.01, 500), (0.7, 7), (60.0, 1)):
+        asked_at: list[int] = []
+        step, seconds = 0, []
+        stopping = Stopping(adapter, Topology(), lambda: bool(asked_at.append(step)), 0)  # noqa: B023
+        for step in range(1, 3001):
+            seconds.append(step_s)
+            assert not stopping.wanted(step, seconds)
+        gaps = np.diff([0, *asked_at])
+        assert gaps[0] == 1 and gaps.max() == longest, (step_s, gaps)
+    always = Stopping(adapter, Topology(), lambda: True, 5)
+    assert not always.wanted(5, [0.1]) and always.wanted(6, [0.1])
 
 
 def test_threads_are_shared_among_the_ranks_of_a_host() -> None:

@@ -17,6 +17,7 @@ from hvdkit.core.data import Batch, Dataset, Split
 from hvdkit.core.progress import Progress
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.state import digest, is_statistic, parameters_of
+from hvdkit.core.stopping import Stopping
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.results import MetricLine
@@ -32,8 +33,8 @@ class Loop:
     update, end_step; then end_epoch. A group has `accumulate` batches, the last of an epoch what is left.
     `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update that the epoch has left.
     `tell(phase, step)` hears what the rank does and how many updates it has finished. `keep` writes a checkpoint of the
-    progress, `commit` keeps it in memory (all ranks call them); where `asked_to_stop` says so on any rank, the next
-    logged step ends in Stopped.
+    progress, `commit` keeps it in memory (all ranks call them); where `asked_to_stop` says so on any rank, an update
+    within seconds ends in Stopped.
     Raises RequestError where the training split is smaller than one global batch.
     """
 
@@ -49,12 +50,12 @@ class Loop:
         progress: Progress | None = None,
         keep: Callable[[Progress], None] | None = None,
         commit: Callable[[Progress], None] | None = None,
-        asked_to_stop: Callable[[], bool] = lambda: False,
+        asked_to_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._adapter, self._session = adapter, session
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
         self._metrics_file, self._tell = metrics_file, tell
-        self._keep, self._commit, self._asked_to_stop = keep, commit, asked_to_stop
+        self._keep, self._commit = keep, commit
         self._global_batch = recipe.batch_size * topology.size
         if len(dataset.train) < self._global_batch:
             raise RequestError(
@@ -67,6 +68,7 @@ class Loop:
         self.epochs = -(-self.total_steps // self.steps_per_epoch)
         self.rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
         self.progress = progress or Progress()
+        self._stopping = asked_to_stop and Stopping(adapter, topology, asked_to_stop, self.progress.step)
         if self.progress.step > self.total_steps:
             raise RequestError(
                 f"epochs, steps: the recipe ends at step {self.total_steps}, the checkpoint is at {self.progress.step}"
@@ -145,9 +147,9 @@ class Loop:
         if _due(self._recipe.check_ranks, progress.step):
             self._tell("comparing ranks", progress.step)
             check_ranks(self._adapter, self._session, self._topology, progress.step)  # its time counts to the next step
-        stopping = False
+        stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
         if _due(self._recipe.log_every, progress.step):
-            stopping = self._read_losses()
+            self._read_losses()
             self._write(progress.line_loss / progress.line_steps, self._speed(progress.line_steps))
             progress.line_loss, progress.line_steps = 0.0, 0
         settings = self._recipe.checkpoint
@@ -200,10 +202,10 @@ class Loop:
         self._keep(self.progress)
         self.clock.resume()
 
-    def _read_losses(self) -> bool:
-        """Fetch the losses left on the device, averaged over all ranks; returns whether any rank is to stop."""
+    def _read_losses(self) -> None:
+        """Fetch the losses left on the device, averaged over all ranks."""
         local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
-        sums = metrics.reduce_sums(self._adapter, loss=local, stop=float(self._asked_to_stop()))
+        sums = metrics.reduce_sums(self._adapter, loss=local)
         mean, steps = sums["loss"] / self._topology.size, len(self._unread)
         if not np.isfinite(mean):
             rate = self.rate(max(0, self.progress.step - 1))
@@ -216,7 +218,6 @@ class Loop:
         self.progress.epoch_loss += mean
         self.progress.epoch_steps += steps
         self._unread.clear()
-        return sums["stop"] > 0
 
     def _speed(self, steps: int) -> float:
         """Images per second over all ranks in the last `steps` steps of this process, by this rank's clock."""

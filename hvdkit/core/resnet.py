@@ -50,6 +50,7 @@ class ResNet:
     `dtype` is that of the parameters, `compute_dtype` that of all between the images and the pooled features (batch
     norm computes its statistics in the parameters'). With `recompute` each block keeps its input alone and computes
     its activations again in backward (Chen et al. 2016). A framework that casts networks itself need not read these.
+    With `zero_init_residual` each block begins as its shortcut: `initial_state` scales its last batch norm by 0.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ResNet:
     dtype: str = "float32"
     compute_dtype: str = "float32"
     recompute: bool = False
+    zero_init_residual: bool = False
 
 
 # name -> (blocks a stage, bottleneck)
@@ -113,6 +115,14 @@ def convolutions(network: ResNet) -> Iterator[tuple[str, str, Conv]]:
             yield f"{block.name}.{conv.name}", f"{block.name}.{conv.norm}", conv
 
 
+def last_map(network: ResNet, height: int, width: int) -> tuple[int, int]:
+    """Height and width of the last and smallest feature maps for images of this size."""
+    in_blocks = (conv.stride for block in network.blocks for conv in block.convs)
+    for stride in (network.stem.stride, 2 if network.max_pool else 1, *in_blocks):
+        height, width = -(-height // stride), -(-width // stride)
+    return height, width
+
+
 def parameter_shapes(network: ResNet) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -133,8 +143,8 @@ def initial_state(network: ResNet, seed: int) -> dict[str, np.ndarray]:
     """Parameters and batch-norm buffers to start from, float32: the same bits for every framework and rank.
 
     Kernels are normal with variance 2 / fan-out (He et al. 2015, section 2.2, backward case), the linear layer is
-    normal with standard deviation 0.01 and its bias 0 (Goyal et al. 2017, section 5.1). Each tensor has a stream of
-    its own, so that none depends on the order in which they are drawn.
+    normal with standard deviation 0.01 and its bias 0 (Goyal et al. 2017, section 5.1, also for `zero_init_residual`).
+    Each tensor has a stream of its own, so that none depends on the order in which they are drawn.
     """
     state: dict[str, np.ndarray] = {}
     for name, shape in parameter_shapes(network).items():
@@ -148,6 +158,9 @@ def initial_state(network: ResNet, seed: int) -> dict[str, np.ndarray]:
             state[name] = np.zeros(shape, np.float32)
         else:
             state[name] = np.ones(shape, np.float32)
+    if network.zero_init_residual:
+        for block in network.blocks:
+            state[f"{block.name}.{block.convs[-1].norm}.weight"][:] = 0.0
     for _, norm, row in convolutions(network):
         state[f"{norm}.running_mean"] = np.zeros(row.outputs, np.float32)
         state[f"{norm}.running_var"] = np.ones(row.outputs, np.float32)

@@ -64,6 +64,7 @@ def _train(
     resume: bool = True,
 ) -> TrainResult:
     topology, dataset, network = start(adapter, recipe)
+    check_trainable(network, dataset, recipe)
     session = open_session(adapter, build, network, recipe)
     initial = network_of(adapter.state(session))
     place = out / "checkpoints" if out else None
@@ -112,7 +113,7 @@ def _train(
         progress=progress,
         keep=keep,
         commit=commit if commits else None,
-        asked_to_stop=lifeline.asked_to_stop if recipe.checkpoint else (lambda: False),
+        asked_to_stop=lifeline.asked_to_stop if recipe.checkpoint else None,
     )
     started = time.perf_counter()
     try:
@@ -192,6 +193,7 @@ def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, l
     """Take part in `hvdkit parity` as `part` says, in float64. Raises as `train` does."""
     recipe = recipe.model_copy(update={"precision": "fp64"})
     topology, dataset, network = start(adapter, recipe)
+    check_trainable(network, dataset, recipe)
     opener = partial(open_session, adapter, build, network)
     parity.take_part(adapter, opener, recipe, topology, dataset, part, lifeline)
     lifeline.beat("leaving Horovod")
@@ -211,13 +213,29 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
 
 
+def check_trainable(network: resnet.ResNet, dataset: Dataset, recipe: Recipe) -> None:
+    """Check that no batch norm gets one value a channel, which has no variance. Raises RequestError."""
+    height, width, _ = dataset.shape
+    if recipe.batch_size == 1 and resnet.last_map(network, height, width) == (1, 1):
+        raise RequestError(
+            f"batch_size: {network.name} makes one value a channel of {height}×{width} pixels, of which batch norm "
+            "knows no variance; expected 2 or more images a rank and step, or larger ones"
+        )
+
+
 def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe) -> Session:
     """The recipe's network bound to its optimizer, with the initial weights that its seed draws or a file holds.
 
     Raises RequestError as `Adapter.prepare` does, and where `build` makes other tensors than the table has.
     """
     precision = PRECISIONS[recipe.precision]
-    network = replace(network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute)
+    network = replace(
+        network,
+        dtype=precision.parameters,
+        compute_dtype=precision.compute,
+        recompute=recipe.recompute,
+        zero_init_residual=recipe.model.zero_init_residual,
+    )
     session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression, recipe.precision)
     state = resnet.initial_state(network, recipe.seed)
     if recipe.model.weights:
