@@ -30,6 +30,9 @@ RecipeFile = Annotated[
 ]
 CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
+Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
+Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")]
+Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Out = Annotated[Path | None, typer.Option(help="the run's folder [default: runs/<recipe>-<command>-<time>]")]
@@ -40,8 +43,8 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an ea
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    framework: Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")] = "pytorch",
-    np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 1,
+    framework: Framework = "pytorch",
+    np: Ranks = 1,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="host:slots,... [default: this machine]")] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
@@ -73,8 +76,8 @@ def train(
 def evaluate(
     checkpoint: CheckpointFolder,
     overrides: Overrides = None,
-    framework: Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")] = "pytorch",
-    np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 1,
+    framework: Framework = "pytorch",
+    np: Ranks = 1,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
@@ -111,7 +114,7 @@ def export(
 def compare(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    framework: Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")] = None,
+    framework: Frameworks = None,
     np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated [default: 1 and 2]")] = None,
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
     no_parity: Annotated[bool, typer.Option("--no-parity", help="do not prove that all do the same work")] = False,
@@ -151,9 +154,9 @@ def compare(
 def parity(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    framework: Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")] = None,
+    framework: Frameworks = None,
     steps: Annotated[int, typer.Option(help="steps to compare one by one")] = 20,
-    np: Annotated[int, typer.Option("-np", "--np", help="number of ranks")] = 2,
+    np: Ranks = 2,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,

@@ -84,31 +84,13 @@ class Figures:
     val_loss: float = 0.0
 
 
-def take_part(
-    adapter: Adapter,
-    open_session: Open,
-    recipe: Recipe,
-    topology: Topology,
-    dataset: Dataset,
-    part: Part,
-    lifeline: Lifeline,
-) -> None:
-    """Lead where asked to, then follow; collective. `open_session` gives fresh sessions of the recipe's network.
+class Participant:
+    """Measures as a rank of one framework; collective. `open_session` gives fresh sessions of the recipe's network.
 
     Gradients go uncompressed over the wire, whatever the recipe says: rounding them is no difference of frameworks.
-    Raises RequestError as `open_session` and `Loop` do, RunError where figures or findings cannot be written,
-    FileNotFoundError where nobody has led.
+    Raises RequestError as `open_session` and `Loop` do.
     """
-    recipe = recipe.model_copy(update={"compression": "none", "steps": part.steps, "check_ranks": 0})
-    runner = _Runner(adapter, open_session, recipe, topology, dataset, part, lifeline)
-    if part.leads:
-        runner.lead()
-    findings = runner.follow()
-    if topology.is_root:
-        write_atomic(part.findings(adapter.NAME), json.dumps(findings, indent=1) + "\n")
 
-
-class _Runner:
     def __init__(
         self,
         adapter: Adapter,
@@ -119,6 +101,7 @@ class _Runner:
         part: Part,
         lifeline: Lifeline,
     ) -> None:
+        recipe = recipe.model_copy(update={"compression": "none", "steps": part.steps, "check_ranks": 0})
         self._adapter, self._topology, self._dataset, self._part = adapter, topology, dataset, part
         self._recipe, self._lifeline = recipe, lifeline
         self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))
@@ -127,6 +110,17 @@ class _Runner:
         self._steps = self._loop.total_steps
         self._network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
         self._initial = adapter.state(self._exact)
+
+    def take_part(self) -> None:
+        """Lead where asked to, then follow and leave the findings.
+
+        Raises RunError where a file cannot be written, FileNotFoundError where nobody has led.
+        """
+        if self._part.leads:
+            self.lead()
+        findings = self.follow()
+        if self._topology.is_root:
+            write_atomic(self._part.findings(self._adapter.NAME), json.dumps(findings, indent=1) + "\n")
 
     def lead(self) -> None:
         """Leave the trace."""

@@ -195,7 +195,7 @@ def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, l
     topology, dataset, network = start(adapter, recipe)
     check_trainable(network, dataset, recipe)
     opener = partial(open_session, adapter, build, network)
-    parity.take_part(adapter, opener, recipe, topology, dataset, part, lifeline)
+    parity.Participant(adapter, opener, recipe, topology, dataset, part, lifeline).take_part()
     lifeline.beat("leaving Horovod")
     adapter.shutdown()
 

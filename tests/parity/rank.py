@@ -168,7 +168,7 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     def take_part(leads: bool) -> None:
         opener = partial(open_session, adapter, module.build, network)
         part = parity.Part(trace, STEPS, leads)
-        parity.take_part(adapter, opener, recipe, topology, dataset, part, Lifeline())
+        parity.Participant(adapter, opener, recipe, topology, dataset, part, Lifeline()).take_part()
 
     if leads:
         take_part(leads=True)
