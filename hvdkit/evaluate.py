@@ -17,6 +17,7 @@ def plan(
     """Check the checkpoint, whose recipe is evaluated with `overrides`, and the run. Raises RequestError."""
     record = checkpoint.read(folder).record
     recipe = config.revise(record.recipe, f"{folder / checkpoint.RECORD}: recipe", overrides)
+    recipe = recipe.model_copy(update={"elastic": None})  # how many ranks trained it does not bind these
     return train.plan(recipe, framework, np, None, launcher, stall_timeout_s)
 
 

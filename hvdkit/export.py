@@ -48,6 +48,7 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
         record = checkpoint.read(folder).record
         if out.suffix in _WRITTEN_BY:
             recipe = config.revise(record.recipe, f"{folder / checkpoint.RECORD}: recipe")
+            recipe = recipe.model_copy(update={"elastic": None})  # one rank writes, whatever trained it
             ready = train.plan(recipe, _WRITTEN_BY[out.suffix], 1, None, "direct")
     except HvdkitError as error:
         faults.append(str(error))

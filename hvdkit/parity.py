@@ -68,7 +68,7 @@ def plan(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
             "choose one of them, or compare with --no-parity"
         )
-    exact = recipe.model_copy(update={"precision": "fp64"})
+    exact = recipe.model_copy(update={"precision": "fp64", "elastic": None})
     plans: list[Plan] = []
     for framework in dict.fromkeys([REFERENCE, *frameworks]):
         try:

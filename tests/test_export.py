@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, Hvdkit, run
 from safetensors.numpy import load_file
 
+from hvdkit import evaluate, export
 from hvdkit.results import read_evaluation
 from hvdkit.runtimes.store import find
 
@@ -96,3 +97,15 @@ def test_an_archive_that_cannot_be_made_leaves_the_old_file(trained: Path, hvdki
     assert done.returncode == 2 and "is missing" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert (tmp_path / "net.keras").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "net.keras"]
+
+
+def test_how_many_ranks_have_trained_binds_nobody(trained: Path, tmp_path: Path) -> None:
+    elastic = tmp_path / "elastic"
+    elastic.mkdir()
+    for path in trained.iterdir():
+        (elastic / path.name).write_bytes(path.read_bytes())
+    record = json.loads((elastic / "checkpoint.json").read_text())
+    record["recipe"]["elastic"] = {"min_np": 2, "max_np": 4}
+    (elastic / "checkpoint.json").write_text(json.dumps(record))
+    assert export.plan(elastic, tmp_path / "net.keras", overwrite=False).plan
+    assert evaluate.plan(elastic, [], "mxnet", 1, "direct").np == 1
