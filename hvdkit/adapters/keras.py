@@ -30,6 +30,7 @@ from hvdkit.adapters.tensorflow import (
     sqrt,
     synchronize,
     to_numpy,
+    watch_hosts,
     where,
 )
 from hvdkit.adapters.tensorflow_update import DistributedUpdate
@@ -74,6 +75,7 @@ __all__ = [
     "to_numpy",
     "train_step",
     "versions",
+    "watch_hosts",
     "where",
 ]  # fmt: skip
 

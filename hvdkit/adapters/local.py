@@ -16,7 +16,7 @@ from hvdkit.adapters import declared
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, Op
+from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.metrics import cross_entropy
@@ -69,6 +69,10 @@ def init(device: str, threads: int | None = None) -> Topology:
 
 def shutdown() -> None:
     pass
+
+
+def watch_hosts() -> HostWatch:
+    raise RequestError("elastic: expected a framework with Horovod, got one process without")
 
 
 def seed(value: int) -> None:

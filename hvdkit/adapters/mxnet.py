@@ -23,7 +23,7 @@ from hvdkit.adapters.mxnet_update import Updater
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, Op
+from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip, counts_steps, slot_names
@@ -76,6 +76,12 @@ def init(device: str, threads: int | None = None) -> Topology:
 def shutdown() -> None:
     mx.nd.waitall()  # the engine may still be at a collective
     hvd.shutdown()
+
+
+def watch_hosts() -> HostWatch:
+    from hvdkit.adapters.hosts import Watch  # elastic runs alone need it
+
+    return Watch(allgather_object)
 
 
 def seed(value: int) -> None:

@@ -17,7 +17,7 @@ from hvdkit.adapters import declared, pytorch_update
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, Op
+from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip, counts_steps
@@ -68,6 +68,12 @@ def init(device: str, threads: int | None = None) -> Topology:
 
 def shutdown() -> None:
     hvd.shutdown()
+
+
+def watch_hosts() -> HostWatch:
+    from hvdkit.adapters.hosts import Watch  # elastic runs alone need it
+
+    return Watch(allgather_object)
 
 
 def seed(value: int) -> None:

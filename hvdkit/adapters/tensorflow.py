@@ -19,7 +19,7 @@ from hvdkit.adapters import declared
 from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, Op
+from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
 from hvdkit.core.data import Batch
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import canonical_name
@@ -68,6 +68,12 @@ def init(device: str, threads: int | None = None) -> Topology:
 
 def shutdown() -> None:
     hvd.shutdown()
+
+
+def watch_hosts() -> HostWatch:
+    from hvdkit.adapters.hosts import Watch  # elastic runs alone need it
+
+    return Watch(allgather_object)
 
 
 def seed(value: int) -> None:

@@ -60,6 +60,16 @@ class Gradients:
     averaged: dict[str, np.ndarray]
 
 
+class HostWatch(Protocol):
+    """News of hosts that come and go (`hvdkit/adapters/hosts.py`)."""
+
+    def look(self) -> None:
+        """Raise `hvdkit.core.elastic.HostsChanged`, on all ranks alike, where there is news; collective."""
+
+    def forget(self) -> None:
+        """Horovod is being entered anew."""
+
+
 class Adapter(Protocol):
     """The functions of an adapter module. `name` labels a collective and must be the same on all ranks."""
 
@@ -77,7 +87,10 @@ class Adapter(Protocol):
         """
 
     def shutdown(self) -> None:
-        """Leave Horovod."""
+        """Leave Horovod; `init` may enter it again."""
+
+    def watch_hosts(self) -> HostWatch:
+        """Listen to the elastic launcher that has started this rank; before `init`."""
 
     def seed(self, value: int) -> None:
         """Seed the framework's own random numbers."""

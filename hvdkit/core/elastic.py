@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.checkpoint import Checkpoint
@@ -25,10 +25,14 @@ def active() -> bool:
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
+class HostsChanged(Exception):
+    """Hosts have come or gone, and all ranks leave Horovod to enter it again."""
+
+
 class Commits:
     """The last state that this rank has kept in memory, and what was recovered from so far.
 
-    `look` says whether hosts have come or gone: it raises Horovod's HostsUpdatedInterrupt, on all ranks alike.
+    `look` says whether hosts have come or gone: it raises HostsChanged, on all ranks alike.
     """
 
     def __init__(self, look: Callable[[], None] = lambda: None) -> None:
@@ -62,21 +66,13 @@ def persist(adapter: Adapter, attempt: Callable[[Commits], T], lifeline: Lifelin
 
     An attempt begins with `adapter.init`. What it raises for another reason passes.
     """
-    from horovod.common.elastic import State, notification_manager
-    from horovod.common.exceptions import HostsUpdatedInterrupt
-
-    def first_ranks(value: Any) -> Any:
-        return adapter.allgather_object(value, name="hosts")[0]
-
-    state = State(bcast_object=first_ranks, get_rank=lambda: 0)
-    commits = Commits(state.check_host_updates)
-    notification_manager.init()
-    notification_manager.register_listener(state)
+    hosts = adapter.watch_hosts()
+    commits = Commits(hosts.look)
     why: Literal["lost", "hosts"]
     while True:
         try:
             return attempt(commits)
-        except HostsUpdatedInterrupt:
+        except HostsChanged:
             why = "hosts"
         except Exception as error:
             if not lost_a_peer(error):
@@ -87,4 +83,4 @@ def persist(adapter: Adapter, attempt: Callable[[Commits], T], lifeline: Lifelin
         lifeline.beat("waiting for ranks")
         with contextlib.suppress(Exception):  # it has lost its peers, and may say so
             adapter.shutdown()
-        state.on_reset()
+        hosts.forget()

@@ -94,7 +94,7 @@ class _Workers(Crew):
     def note(self, report: dict[str, Any], received: float) -> None:
         name, host = report["name"], report["host"] or "?"
         if report["event"] == "started":
-            if self._pids:
+            if len(self._pids) >= self._job.np:
                 self._tell(f"{name} joins" if name not in self._pids else f"{name} is started again")
             self._pids[name] = report["pid"]
             self._places[name] = report["rank"], host

@@ -28,6 +28,7 @@ from horovod.runner.elastic.rendezvous import create_rendezvous_handler  # noqa:
 from horovod.runner.http.http_server import RendezvousServer  # noqa: E402
 
 ADDRESS, INTERFACE = "127.0.0.1", "lo"
+BEGIN_ANEW = 2  # times
 
 
 class Places(HostDiscovery):
@@ -37,7 +38,10 @@ class Places(HostDiscovery):
         self.names: list[str] = settings["places"]
         self.script = settings["script"]
         self.min_np = settings["min_np"]
+        self.np = settings["np"]
         self.lost: set[str] = set()
+        self.good: list[str] = []  # whose workers came to a good end
+        self.made = 0
         self.lock = threading.Lock()
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
@@ -48,12 +52,26 @@ class Places(HostDiscovery):
         with self.lock:
             return dict.fromkeys(self.names, 1)
 
-    def lose(self, name: str) -> None:
-        """Note that the worker of this place has failed."""
+    def note(self, name: str, good: bool) -> None:
+        """The worker of this place has ended."""
         with self.lock:
+            if good:
+                self.good.append(name)
+                return
             self.lost.add(name)
             while not self.script and len(set(self.names) - self.lost) < self.min_np:
-                self.names.append(f"again-{len(self.names)}")
+                self.names.append(self._another())
+
+    def renew(self) -> None:
+        """As at the start: `np` places, none of them lost."""
+        with self.lock:
+            self.lost.clear()
+            if not self.script:
+                self.names = [self._another() for _ in range(self.np)]
+
+    def _another(self) -> str:
+        self.made += 1
+        return f"again-{self.made}"
 
 
 def expanded(lines: list[str]) -> list[str]:
@@ -66,14 +84,27 @@ def expanded(lines: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Start workers, again as others are lost or join, until training is done."""
+    """Start workers, again as others are lost or join, until training is done.
+
+    Where all are lost at once, or one before the others have met it (they wait for it until they fail), all begin anew
+    from what is on the disk.
+    """
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     places = Places(settings)
+    for _ in range(1 + BEGIN_ANEW):
+        if train(settings, places, command):
+            break
+        places.renew()
+    sys.stdout.flush()
+    os._exit(0 if places.good else 1)
+
+
+def train(settings: dict[str, Any], places: Places, command: list[str]) -> bool:
+    """Horovod's elastic driver from start to end; returns whether a worker has come to a good end."""
     server = RendezvousServer(0)
     driver = ElasticDriver(server, places, settings["min_np"], settings["max_np"])
     port = server.start(create_rendezvous_handler(driver))
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    good: list[str] = []
 
     def work(slot: Any, events: list[threading.Event]) -> tuple[int, float]:
         environment = {
@@ -101,18 +132,14 @@ def main() -> None:
                 process.terminate()
                 asked = True
             time.sleep(0.05)
-        if process.returncode:
-            places.lose(slot.hostname)
-        else:
-            good.append(slot.hostname)
+        places.note(slot.hostname, process.returncode == 0)
         return process.returncode, time.time()
 
     driver.wait_for_available_slots(settings["np"])
     driver.start(settings["np"], work)
     driver.get_results()
     driver.stop()
-    sys.stdout.flush()
-    os._exit(0 if good else 1)
+    return bool(places.good)
 
 
 if __name__ == "__main__":
