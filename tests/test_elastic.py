@@ -1,0 +1,222 @@
+"""Elastic runs: ranks are killed, frozen and added while four frameworks train with real Horovod."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FRAMEWORKS, ROOT, Hvdkit
+from launching import wait_until
+
+from hvdkit.core.elastic import Commits
+from hvdkit.results import TrainResult, read_result
+
+RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
+ONE_KILLED = ["elastic={min_np: 1, max_np: 3, commit_every: 1}", "log_every=1"]
+
+
+class Run:
+    """A run of the command line in the background, its ranks, and how it ended."""
+
+    def __init__(self, folder: Path, framework: str, *arguments: str, **environment: str) -> None:
+        self.out = folder / "out"
+        command = [sys.executable, "-m", "hvdkit", "train", str(RECIPE), "--framework", framework]
+        self.process = subprocess.Popen(
+            [*command, "--out", str(self.out), "batch_size=8", *arguments],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What metrics.jsonl has so far."""
+        try:
+            return [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
+        except (OSError, ValueError):
+            return []
+
+    def reach(self, step: int, patience_s: float = 60) -> None:
+        """Wait until so many updates are logged."""
+        assert wait_until(lambda: any(line["step"] >= step for line in self.lines()), patience_s), self.said()
+
+    def ranks(self) -> list[int]:
+        """The processes that train; not their guards."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                marks = (entry / "environ").read_text().split("\0") if entry.name.isdigit() else []
+                trains = any(mark.startswith("HVDKIT_TRACE=worker") for mark in marks)
+                if trains and f"HVDKIT_RANK_DIR={self.out}/logs" in marks:
+                    found.append(int(entry.name))
+        return found
+
+    def said(self) -> str:
+        """End it; what it has printed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        return self.process.communicate(timeout=30)[0]
+
+    def end(self, timeout: float = 120) -> tuple[int, str]:
+        """Exit status and what it has printed."""
+        out = self.process.communicate(timeout=timeout)[0]
+        return self.process.returncode, out
+
+    def result(self) -> TrainResult:
+        """result.json, after a good end."""
+        status, out = self.end()
+        assert status == 0, out
+        return read_result(self.out / "result.json")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """Start runs; none outlives the test."""
+    runs: list[Run] = []
+
+    def begin(framework: str, *arguments: str, **environment: str) -> Run:
+        runs.append(Run(tmp_path, framework, *arguments, **environment))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        if run.process.poll() is None:
+            run.said()
+    assert wait_until(lambda: not any(run.ranks() for run in runs), 10)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_rank_is_killed_and_a_new_one_joins(start: Any, tmp_path: Path, framework: str) -> None:
+    hosts, script = tmp_path / "hosts", tmp_path / "discover"
+    hosts.write_text("localhost:1\n127.0.0.1:1\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    arguments = ["epochs=1", "steps=160", *ONE_KILLED, "-np", "2", "--host-discovery-script", str(script)]
+    run = start(framework, *arguments)
+    run.reach(5)
+    before = run.lines()[-1]["step"]
+    os.kill(run.ranks()[0], signal.SIGKILL)
+    assert wait_until(lambda: bool(run.lines()) and run.lines()[-1]["total_steps"] == 160, 60)
+    assert wait_until(lambda: len(run.ranks()) == 1, 10)
+    with hosts.open("a") as file:
+        file.write("127.0.0.2:1\n")
+    result = run.result()
+    lost, joined = result.recoveries
+    assert (lost.why, lost.np_before, lost.np) == ("lost", 2, 1)
+    # what was committed is not done again: 8 images a rank, and a line is written before its update's commit
+    assert lost.step * 8 > (before - 1) * 16
+    assert (joined.why, joined.np_before, joined.np) == ("hosts", 1, 2)
+    assert result.np == 2
+    last = run.lines()[-1]
+    assert last["epoch"] == 0 and last["ends_epoch"] and last["step"] == last["total_steps"] == 89  # 1437 // 16
+    peak = 0.05 * 16 / 32  # of the ranks that there are now; the first epoch warms up to it
+    assert last["learning_rate"] == pytest.approx(0.05 + (peak - 0.05) * 88 / 89)
+
+
+def test_it_goes_on_as_one_rank_would_have_from_there(start: Any, hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """The same bits as a run of 2 ranks that is resumed with 1 from the update that was committed last."""
+    run = start("pytorch", "epochs=1", "steps=170", "threads=1", *ONE_KILLED, "-np", "2")
+    run.reach(5)
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    result = run.result()
+    (lost,) = result.recoveries
+    committed = (lost.step - 1) // 2  # updates of two ranks
+    common = [RECIPE, "--framework", "pytorch", "--out", tmp_path / "whole", "batch_size=8", "epochs=1"]
+    common += ["threads=1", "checkpoint={every_epochs: 1}"]
+    assert hvdkit("train", *common, "-np", 2, f"steps={committed}").returncode == 0
+    assert hvdkit("train", *common, "-np", 1, "steps=170", "--resume").returncode == 0
+    assert read_result(tmp_path / "whole" / "result.json").final_weights_sha256 == result.final_weights_sha256
+
+
+def test_horovodruns_ranks_are_outlived_too(start: Any) -> None:
+    hosts = ["--launcher", "horovodrun", "-H", "localhost:1,127.0.0.1:1"]
+    run = start("mxnet", "epochs=1", "steps=60", *ONE_KILLED, "-np", "2", *hosts)
+    run.reach(5)
+    os.kill(run.ranks()[0], signal.SIGKILL)
+    assert [recovery.np for recovery in run.result().recoveries] == [1]
+
+
+def test_a_frozen_rank_is_ended_and_outlived(start: Any) -> None:
+    run = start("mxnet", "epochs=1", "steps=60", *ONE_KILLED, "-np", "2", "--stall-timeout", "6")
+    run.reach(5)
+    os.kill(run.ranks()[0], signal.SIGSTOP)
+    status, out = run.end()
+    assert status == 0 and "hangs: no progress" in out, out
+    assert "frozen by a signal" in out and "training goes on with the others" in out
+
+
+def test_too_few_ranks_are_made_up_for(start: Any) -> None:
+    run = start(
+        "mxnet", "epochs=1", "steps=60", "elastic={min_np: 2, max_np: 2, commit_every: 1}", "log_every=1", "-np", "2"
+    )
+    run.reach(5)
+    os.kill(run.ranks()[0], signal.SIGKILL)
+    result = run.result()
+    assert result.np == 2 and result.recoveries[-1].np == 2 and result.steps == 60
+
+
+def test_all_ranks_lost_begin_anew_from_the_checkpoint(start: Any) -> None:
+    run = start("mxnet", "epochs=1", "steps=60", *ONE_KILLED, "-np", "2", "checkpoint={every_steps: 5}")
+    run.reach(12)
+    for pid in run.ranks():
+        os.kill(pid, signal.SIGKILL)
+    result = run.result()
+    assert result.np == 2 and result.steps == 60 and result.first_step >= 10
+
+
+def test_a_ranks_own_fault_ends_the_run_at_once(start: Any) -> None:
+    """It would fail again: images of 100 classes for a network of 10."""
+    run = start("mxnet", *ONE_KILLED, "-np", "2", "data={name: cifar10, path: /nowhere}")
+    started = time.monotonic()
+    status, out = run.end()
+    assert status == 2 and "/nowhere" in out and "Traceback" not in out, out
+    assert time.monotonic() - started < 60
+
+
+def test_sigterm_ends_it_behind_a_checkpoint(start: Any) -> None:
+    run = start("mxnet", "epochs=4", *ONE_KILLED, "-np", "2", "checkpoint={every_epochs: 1}")
+    run.reach(5)
+    run.process.terminate()
+    status, out = run.end(30)
+    assert status == 0 and "stopped by SIGTERM behind" in out, out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["elastic={min_np: 3, max_np: 2}"], "elastic: expected min_np at most max_np, got 3 and 2"),
+        (["elastic={max_np: 2}", "-np", "3"], "-np 3: expected 1 to 2, as elastic says"),
+        (["--host-discovery-script", "/bin/true"], "expected an `elastic` section in the recipe"),
+        (["elastic={max_np: 2}", "--host-discovery-script", "/nowhere"], "expected a program that prints host:slots"),
+        (["elastic={max_np: 2, min: 1}"], "elastic.min: unknown key; did you mean 'min_np'?"),
+    ],
+)
+def test_wrong_requests_are_told_in_one_line(hvdkit: Hvdkit, arguments: list[str], told: str) -> None:
+    done = hvdkit("train", RECIPE, "--framework", "mxnet", "--out", "out", *arguments)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_cycle_time_is_refused_where_ranks_may_join(hvdkit: Hvdkit) -> None:
+    done = hvdkit("train", RECIPE, "--out", "out", "elastic={max_np: 2}", HOROVOD_CYCLE_TIME="5")
+    assert done.returncode == 2 and "HOROVOD_CYCLE_TIME: expected not to be set" in done.stderr
+
+
+def test_a_recovery_lasts_from_the_first_loss_to_the_next_update() -> None:
+    commits = Commits()
+    commits.stepped(7, 3)
+    commits.interrupted("lost")
+    commits.interrupted("hosts")  # before an update was done
+    commits.stepped(12, 2)
+    commits.stepped(13, 2)
+    (recovery,) = commits.recoveries
+    assert (recovery.why, recovery.step, recovery.np_before, recovery.np) == ("lost", 12, 3, 2)
