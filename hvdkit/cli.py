@@ -167,6 +167,18 @@ def parity(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what `hvdkit compare` or `hvdkit train` has written")],
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it [default: DIR]")] = None,
+) -> None:
+    """Make one page of a comparison or a run, report.html, and report.md for pull requests."""
+    from hvdkit.report import page
+
+    for path in page.write(folder, out):
+        typer.echo(f"written to {path}")
+
+
+@app.command()
 def doctor() -> None:
     """What is there, what is broken, and the command that mends it."""
     from rich.console import Console

@@ -62,11 +62,21 @@ class TrainResult(_Record):
     `measured_steps`. `train_loss` is the last epoch's mean; `val_…` are of the end, None without validation images.
     `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation included.
 
+    `rival` says by what other means it was trained (`hvdkit.rivals`), None by hvdkit's; `round` counts the rounds of a
+    comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly spaced where there are
+    more. `cpu_s_per_image` is the CPU time of all ranks, all their threads, over the measured steps' images. `startup_s`
+    goes from the command's start to the end of the slowest rank's first step. `load` is the share of the machine's CPU
+    time (rank 0's machine; 0 to 1) that others used from the end of the warm-up on, `noisy` says that it was more than
+    a tenth. `pinned` are the cores by rank, an empty list where a rank had none of its own, None where nobody asked.
+
     `corrupt_images` counts the files, of all ranks together, that could not be read and had others in their place. With
     `native_pipeline` the batches came from the user's own code: other frameworks need not have been fed with the same.
+    `tuning` is what was chosen by itself, and why.
     """
 
     framework: str
+    rival: str | None = None
+    round: int | None = None
     framework_version: str
     horovod_version: str | None
     hvdkit_version: str
@@ -92,6 +102,13 @@ class TrainResult(_Record):
     images_per_second: float
     step_ms_p50: float
     step_ms_p90: float
+    step_ms_p99: float | None = None
+    step_ms: list[float] = []
+    cpu_s_per_image: float | None = None
+    startup_s: float | None = None
+    load: float | None = None
+    noisy: bool = False
+    pinned: list[list[int]] | None = None
     train_loss: float
     val_accuracy: float | None
     val_loss: float | None
@@ -100,6 +117,7 @@ class TrainResult(_Record):
     corrupt_images: int = 0
     native_pipeline: bool = False
     recoveries: list[Recovery] = []
+    tuning: dict[str, Any] | None = None
     initial_state_sha256: str
     final_weights_sha256: str
 
@@ -195,10 +213,26 @@ class Parity(_Record):
     machine: Machine
 
 
+class Ratio(_Record):
+    """Images per second over those of `against` (a rival, or `np=1` for efficiency): the median over rounds, with its
+    95 % interval, and what follows from it."""
+
+    framework: str
+    np: int
+    against: str
+    median: float
+    low: float
+    high: float
+    rounds: int
+    verdict: str
+
+
 class Comparison(_Record):
     """`compare.json`; `parity` is None where nobody asked for it."""
 
     runs: list[TrainResult]
+    rounds: int = 1
+    ratios: list[Ratio] = []
     parity: Parity | None = None
     machine: Machine
 
@@ -227,6 +261,11 @@ def read_evaluation(path: Path) -> EvaluationResult:
 def read_parity(path: Path) -> Parity:
     """Read a `parity.json`. Raises RequestError where it is missing or damaged."""
     return _read(Parity, path, "the parity.json of `hvdkit parity`")
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a `compare.json`. Raises RequestError where it is missing or damaged."""
+    return _read(Comparison, path, "the compare.json of `hvdkit compare`")
 
 
 def _read(kind: type[_R], path: Path, expected: str) -> _R:
