@@ -62,12 +62,12 @@ class TrainResult(_Record):
     `measured_steps`. `train_loss` is the last epoch's mean; `val_…` are of the end, None without validation images.
     `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation included.
 
-    `rival` says by what other means it was trained (`hvdkit.rivals`), None by hvdkit's; `round` counts the rounds of a
-    comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly spaced where there are
-    more. `cpu_s_per_image` is the CPU time of all ranks, all their threads, over the measured steps' images. `startup_s`
-    goes from the command's start to the end of the slowest rank's first step. `load` is the share of the machine's CPU
-    time (rank 0's machine; 0 to 1) that others used from the end of the warm-up on, `noisy` says that it was more than
-    a tenth. `pinned` are the cores by rank, an empty list where a rank had none of its own, None where nobody asked.
+    `rival` says by what other means it was trained, None by hvdkit's; `round` counts the rounds of a comparison from 1.
+    `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly spaced where there are more.
+    `cpu_s_per_image` is the CPU time of all ranks, all their threads, over the measured steps' images. `startup_s` goes
+    from the command's start to the end of the slowest rank's first step. `load` is the share of the machine's CPU time
+    (rank 0's machine; 0 to 1) that others used from the end of the warm-up on, `noisy` says that it was more than a
+    tenth. `pinned` are the cores by rank, an empty list where a rank had none of its own, None where nobody asked.
 
     `corrupt_images` counts the files, of all ranks together, that could not be read and had others in their place. With
     `native_pipeline` the batches came from the user's own code: other frameworks need not have been fed with the same.

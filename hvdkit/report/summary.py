@@ -22,6 +22,8 @@ def results_table(groups: list[Group], parity: Parity | None) -> Table:
         )
         share = efficiency(group, groups)
         told = verdict(parity, group.framework) if group.rival is None else "–"
+        if parity and (group.framework, told) == (parity.reference, "0e+00"):
+            told = "reference"
         table.rows.append(
             [
                 Cell(group.label),
