@@ -168,7 +168,9 @@ def parity(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what `hvdkit compare` or `hvdkit train` has written")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", readable=False, help="what `hvdkit compare` or `hvdkit train` has left")
+    ],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it [default: DIR]")] = None,
 ) -> None:
     """Make one page of a comparison or a run, report.html, and report.md for pull requests."""

@@ -276,6 +276,7 @@ def _read(kind: type[_R], path: Path, expected: str) -> _R:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"])) or "file"
+        key = key if key.isprintable() else repr(key)  # the message is one line
         raise RequestError(f"{path}: not {expected}: {key}: {fault['msg']}") from None
 
 

@@ -96,10 +96,11 @@ class Look:
 
 
 def legend(canvas: Canvas, axes: Axes) -> None:
-    """Name the series above the drawing, where there is more than one."""
+    """Name the series above the drawing, where there is more than one; the figure grows by it."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
         columns = 4 if sum(map(len, labels)) < 34 and len(labels) <= 4 else 2
+        canvas.figure.set_figheight(canvas.figure.get_figheight() + 17 / 72 * (math.ceil(len(labels) / columns) - 1))
         canvas.figure.legend(
             handles, labels, loc="outside upper left", ncols=columns, handlelength=1.8, columnspacing=1.2
         )

@@ -107,16 +107,17 @@ class Charts:
                     values = [factor * value for value in group.values(name)]
                     found = _scaled(group.interval(name), factor)
                     colour = self.look.colour(group.framework)
+                    axes.barh(row, found.middle, height=0.62, color=svg.SURFACE)  # hides the grid below a faint bar
                     axes.barh(row, found.middle, height=0.62, color=colour, alpha=_FAINT if group.rival else 1)
                     self._whisker(axes, row, found, values, colour)
                     text = f"{found.middle:,.{digits}f}"
                     end = max([found.middle, *values])
-                    axes.text(end + 0.015 * largest, row, text, va="center", fontsize=11)
+                    axes.text(end + 0.022 * largest, row, text, va="center", fontsize=11)
                     told = f"{group.label}, {ranks(group.np)}: {found.text(digits)} {unit}, n = {found.n}"
                     canvas.point(axes, found.middle / 2, row, told)
                     canvas.point(axes, found.middle, row, told)
                     table.rows.append(_interval_row(group, found, digits))
-                axes.set_xlim(0, 1.17 * largest)
+                axes.set_xlim(0, 1.19 * largest)
             axes.set_xlabel(unit)
             return finished(canvas, key, title, summary, table)
 
@@ -145,8 +146,8 @@ class Charts:
 
     def scaling(self) -> list[Chart]:
         """Throughput and efficiency by number of ranks; nothing where there is only one."""
-        found = {group.np: efficiency(group, self.groups) for group in self.groups if group.np > 1}
-        if len(self._nps) < 2 or not any(found.values()):
+        found = [efficiency(group, self.groups) for group in self.groups if group.np > 1]
+        if len(self._nps) < 2 or not any(found):
             return []
         lines: list[tuple[str, str, str, Callable[[Group], Interval | None]]] = [
             ("scaling", "Scaling", "images/s", lambda group: group.speed),

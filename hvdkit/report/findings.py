@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hvdkit.report.canvas import ranks
@@ -90,9 +91,18 @@ def _rivals(comparison: Comparison) -> Finding:
     against = [each for each in comparison.ratios if not each.against.startswith("np=")]
     if not against:
         return Finding("open", "Rivals", "None was measured, so nothing is said of other ways to train on many ranks.")
-    shown = "; ".join(
-        f"{each.framework}, {ranks(each.np)}: {each.median:.2f} ({each.low:.2f}–{each.high:.2f}) times "
-        f"{each.against}, {each.verdict}"
-        for each in against
-    )
-    return Finding("plain", "Rivals", f"{shown}.")
+    parts = []
+    for rival in dict.fromkeys(each.against for each in against):
+        mine = [each for each in against if each.against == rival]
+        if len(mine) <= 2:
+            told = [
+                f"{each.framework} at {ranks(each.np)} {each.median:.2f} "
+                f"({each.low:.2f}–{each.high:.2f}), {each.verdict}"
+                for each in mine
+            ]
+        else:
+            low, high = min(each.median for each in mine), max(each.median for each in mine)
+            verdicts = Counter(each.verdict for each in mine).most_common()
+            told = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
+        parts.append(f"{rival}: {'; '.join(told)}.")
+    return Finding("plain", "Times the images/s of rivals", " ".join(parts))

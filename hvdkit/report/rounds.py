@@ -105,6 +105,8 @@ def efficiency(group: Group, groups: list[Group]) -> Interval | None:
     """
     for alone in groups:
         if (alone.framework, alone.rival, alone.np) == (group.framework, group.rival, 1):
+            if group.np == 1:
+                return Interval(1.0, None, None, len(group.runs))
             found = ratio(group, alone)
             low, high = (None if end is None else end / group.np for end in (found.low, found.high))
             return Interval(found.middle / group.np, low, high, found.n)

@@ -81,7 +81,9 @@ def tuning_table(found: Found) -> Table | None:
     for run in found.runs:
         for key, value in (run.result.tuning or {}).items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            table.rows.append([Cell(run.result.framework), number(run.result.np), Cell(key), Cell(text)])
+            row = [Cell(run.result.framework), number(run.result.np), Cell(key), Cell(text)]
+            if row not in table.rows:  # rounds were tuned alike
+                table.rows.append(row)
     return table if table.rows else None
 
 
