@@ -18,7 +18,7 @@ from conftest import Hvdkit, run
 
 from hvdkit import config, paths
 from hvdkit.report import gather, page, reproduce
-from hvdkit.report.rounds import grouped, interval
+from hvdkit.report.rounds import Group, grouped, interval, ratio
 from hvdkit.results import Comparison
 
 REAL = Path(__file__).parent / "data" / "comparison"
@@ -235,46 +235,49 @@ HOSTILE = [
 ]
 
 
-def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
-    for place, name in enumerate(HOSTILE):
-        real = Path(shutil.copytree(REAL, tmp_path / f"{place}-{name[:20].replace('/', '_').replace(chr(0), '')}"))
+@pytest.mark.parametrize("shift", [0, 4])
+def test_hostile_names_stay_text(shift: int, browser: Browser, tmp_path: Path) -> None:
+    """Every text that a report shows is one of them, each framework another, so that all are in all kinds of places."""
+    names = (HOSTILE + HOSTILE)[shift:]
+    real = Path(shutil.copytree(REAL, tmp_path / names[0][:20].replace("/", "_")))
 
-        def spoil(document: dict[str, Any], name: str = name) -> None:
-            several_rounds(document)
-            for result in document["runs"]:
-                for key in ("recipe", "framework_version", "launcher", "model"):
-                    result[key] = name
-                result["framework"] += name
-                result["tuning"] = {name: name}
-                result["rival"] = name if result["rival"] else None
-            document["machine"]["processor"] = name
-            for ratio in document["ratios"]:
-                ratio |= {"against": name, "verdict": name}
-            frameworks = document["parity"]["frameworks"]
-            document["parity"]["frameworks"] = {key + name: value for key, value in frameworks.items()}
-            document["parity"]["reference"] = name
+    def spoil(document: dict[str, Any]) -> None:
+        several_rounds(document)
+        ill = {name: name + names[place] for place, name in enumerate(NAMES)}
+        for result in document["runs"]:
+            for place, key in enumerate(("recipe", "framework_version", "launcher", "model")):
+                result[key] = names[place]
+            result["framework"] = ill[result["framework"]]
+            result["tuning"] = {names[1]: names[2]}
+            result["rival"] = names[3] if result["rival"] else None
+        document["machine"]["processor"] = names[0]
+        for each in document["ratios"]:
+            each |= {"framework": ill[each["framework"]], "against": names[3], "verdict": names[2]}
+        frameworks = document["parity"]["frameworks"]
+        document["parity"]["frameworks"] = {ill[name]: value for name, value in frameworks.items()}
+        document["parity"]["reference"] = names[1]
 
-        change(real, spoil)
-        line = (real / "runs" / "keras-np2" / "metrics.jsonl").read_text()
-        shutil.rmtree(real / "runs")
-        for number, result in enumerate(json.loads((real / "compare.json").read_text())["runs"]):
-            (real / "runs" / str(number)).mkdir(parents=True)
-            (real / "runs" / str(number) / "result.json").write_text(json.dumps(result))
-            (real / "runs" / str(number) / "metrics.jsonl").write_text(line)
-        opened = browser.open(page.write(real)[0], width=390)
-        assert opened.faults() == [] and opened.requests() == [], name
-        assert opened.run("typeof hit") == "undefined"
-        assert opened.run("[document.scripts.length, document.images.length, document.querySelectorAll('h1').length, "
-                          "document.documentElement.scrollWidth]") == [1, 0, 1, 390]  # fmt: skip
-        assert opened.run("document.querySelectorAll('figure').length") == len(CHARTS) + 3, "CPU, start and ratios"
-        markdown = (real / "report.md").read_text()
-        code = re.compile(r"^(`{3,})\n.*?\n\1$", re.MULTILINE | re.DOTALL)
-        outside = code.sub("", markdown)
-        assert not re.search(r"<(?!/?(details|summary)>)|^#(?!# )|@|(?<!\\)`", outside, re.MULTILINE), name
-        header = next(line for line in outside.splitlines() if line.startswith("| framework"))
-        rows = [line for line in outside.splitlines() if re.match(r"\| (pytorch|keras)", line)]
-        cells = re.compile(r"(?<!\\)\|")
-        assert rows and len(cells.findall(rows[0])) == len(cells.findall(header)), name
+    change(real, spoil)
+    line = (real / "runs" / "keras-np2" / "metrics.jsonl").read_text()
+    shutil.rmtree(real / "runs")
+    for number, result in enumerate(json.loads((real / "compare.json").read_text())["runs"]):
+        (real / "runs" / str(number)).mkdir(parents=True)
+        (real / "runs" / str(number) / "result.json").write_text(json.dumps(result))
+        (real / "runs" / str(number) / "metrics.jsonl").write_text(line)
+    opened = browser.open(page.write(real)[0], width=390)
+    assert opened.faults() == [] and opened.requests() == []
+    assert opened.run("typeof hit") == "undefined"
+    assert opened.run("[document.scripts.length, document.images.length, document.querySelectorAll('h1').length, "
+                      "document.documentElement.scrollWidth]") == [1, 0, 1, 390]  # fmt: skip
+    assert opened.run("document.querySelectorAll('figure').length") == len(CHARTS) + 3, "CPU, start and ratios"
+    markdown = (real / "report.md").read_text()
+    code = re.compile(r"^(`{3,})\n.*?\n\1$", re.MULTILINE | re.DOTALL)
+    outside = code.sub("", markdown)
+    assert not re.search(r"<(?!/?(details|summary)>)|^#(?!# )|@|(?<!\\)`", outside, re.MULTILINE)
+    header = next(line for line in outside.splitlines() if line.startswith("| framework"))
+    rows = [line for line in outside.splitlines() if re.match(r"\| (pytorch|keras)", line)]
+    cells = re.compile(r"(?<!\\)\|")
+    assert rows and len(cells.findall(rows[0])) == len(cells.findall(header))
 
 
 def test_rounds_have_intervals_and_ties_are_told(browser: Browser, real: Path) -> None:
@@ -314,6 +317,39 @@ def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
 
     change(real, lead)
     assert page.make(gather.read(real), "").findings[0].text.startswith("mxnet: 500.0")
+
+
+def test_few_rounds_decide_nothing_and_are_paired_by_their_number(real: Path) -> None:
+    def three(document: dict[str, Any]) -> None:
+        several_rounds(document)
+        document["runs"] = [result for result in document["runs"] if result["round"] <= 3]
+
+    change(real, three)
+    first = page.make(gather.read(real), "").findings[0]
+    assert "3 rounds are too few" in first.text and first.kind == "plain"
+    alone, pair = grouped(gather.read(real).runs)[0], grouped(gather.read(real).runs)[4]
+    shifted = Group(pair.framework, pair.np, None, pair.runs[1:])
+    expected = [run.result.images_per_second for run in pair.runs[1:]]
+    assert ratio(shifted, alone).n == 2
+    assert ratio(shifted, alone).middle == pytest.approx(
+        sum(mine / other.result.images_per_second for mine, other in zip(expected, alone.runs[1:], strict=True)) / 2
+    )
+
+
+def test_what_an_elastic_run_has_outlived_is_told(real: Path) -> None:
+    lost = {"why": "lost", "step": 20, "np_before": 2, "np": 1, "seconds": 3.25}
+    change(real, lambda document: document["runs"][1].update(recoveries=[lost]))
+    assert any("a rank was lost before step 20" in note for note in page.make(gather.read(real), "").notes)
+
+
+def test_the_users_own_settings_for_pictures_change_nothing(hvdkit: Hvdkit, real: Path, tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\nfigure.facecolor: red\nlines.linewidth: 9\n")
+    odd = real.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xe5\x90\x8d"))
+    assert hvdkit("report", odd, "--out", "plain").returncode == 0
+    done = hvdkit("report", odd, "--out", "plain2", MPLCONFIGDIR=str(tmp_path))
+    assert done.returncode == 0 and done.stderr == ""
+    one, other = ((tmp_path / name / "report.html").read_text() for name in ("plain", "plain2"))
+    assert one == other.replace("plain2", "plain")
 
 
 def test_an_interval_is_the_bootstrap_of_the_median() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,10 @@ def drawing(height: float) -> Iterator[Canvas]:
     from matplotlib.figure import Figure
 
     settings: Any = svg.SETTINGS
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()  # whatever the user has set for other pictures
+        matplotlib.rcParams.update(settings)
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has the font
         yield Canvas(Figure(figsize=(WIDTH / 72, height / 72), layout="constrained"))
 
 

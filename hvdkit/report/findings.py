@@ -10,6 +10,8 @@ from hvdkit.report.gather import Found
 from hvdkit.report.rounds import Group, efficiency, ratio
 from hvdkit.results import Comparison
 
+FEWEST_ROUNDS = 5  # of fewer, even a lead in every round comes about by chance more often than one time in ten
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -54,6 +56,9 @@ def _fastest(groups: list[Group]) -> Finding:
     behind = f"{lead.text(3)} times {second.label}"
     if lead.low is None:
         text = f"{best.label}: {speed}, {behind}. One run each, so it may be chance."
+        return Finding("plain", lead_in, text)
+    if lead.n < FEWEST_ROUNDS:
+        text = f"{best.label}: {speed}, {behind}. {lead.n} rounds are too few to rule out chance."
         return Finding("plain", lead_in, text)
     if lead.low <= 1:
         text = f"A tie of {best.label} and {second.label}: {speed}, {behind}, {lead.n} rounds."

@@ -59,8 +59,8 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
     if not os.access(target, os.W_OK | os.X_OK):
         raise RequestError(f"{target}: cannot be written (permission denied); name another folder by --out")
     page = make(found, shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])]))
-    write_atomic(target / "report.html", as_html(page))
-    write_atomic(target / "report.md", as_markdown(page))
+    write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # paths may be no UTF-8
+    write_atomic(target / "report.md", as_markdown(page).encode(errors="replace"))
     return target / "report.html", target / "report.md"
 
 
@@ -99,6 +99,13 @@ def _notes(found: Found) -> list[str]:
         notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")
     if any(result.native_pipeline for result in results):
         notes.append("Batches came from the user's own pipeline: frameworks need not have been fed with the same.")
+    for result in results:
+        for each in result.recoveries:
+            why = "a rank was lost" if each.why == "lost" else "hosts came or went"
+            notes.append(
+                f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it went on with {each.np} "
+                f"of {each.np_before} after {each.seconds:.1f} s."
+            )
     if gone := [run for run in found.runs if not run.lines]:
         notes.append(f"{len(gone)} run(s) have no metrics.jsonl that can be read, so no curves.")
     if unread := sum(run.unread for run in found.runs):

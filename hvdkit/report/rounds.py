@@ -91,11 +91,10 @@ def grouped(runs: list[Run]) -> list[Group]:
 
 
 def ratio(above: Group, below: Group) -> Interval:
-    """Images per second of one over another's, round by round where both have the same rounds."""
-    if len(above.runs) == len(below.runs):
-        pairs = zip(above.values("images_per_second"), below.values("images_per_second"), strict=True)
-        return interval([mine / theirs for mine, theirs in pairs])
-    return Interval(above.speed.middle / below.speed.middle, None, None, 1)
+    """Images per second of one over another's, round by round; of the medians where they have no round in common."""
+    mine, theirs = ({run.result.round: run.result.images_per_second for run in group.runs} for group in (above, below))
+    common = [mine[round_] / theirs[round_] for round_ in mine if round_ in theirs]
+    return interval(common) if common else Interval(above.speed.middle / below.speed.middle, None, None, 1)
 
 
 def efficiency(group: Group, groups: list[Group]) -> Interval | None:
