@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.report import svg
+from hvdkit.report.rounds import label
 from hvdkit.report.tabular import Table
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Look:
 
     def __init__(self, frameworks: list[str], rivals: list[str]) -> None:
         self._index = {name: place for place, name in enumerate(frameworks)}
+        self._parts = {label(name, rival): (name, rival) for name in frameworks for rival in (None, *rivals)}
         self._dashes = dict(zip([None, *rivals], _DASHES * (1 + len(rivals)), strict=False))
 
     def colour(self, framework: str) -> str:
@@ -91,6 +93,10 @@ class Look:
     def mark(self, framework: str) -> str:
         """Its mark."""
         return _MARKERS[self._index.get(framework, len(self._index)) % len(_MARKERS)]
+
+    def named(self, name: str, **more: Any) -> dict[str, Any]:
+        """As `line`, for a name made by `label`."""
+        return self.line(*self._parts.get(name, (name, None)), **more)
 
     def line(self, framework: str, rival: str | None = None, **more: Any) -> dict[str, Any]:
         """Arguments of `plot` for a line with marks."""

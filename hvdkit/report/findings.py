@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from hvdkit import statistics
 from hvdkit.report.canvas import ranks
 from hvdkit.report.gather import Found
-from hvdkit.report.rounds import Group, efficiency, ratio
-from hvdkit.results import Comparison
-
-FEWEST_ROUNDS = 5  # of fewer, even a lead in every round comes about by chance more often than one time in ten
+from hvdkit.report.rounds import Group, efficiency, label, ratio
+from hvdkit.results import BaselineRow, Comparison
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
     told = [_fastest([group for group in own if group.np == np]) for np in nps]
     told += [*filter(None, [_scaling(own)])]
     told += [_parity(found.comparison), _rivals(found.comparison)]
+    if found.comparison.baseline is not None:
+        told.append(_baseline(found.comparison.baseline))
     noisy = [run for run in found.runs if run.result.noisy]
     if noisy:
         text = f"{len(noisy)} of {len(found.runs)} runs: something else took time from them. Run them again in quiet."
@@ -54,16 +55,13 @@ def _fastest(groups: list[Group]) -> Finding:
         return Finding("plain", ranks(best.np), f"{best.label} alone was run: {speed}.")
     second, lead = ordered[1], ratio(best, ordered[1])
     behind = f"{lead.text(3)} times {second.label}"
-    if lead.low is None:
+    if lead.low is None or lead.high is None:
         text = f"{best.label}: {speed}, {behind}. One run each, so it may be chance."
         return Finding("plain", lead_in, text)
-    if lead.n < FEWEST_ROUNDS:
-        text = f"{best.label}: {speed}, {behind}. {lead.n} rounds are too few to rule out chance."
+    if statistics.verdict(statistics.Interval(lead.middle, lead.low, lead.high)) == "tie":
+        text = f"A tie of {best.label} and {second.label}: {speed}, {behind}; {lead.sure}."
         return Finding("plain", lead_in, text)
-    if lead.low <= 1:
-        text = f"A tie of {best.label} and {second.label}: {speed}, {behind}, {lead.n} rounds."
-        return Finding("plain", lead_in, text)
-    return Finding("good", lead_in, f"{best.label}: {speed}, {behind}, {lead.n} rounds.")
+    return Finding("good", lead_in, f"{best.label}: {speed}, {behind}; {lead.sure}.")
 
 
 def _scaling(groups: list[Group]) -> Finding | None:
@@ -102,12 +100,20 @@ def _rivals(comparison: Comparison) -> Finding:
         if len(mine) <= 2:
             told = [
                 f"{each.framework} at {ranks(each.np)} {each.median:.2f} "
-                f"({each.low:.2f}–{each.high:.2f}), {each.verdict}"
+                f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % sure"
                 for each in mine
             ]
         else:
             low, high = min(each.median for each in mine), max(each.median for each in mine)
-            verdicts = Counter(each.verdict for each in mine).most_common()
+            verdicts = Counter(each.verdict or "-" for each in mine).most_common()
             told = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
         parts.append(f"{rival}: {'; '.join(told)}.")
     return Finding("plain", "Times the images/s of rivals", " ".join(parts))
+
+
+def _baseline(rows: list[BaselineRow]) -> Finding:
+    worse = [f"{label(row.framework, row.rival)} at {ranks(row.np)}" for row in rows if row.verdict == "worse"]
+    if worse:
+        return Finding("bad", "Against the baseline", f"Worse: {', '.join(worse)}.")
+    better = sum(row.verdict == "better" for row in rows)
+    return Finding("good", "Against the baseline", f"Nothing is worse; {better} of {len(rows)} are better.")

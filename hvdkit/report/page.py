@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hvdkit
+from hvdkit import statistics
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.report import gather, reproduce
@@ -93,8 +94,14 @@ def _notes(found: Found) -> list[str]:
     notes = [
         "images/s count all ranks together, over the steps after the warm-up; a step lasts as long as on its slowest "
         "rank; efficiency is images/s over those of one rank times the ranks; memory is the largest rank's; n counts "
-        "runs, and brackets hold the median's 95 % interval over them.",
+        "runs, and brackets hold the interval of their median.",
     ]
+    if found.comparison and found.comparison.rounds > 1:
+        rounds = found.comparison.rounds
+        notes.append(
+            f"Intervals are the percentile bootstrap's over {rounds} rounds, which can be "
+            f"{100 * statistics.confidence(rounds):.0f} % sure at most; a tie touches 1 ± {statistics.TIE:g}."
+        )
     if corrupt := sum(result.corrupt_images for result in results):
         notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")
     if any(result.native_pipeline for result in results):

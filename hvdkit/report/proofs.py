@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvdkit.report import svg
 from hvdkit.report.canvas import Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
-from hvdkit.report.tabular import Cell, Table, number
+from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results import Parity, Ratio
 
 _FLOOR, _CEILING = 1e-17, 10.0  # errors beyond are drawn here; a logarithm knows no zero
@@ -15,7 +15,7 @@ def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
     shown = [each for each in ratios if not each.against.startswith("np=")]
     if not shown:
         return None
-    columns = ["framework", "ranks", "against", "ratio", "low", "high", "rounds", "verdict"]
+    columns = ["framework", "ranks", "against", "ratio", "low", "high", "rounds", "sure", "verdict"]
     table = Table("ratios", columns, [])
     with drawing(46 + 21 * len(shown)) as canvas:
         axes = canvas.figure.subplots()
@@ -24,12 +24,13 @@ def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
             axes.plot([each.low, each.high], [row, row], color=style["color"], lw=2.4)
             axes.plot(each.median, row, style["marker"], color=style["color"], ms=7, mec=svg.SURFACE)
             told = f"{each.framework}, {ranks(each.np)}, against {each.against}: "
-            told += f"{each.median:.3f} ({each.low:.3f}–{each.high:.3f}), n = {each.rounds}: {each.verdict}"
+            told += f"{each.median:.3f} ({each.low:.3f}–{each.high:.3f}), n = {each.rounds}: {each.verdict or '-'}"
             for place in (each.low, each.median, each.high):
                 canvas.point(axes, place, row, told)
             figures = [number(value, 3) for value in (each.median, each.low, each.high)]
             known = [Cell(each.framework), number(each.np), Cell(each.against)]
-            table.rows.append([*known, *figures, number(each.rounds), Cell(each.verdict)])
+            judged = [number(each.rounds), percent(each.confidence, 0), Cell(each.verdict or "-")]
+            table.rows.append([*known, *figures, *judged])
         axes.axvline(1, color=svg.MUTED, lw=1.2)
         labels = [brief(f"{each.framework} {each.np}, {each.against}") for each in shown]
         axes.set_yticks(range(len(shown)), labels)
@@ -52,7 +53,7 @@ def parity(look: Look, parity: Parity) -> list[Chart]:
             axes.plot([mark, mark], [row - 0.42, row + 0.42], color=svg.BAD, lw=2)
             canvas.point(axes, mark, row, f"{key.removesuffix('_f64')}: largest error that passes, {mark:.0e}")
         for order, (name, each) in enumerate(parity.frameworks.items()):
-            style = look.line(name, None) | {"ls": "", "ms": 6}
+            style = look.named(name, ls="", ms=6)
             shift = 0.16 * (order - (len(parity.frameworks) - 1) / 2)
             values = [_clipped(getattr(each, key)) for key in checks]
             axes.plot(values, [row + shift for row in range(len(checks))], **style, label=brief(name))
@@ -75,7 +76,7 @@ def parity(look: Look, parity: Parity) -> list[Chart]:
     with drawing(250) as canvas:
         axes = canvas.figure.subplots()
         for name, each in parity.frameworks.items():
-            style = look.line(name, None) | {"lw": 1.2, "ms": 5}
+            style = look.named(name, lw=1.2, ms=5)
             errors = [_clipped(error) for error in each.step_errors_f64]
             axes.plot(range(1, len(errors) + 1), errors, **style, label=brief(name))
             for step, error in enumerate(each.step_errors_f64, 1):

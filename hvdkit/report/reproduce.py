@@ -13,6 +13,7 @@ from hvdkit.config import Recipe
 from hvdkit.errors import RequestError
 from hvdkit.report.canvas import ranks
 from hvdkit.report.gather import Found, Run
+from hvdkit.report.rounds import label
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Command:
 def of_run(run: Run) -> Command:
     """The command of one run; where its recipe is not known, what is missing."""
     result = run.result
-    who = f"{result.framework}-{result.rival}" if result.rival else result.framework
+    who = label(result.framework, result.rival)
     gives = f"{who}, {ranks(result.np)}"
     if run.recipe is None:
         return Command(gives, "# its config.yaml is missing or cannot be read, so its settings are not known in full")

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from hvdkit import statistics
 from hvdkit.report.gather import Run
 from hvdkit.results import TrainResult
-
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The median of `n` values with its 95 % interval by the percentile bootstrap; a single value has none."""
+    """The median of `n` values with its bootstrap interval (`hvdkit.statistics`); a single value has none."""
 
     middle: float
     low: float | None
     high: float | None
     n: int
+
+    @property
+    def sure(self) -> str:
+        """How sure the interval can be, in words: from few values, less than 95 %."""
+        return f"{self.n} rounds, {100 * statistics.confidence(self.n):.0f} % sure"
 
     def text(self, digits: int = 1) -> str:
         """`425.2 (420.1–431.0)`."""
@@ -30,14 +32,16 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of at least one value. The resampling is seeded, so that the same values give the same interval."""
-    given = np.array(values, np.float64)
-    middle = float(np.median(given))
-    if len(given) == 1:
-        return Interval(middle, None, None, 1)
-    resampled = np.random.default_rng(0).choice(given, (RESAMPLES, len(given)))
-    low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])
-    return Interval(middle, float(low), float(high), len(given))
+    """Of at least one value."""
+    found = statistics.of_values(values)
+    if len(values) == 1:
+        return Interval(found.median, None, None, 1)
+    return Interval(found.median, found.low, found.high, len(values))
+
+
+def label(framework: str, rival: str | None) -> str:
+    """One name for both: `pytorch`, `pytorch-ddp`."""
+    return f"{framework}-{rival}" if rival else framework
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Group:
     @property
     def label(self) -> str:
         """Its name beside others at the same number of ranks."""
-        return f"{self.framework}-{self.rival}" if self.rival else self.framework
+        return label(self.framework, self.rival)
 
     @property
     def first(self) -> TrainResult:

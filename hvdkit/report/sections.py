@@ -10,7 +10,7 @@ from hvdkit.report.charts import Charts
 from hvdkit.report.gather import Found
 from hvdkit.report.parity import deviations, parity_cells
 from hvdkit.report.rounds import Group
-from hvdkit.report.summary import runs_table, tuning_table
+from hvdkit.report.summary import baseline_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import Comparison
 
@@ -41,6 +41,7 @@ def sections(found: Found, groups: list[Group]) -> list[Section]:
         Section("steps", "Step times and memory", [], [charts.steps(), charts.memory(), *charts.extra()]),
         _learning(groups, charts),
         _parity(found.comparison, charts),
+        *_baseline(found.comparison),
         _tuning(found),
         Section("runs", "Every run", [], [], [runs_table(found)]),
     ]
@@ -53,7 +54,7 @@ def _course(charts: Charts) -> Section:
 
 
 def _speed(comparison: Comparison, groups: list[Group], charts: Charts) -> Section:
-    text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's 95 % interval."]
+    text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
     if all(len(group.runs) == 1 for group in groups):
         text = ["One run each: the figures have no intervals."]
     scaling, nps = charts.scaling(), sorted({group.np for group in groups})
@@ -88,6 +89,18 @@ def _parity(comparison: Comparison, charts: Charts) -> Section:
         *deviations(parity),
     ]
     return Section("parity", "Parity", text, proofs.parity(charts.look, parity), [parity_cells(parity)])
+
+
+def _baseline(comparison: Comparison) -> list[Section]:
+    if comparison.baseline is None:
+        return []
+    told = (
+        "Images per second over those of an earlier comparison. Worse or better: the whole interval is, by more than "
+    )
+    margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
+    return [
+        Section("baseline", "Against the baseline", [f"{told}{margins}."], [], [baseline_table(comparison.baseline)])
+    ]
 
 
 def _tuning(found: Found) -> Section:

@@ -6,9 +6,9 @@ import json
 
 from hvdkit.report.gather import Found
 from hvdkit.report.parity import verdict
-from hvdkit.report.rounds import Group, Interval, efficiency
+from hvdkit.report.rounds import Group, Interval, efficiency, label
 from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results import Parity
+from hvdkit.results import BaselineRow, Parity
 
 
 def results_table(groups: list[Group], parity: Parity | None) -> Table:
@@ -21,8 +21,8 @@ def results_table(groups: list[Group], parity: Parity | None) -> Table:
             group.interval(key) for key in ("step_ms_p50", "step_ms_p90", "val_accuracy", "peak_rss_mib")
         )
         share = efficiency(group, groups)
-        told = verdict(parity, group.framework) if group.rival is None else "–"
-        if parity and (group.framework, told) == (parity.reference, "0e+00"):
+        told = verdict(parity, group.label)
+        if parity and (group.label, told) == (parity.reference, "0e+00"):
             told = "reference"
         table.rows.append(
             [
@@ -55,7 +55,7 @@ def runs_table(found: Found) -> Table:
     shown = {title: cells for title, cells in optional.items() if any(cell.value is not None for cell in cells)}
     table = Table("runs", [*columns, *shown], [])
     for place, result in enumerate(results):
-        name = f"{result.framework}-{result.rival}" if result.rival else result.framework
+        name = label(result.framework, result.rival)
         table.rows.append(
             [
                 Cell(f"{name} (noisy)" if result.noisy else name, bad=result.noisy),
@@ -85,6 +85,18 @@ def tuning_table(found: Found) -> Table | None:
             if row not in table.rows:  # rounds were tuned alike
                 table.rows.append(row)
     return table if table.rows else None
+
+
+def baseline_table(rows: list[BaselineRow]) -> Table:
+    """Images per second over those of an earlier comparison."""
+    columns = ["framework", "ranks", "now ÷ baseline", "low", "high", "rounds", "rounds then", "verdict"]
+    table = Table("baseline", columns, [])
+    for row in rows:
+        figures = [number(value, 3) for value in (row.median, row.low, row.high)]
+        counts = [number(row.rounds), number(row.old_rounds)]
+        told = Cell(row.verdict, bad=row.verdict == "worse")
+        table.rows.append([Cell(label(row.framework, row.rival)), number(row.np), *figures, *counts, told])
+    return table
 
 
 def machine_table(found: Found) -> Table:
