@@ -293,7 +293,7 @@ class Charts:
                 if (rate := group.first.val_accuracy) is not None
             )
             summary = f"Training loss by epoch at {ranks(np)}." + (f" Accuracy at the end: {final}." if final else "")
-            note = "The first round's." if any(len(group.runs) > 1 for group in members) else ""
+            note = "The first round's curves." if any(len(group.runs) > 1 for group in members) else ""
             return finished(canvas, key, f"Loss and accuracy, {ranks(np)}", summary, table, note)
 
 

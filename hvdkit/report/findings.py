@@ -61,7 +61,8 @@ def _fastest(groups: list[Group]) -> Finding:
     if statistics.verdict(statistics.Interval(lead.middle, lead.low, lead.high)) == "tie":
         text = f"A tie of {best.label} and {second.label}: {speed}, {behind}; {lead.sure}."
         return Finding("plain", lead_in, text)
-    return Finding("good", lead_in, f"{best.label}: {speed}, {behind}; {lead.sure}.")
+    kind = "good" if statistics.confidence(lead.n) > 0.9 else "plain"
+    return Finding(kind, lead_in, f"{best.label}: {speed}, {behind}; {lead.sure}.")
 
 
 def _scaling(groups: list[Group]) -> Finding | None:

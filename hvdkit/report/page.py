@@ -75,7 +75,8 @@ def make(found: Found, own_command: str) -> Page:
     return Page(
         title=f"{first.recipe}: {who}",
         about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} images a rank and step, "
-        f"{first.epochs} epochs, {first.precision}, {first.optimizer}, seed {first.seed}",
+        f"{first.epochs} epoch{'' if first.epochs == 1 else 's'}, {first.precision}, {first.optimizer}, "
+        f"seed {first.seed}",
         findings=findings(found, groups),
         results=results_table(groups, found.comparison.parity if found.comparison else None),
         notes=_notes(found),
