@@ -40,7 +40,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def label(framework: str, rival: str | None) -> str:
-    """One name for both: `pytorch`, `pytorch-ddp`."""
+    """One name for both: the framework, or `framework-rival`."""
     return f"{framework}-{rival}" if rival else framework
 
 
