@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench test lint image-check clean
+.PHONY: help bootstrap runtimes compare bench browser test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -22,7 +22,15 @@ compare: runtimes ## Train the digits with all four frameworks at 1 and 2 ranks;
 bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, interleaved; about 25 minutes
 	@$(BIN)/python benchmarks/cost.py
 
-test: runtimes ## Run every test
+browser: # Chromium, in which pages are tested: Debian's package, where root may install it; elsewhere the tests tell
+	@for p in chromium chromium-browser google-chrome; do command -v $$p >/dev/null && exit; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Debian's chromium (apt-get), for the tests of hvdkit report"; \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends \
+			chromium fonts-dejavu-core >/dev/null; } || echo "that failed; the tests that need it will say so"; \
+	fi
+
+test: runtimes browser ## Run every test
 	@$(BIN)/python -m pytest
 
 lint: bootstrap ## Check style and types

@@ -6,5 +6,9 @@ setup(
     packages=[*find_packages(include=["hvdkit", "hvdkit.*"]), "hvdkit.recipes"],
     package_dir={"hvdkit.recipes": "recipes"},
     # The scripts are data: run and copied by their path, imported by nothing.
-    package_data={"hvdkit": ["py.typed"], "hvdkit.recipes": ["*.yaml", "*/*.py"]},
+    package_data={
+        "hvdkit": ["py.typed"],
+        "hvdkit.report": ["templates/*"],
+        "hvdkit.recipes": ["*.yaml", "*/*.py"],
+    },
 )

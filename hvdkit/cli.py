@@ -184,6 +184,20 @@ def parity(
 
 
 @app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", readable=False, help="what `hvdkit compare` or `hvdkit train` has left")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it [default: DIR]")] = None,
+) -> None:
+    """Make one page of a comparison or a run, report.html, and report.md for pull requests."""
+    from hvdkit.report import page
+
+    for path in page.write(folder, out):
+        typer.echo(f"written to {path}")
+
+
+@app.command()
 def doctor() -> None:
     """What is there, what is broken, and the command that mends it."""
     from rich.console import Console

@@ -18,6 +18,7 @@ _OURS = {
     "config.yaml", "metrics.jsonl", "result.json", "logs", "checkpoints", "tensorboard", "evaluate.json",
     "compare.json", "compare.md", "runs",
     "parity.json", "parity.md", "parity.png", "parity", "trace",
+    "report.html", "report.md",
 }  # fmt: skip
 _LOCK = ".lock"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,3 +55,9 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
 def recipe() -> Path:
     """The recipe that the README is about."""
     return ROOT / "recipes" / "resnet20-digits.yaml"
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """A copy of a real comparison's files."""
+    return Path(shutil.copytree(ROOT / "tests" / "data" / "comparison", tmp_path / "comparison"))

@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "plotly", "sklearn", "scipy")
+HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "jinja2", "sklearn", "scipy")
 
 
 @pytest.mark.parametrize("statement", ["import hvdkit", "import hvdkit.cli", "import hvdkit.launch, hvdkit.core.loop"])

@@ -44,9 +44,11 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
         folder = next(name.split("/")[0] for name in names if ".dist-info/" in name)
         metadata = message_from_string(wheel.read(f"{folder}/METADATA").decode())
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
+    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "report" / "templates").iterdir()}
     recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
     assert len(recipes) >= 5
-    assert {name for name in names if ".dist-info/" not in name} == code | recipes | {"hvdkit/py.typed"}
+    assert len(templates) == 4
+    assert {name for name in names if ".dist-info/" not in name} == code | templates | recipes | {"hvdkit/py.typed"}
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"
     assert metadata["Requires-Python"] == ">=3.11"

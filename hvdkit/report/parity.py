@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from hvdkit.report import tabular
 from hvdkit.results import FrameworkParity, Parity
 
 _CHECKS = {
@@ -61,6 +62,15 @@ def parity_markdown(parity: Parity) -> str:
         f"{machine.processor}, {machine.cores} cores, {machine.system}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def parity_cells(parity: Parity) -> tabular.Table:
+    """For the report: the same rows; what misses its mark stands out."""
+    table = tabular.Table("parity-table", ["relative error", "mark", *parity.frameworks], [])
+    for key, label, mark, cells in _rows(parity):
+        found = [tabular.Cell(cell, bad=key in each.missed) for cell, each in zip(cells, _all(parity), strict=True)]
+        table.rows.append([tabular.Cell(label), tabular.Cell(mark), *found])
+    return table
 
 
 def deviations(parity: Parity) -> list[str]:

@@ -1,0 +1,326 @@
+"""The report's charts. matplotlib, which is loaded only when one is drawn, makes SVG that the page's style colours.
+
+A chart is as wide as a phone; on larger screens several stand side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hvdkit.report import svg
+from hvdkit.report.canvas import Canvas, Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
+from hvdkit.report.rounds import Group, Interval, efficiency
+from hvdkit.report.tabular import Cell, Table, number
+from hvdkit.results import MetricLine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.axes import Axes
+
+_MOST_POINTS = 400  # of a line
+_FAINT = 0.45  # what stands beside hvdkit's own
+
+
+class Charts:
+    """Draws a report's charts; a framework has the same colour and mark in all of them."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.groups = groups
+        rivals = dict.fromkeys(group.rival for group in groups if group.rival)
+        self.look = Look(list(dict.fromkeys(group.framework for group in groups)), list(rivals))
+        self._nps = sorted({group.np for group in groups})
+
+    def speed(self) -> Chart:
+        """Images per second of each group, with the rounds as dots and the interval."""
+        best = max(self.groups, key=lambda group: group.speed.middle)
+        return self._bars(
+            "speed",
+            "Throughput",
+            "images/s",
+            "images_per_second",
+            f"Images per second, all ranks together. The most: {best.label} at {ranks(best.np)}, "
+            f"{best.speed.text()} images/s.",
+        )
+
+    def memory(self) -> Chart:
+        """Peak memory of the largest rank."""
+        most = max(self.groups, key=lambda group: max(group.values("peak_rss_mib")))
+        return self._bars(
+            "memory",
+            "Peak memory of the largest rank",
+            "MiB",
+            "peak_rss_mib",
+            f"Peak resident memory in MiB. The most: {most.label} at {ranks(most.np)}, "
+            f"{max(most.values('peak_rss_mib')):,.0f} MiB.",
+            digits=0,
+        )
+
+    def extra(self) -> list[Chart]:
+        """Processor time an image and start-up time, where they were measured."""
+        wanted = [
+            ("cpu", "Processor time an image, all ranks", "ms", "cpu_s_per_image", 1e3),
+            ("startup", "From start to first step", "s", "startup_s", 1.0),
+        ]
+        charts = []
+        for key, title, unit, name, factor in wanted:
+            if any(group.values(name) for group in self.groups):
+                charts.append(self._bars(key, title, unit, name, f"{title}, in {unit}.", factor=factor))
+        return charts
+
+    def course(self) -> Chart | None:
+        """Images per second along a single run; None where it has no lines."""
+        group = self.groups[0]
+        lines = [line for line in group.runs[0].lines if not line.ends_epoch]
+        if not lines:
+            return None
+        thinned = lines[:: math.ceil(len(lines) / _MOST_POINTS)]
+        table = Table("course", ["step", "images/s"], [])
+        with drawing(240) as canvas:
+            axes = canvas.figure.subplots()
+            style = self.look.line(group.framework, group.rival)
+            axes.plot([line.step for line in thinned], [line.images_per_second for line in thinned], **style)
+            axes.axhline(group.speed.middle, color=svg.MUTED, lw=0.9, ls=(0, (1, 2)))
+            for line in thinned:
+                told = f"step {line.step}: {line.images_per_second:,.1f} images/s"
+                canvas.point(axes, line.step, line.images_per_second, told)
+                table.rows.append([number(line.step), number(line.images_per_second, 1)])
+            axes.set(xlabel="step", ylabel="images/s")
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            axes.grid(axis="y")
+            summary = f"Images per second along the run; {group.speed.text()} over the steps after the warm-up."
+            note = "By rank 0's clock; dotted: over all measured steps."
+            return finished(canvas, "course", "Throughput along the run", summary, table, note)
+
+    def _bars(
+        self, key: str, title: str, unit: str, name: str, summary: str, digits: int = 1, factor: float = 1.0
+    ) -> Chart:
+        shown = [group for group in self.groups if group.values(name)]
+        table = Table(key, ["framework", "ranks", "n", unit, "low", "high"], [])
+        with drawing(44 + 21 * len(shown) + 26 * len({group.np for group in shown})) as canvas:
+            largest = factor * max(max(group.values(name)) for group in shown)
+            for axes, members in self._panels(canvas, shown):
+                for row, group in enumerate(members):
+                    values = [factor * value for value in group.values(name)]
+                    found = _scaled(group.interval(name), factor)
+                    colour = self.look.colour(group.framework)
+                    axes.barh(row, found.middle, height=0.62, color=svg.SURFACE)  # hides the grid below a faint bar
+                    axes.barh(row, found.middle, height=0.62, color=colour, alpha=_FAINT if group.rival else 1)
+                    self._whisker(axes, row, found, values, colour)
+                    text = f"{found.middle:,.{digits}f}"
+                    end = max([found.middle, *values])
+                    axes.text(end + 0.022 * largest, row, text, va="center", fontsize=11)
+                    told = f"{group.label}, {ranks(group.np)}: {found.text(digits)} {unit}, n = {found.n}"
+                    canvas.point(axes, found.middle / 2, row, told)
+                    canvas.point(axes, found.middle, row, told)
+                    table.rows.append(_interval_row(group, found, digits))
+                axes.set_xlim(0, 1.19 * largest)
+            axes.set_xlabel(unit)
+            return finished(canvas, key, title, summary, table)
+
+    def _panels(self, canvas: Canvas, groups: list[Group]) -> Iterator[tuple[Axes, list[Group]]]:
+        """A panel for each number of ranks, a row for each group in it."""
+        members = {np: [group for group in groups if group.np == np] for np in self._nps}
+        members = {np: rows for np, rows in members.items() if rows}
+        panels = canvas.figure.subplots(
+            len(members), 1, sharex=True, squeeze=False, height_ratios=[len(rows) for rows in members.values()]
+        )
+        for axes, (np, rows) in zip(panels[:, 0], members.items(), strict=True):
+            axes.set_title(ranks(np))
+            axes.set_yticks(range(len(rows)), [brief(group.label) for group in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.tick_params(axis="y", length=0)
+            axes.spines["left"].set_visible(False)
+            axes.grid(axis="x")
+            yield axes, rows
+
+    @staticmethod
+    def _whisker(axes: Axes, row: float, found: Interval, values: list[float], colour: str) -> None:
+        if found.low is None or found.high is None:
+            return
+        axes.plot([found.low, found.high], [row, row], color=svg.INK, lw=1.6, solid_capstyle="butt")
+        axes.plot(values, [row] * len(values), "o", ms=3.2, mfc=svg.SURFACE, mec=svg.INK, mew=0.8)
+
+    def scaling(self) -> list[Chart]:
+        """Throughput and efficiency by number of ranks; nothing where there is only one."""
+        found = [efficiency(group, self.groups) for group in self.groups if group.np > 1]
+        if len(self._nps) < 2 or not any(found):
+            return []
+        lines: list[tuple[str, str, str, Callable[[Group], Interval | None]]] = [
+            ("scaling", "Scaling", "images/s", lambda group: group.speed),
+            ("efficiency", "Scaling efficiency", "%", lambda group: _percent(efficiency(group, self.groups))),
+        ]
+        return [self._by_ranks(*line) for line in lines]
+
+    def _by_ranks(self, key: str, title: str, unit: str, value: Callable[[Group], Interval | None]) -> Chart:
+        table = Table(key, ["framework", "ranks", "n", unit, "low", "high"], [])
+        worst: tuple[float, str] = (math.inf, "")
+        with drawing(265) as canvas:
+            axes = canvas.figure.subplots()
+            kinds = list(dict.fromkeys((group.framework, group.rival) for group in self.groups))
+            for order, (framework, rival) in enumerate(kinds):
+                members = [g for g in self.groups if (g.framework, g.rival) == (framework, rival)]
+                known = [(group, found) for group in members if (found := value(group))]
+                if not known:
+                    continue
+                shift = 1.022 ** (order - (len(kinds) - 1) / 2)  # so that intervals do not hide each other
+                places = [group.np * shift for group, _ in known]
+                middles = [found.middle for _, found in known]
+                style = self.look.line(framework, rival)
+                axes.plot(places, middles, **style, label=brief(known[0][0].label))
+                for place, (group, found) in zip(places, known, strict=True):
+                    if found.low is not None and found.high is not None:
+                        axes.plot([place, place], [found.low, found.high], color=style["color"], lw=1.4)
+                    told = f"{group.label}, {ranks(group.np)}: {found.text()} {unit}, n = {found.n}"
+                    canvas.point(axes, place, found.middle, told)
+                    table.rows.append(_interval_row(group, found, 1))
+                    if group.np == self._nps[-1]:
+                        worst = min(worst, (found.middle, f"{group.label} {found.text()} {unit}"))
+                if unit != "%" and known[0][0].np == 1:
+                    ideal = [middles[0] * place for place in places]
+                    axes.plot(places, ideal, color=style["color"], lw=0.9, ls=(0, (1, 2)), zorder=1)
+            if unit == "%":
+                axes.axhline(100, color=svg.MUTED, lw=0.9, ls=(0, (1, 2)))
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(self._nps, [str(np) for np in self._nps])
+            axes.minorticks_off()
+            axes.set(xlabel="ranks", ylabel=unit)
+            axes.set_ylim(0, None if unit != "%" else max(112, axes.get_ylim()[1]))
+            axes.grid(axis="y")
+            legend(canvas, axes)
+            summary = f"{title} from {ranks(self._nps[0])} to {ranks(self._nps[-1])}; the lowest there: {worst[1]}."
+            note = "Dotted: as many times one rank's as there are ranks." if unit != "%" else "Dotted: 100 %."
+            return finished(canvas, key, title, summary, table, note)
+
+    def steps(self) -> Chart:
+        """How long steps lasted: their distribution where the steps were kept, else median and 90th percentile."""
+        import numpy
+
+        kept, longest = any(group.steps for group in self.groups), 0.0
+        table = Table("steps", ["framework", "ranks", "steps", "p5", "p25", "p50", "p75", "p90", "p95", "p99"], [])
+        with drawing(44 + 21 * len(self.groups) + 26 * len(self._nps)) as canvas:
+            for axes, members in self._panels(canvas, self.groups):
+                for row, group in enumerate(members):
+                    colour = self.look.colour(group.framework)
+                    middle, high = (float(numpy.median(group.values(f"step_ms_p{p}"))) for p in (50, 90))
+                    parts = {50: middle, 90: high}
+                    if late := group.values("step_ms_p99"):
+                        parts[99] = float(numpy.median(late))
+                    count = sum(run.result.measured_steps for run in group.runs)
+                    if group.steps:
+                        asked = [5, 25, 50, 75, 90, 95, 99]
+                        parts = dict(zip(asked, numpy.percentile(group.steps, asked).tolist(), strict=True))
+                        count = len(group.steps)
+                        axes.plot([parts[5], parts[95]], [row, row], color=colour, lw=1.6)
+                        faint, width = _FAINT if group.rival else 0.8, parts[75] - parts[25]
+                        axes.barh(row, width, height=0.56, left=parts[25], color=colour, alpha=faint)
+                        axes.plot(parts[99], row, "|", color=colour, ms=8, mew=1.6)
+                    else:
+                        axes.plot([parts[50], parts[90]], [row, row], color=colour, lw=5, alpha=_FAINT)
+                    axes.plot(parts[50], row, self.look.mark(group.framework), color=colour, mec=svg.SURFACE, ms=7)
+                    shown = ", ".join(f"p{part} {parts[part]:.1f}" for part in parts if part in (5, 50, 90, 95, 99))
+                    told = f"{group.label}, {ranks(group.np)}: {shown} ms over {count:,} steps"
+                    longest = max(longest, *parts.values())
+                    for part in parts:
+                        canvas.point(axes, parts[part], row, told)
+                    cells = [number(parts[part], 1) if part in parts else Cell("–") for part in (5, 25, 50, 75, 90, 95)]
+                    last = number(parts[99], 1) if 99 in parts else Cell("–")
+                    table.rows.append([Cell(group.label), number(group.np), number(count), *cells, last])
+                axes.set_xlim(0, 1.05 * longest)
+            axes.set_xlabel("ms a step, on its slowest rank")
+            slowest = max(self.groups, key=lambda group: max(group.values("step_ms_p90")))
+            summary = (
+                f"Duration of a step in ms. The longest 90th percentile: {slowest.label} at {ranks(slowest.np)}, "
+                f"{max(slowest.values('step_ms_p90')):.1f} ms."
+            )
+            note = (
+                "Mark: median; box: middle half; line: 5th to 95th percentile; tick: 99th."
+                if kept
+                else "Mark: median; bar: from there to the 90th percentile. The steps themselves were not kept."
+            )
+            return finished(canvas, "steps", "Step times", summary, table, note)
+
+    def learning(self) -> list[Chart]:
+        """Loss and accuracy by epoch, all frameworks on one chart, a chart for each number of ranks."""
+        return [chart for np in self._nps if (chart := self._learning(np))]
+
+    def _learning(self, np: int) -> Chart | None:
+        members = [group for group in self.groups if group.np == np and group.runs[0].lines]
+        if not members:
+            return None
+        key, rated = f"learning-{np}", any(_rated(group) for group in members)
+        columns = ["framework", "epoch", "training loss", "validation loss", "accuracy"]
+        table = Table(key, columns, [])
+        with drawing(330 if rated else 230) as canvas:
+            panels = canvas.figure.subplots(2 if rated else 1, 1, sharex=True, squeeze=False)[:, 0]
+            for group in members:
+                style = self.look.line(group.framework, group.rival)
+                lines = group.runs[0].lines
+                within = [line for line in lines if not line.ends_epoch] or lines
+                ends = [line for line in lines if line.ends_epoch]
+                thinned = within[:: math.ceil(len(within) / _MOST_POINTS)]
+                places = [_epoch(line, group) for line in thinned]
+                losses = [line.loss for line in thinned]
+                panels[0].plot(places, losses, color=style["color"], ls=style["ls"], lw=1.4, label=brief(group.label))
+                for place, line in zip(places, thinned, strict=True):
+                    told = f"{group.label}, step {line.step}: loss {line.loss:.4f}"
+                    canvas.point(panels[0], place, line.loss, told)
+                rates = [(line, line.val_accuracy) for line in ends if line.val_accuracy is not None]
+                if rates:
+                    shown = [_epoch(line, group) for line, _ in rates], [100 * rate for _, rate in rates]
+                    panels[-1].plot(*shown, **style, clip_on=False, label=brief(group.label))
+                for line, share in rates:
+                    told = f"{group.label}, epoch {line.epoch + 1}: accuracy {100 * share:.2f} %"
+                    canvas.point(panels[-1], _epoch(line, group), 100 * share, told)
+                for line in ends:
+                    table.rows.append(_epoch_row(group, line))
+            panels[0].set_ylim(bottom=0)
+            panels[0].set_ylabel("training loss")
+            panels[-1].set_xlabel("epoch")
+            if rated:
+                panels[-1].set(ylabel="accuracy, %", ylim=(0, 102))
+            for axes in panels:
+                axes.set_xlim(left=0)
+                whole_numbers(axes)
+                axes.grid(axis="y")
+            legend(canvas, panels[-1] if rated else panels[0])
+            final = "; ".join(
+                f"{group.label} {100 * rate:.2f} %"
+                for group in members
+                if (rate := group.first.val_accuracy) is not None
+            )
+            summary = f"Training loss by epoch at {ranks(np)}." + (f" Accuracy at the end: {final}." if final else "")
+            note = "The first round's curves." if any(len(group.runs) > 1 for group in members) else ""
+            return finished(canvas, key, f"Loss and accuracy, {ranks(np)}", summary, table, note)
+
+
+def _percent(found: Interval | None) -> Interval | None:
+    return _scaled(found, 100) if found else None
+
+
+def _scaled(found: Interval | None, factor: float) -> Interval:
+    assert found is not None
+    low, high = (None if end is None else factor * end for end in (found.low, found.high))
+    return Interval(factor * found.middle, low, high, found.n)
+
+
+def _interval_row(group: Group, found: Interval, digits: int) -> list[Cell]:
+    ends = [Cell("–") if end is None else number(end, digits) for end in (found.low, found.high)]
+    return [Cell(group.label), number(group.np), number(found.n), number(found.middle, digits), *ends]
+
+
+def _epoch_row(group: Group, line: MetricLine) -> list[Cell]:
+    loss = Cell("–") if line.val_loss is None else number(line.val_loss, 4)
+    rate = Cell("–") if line.val_accuracy is None else Cell(f"{100 * line.val_accuracy:.2f} %", line.val_accuracy)
+    return [Cell(group.label), number(line.epoch + 1), number(line.loss, 4), loss, rate]
+
+
+def _epoch(line: MetricLine, group: Group) -> float:
+    return line.step / max(1, line.total_steps) * group.first.epochs
+
+
+def _rated(group: Group) -> bool:
+    return any(line.val_accuracy is not None for line in group.runs[0].lines)

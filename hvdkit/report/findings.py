@@ -1,0 +1,120 @@
+"""What follows from the figures, in sentences: who is fastest and by how much, what is proved, what is not known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hvdkit import statistics
+from hvdkit.report.canvas import ranks
+from hvdkit.report.gather import Found
+from hvdkit.report.rounds import Group, efficiency, label, ratio
+from hvdkit.results import BaselineRow, Comparison
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence below its `lead`; `kind` is good, bad, open (not known) or plain."""
+
+    kind: str
+    lead: str
+    text: str
+
+
+def findings(found: Found, groups: list[Group]) -> list[Finding]:
+    """The findings, the most wanted first."""
+    if found.comparison is None:
+        return [_single(groups[0])]
+    own = [group for group in groups if group.rival is None]
+    nps = sorted({group.np for group in own})
+    told = [_fastest([group for group in own if group.np == np]) for np in nps]
+    told += [*filter(None, [_scaling(own)])]
+    told += [_parity(found.comparison), _rivals(found.comparison)]
+    if found.comparison.baseline is not None:
+        told.append(_baseline(found.comparison.baseline))
+    noisy = [run for run in found.runs if run.result.noisy]
+    if noisy:
+        text = f"{len(noisy)} of {len(found.runs)} runs: something else took time from them. Run them again in quiet."
+        told.append(Finding("bad", "Noisy", text))
+    return told
+
+
+def _single(group: Group) -> Finding:
+    result = group.first
+    rate = "" if result.val_accuracy is None else f", accuracy {100 * result.val_accuracy:.2f} %"
+    text = f"{result.images_per_second:,.1f} images/s, step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}"
+    return Finding("plain", f"{group.framework}, {ranks(group.np)}", f"{text}{rate}. One run: no interval.")
+
+
+def _fastest(groups: list[Group]) -> Finding:
+    """Who is fastest at a number of ranks; a tie where the interval of the ratio to the second holds 1."""
+    ordered = sorted(groups, key=lambda group: -group.speed.middle)
+    best = ordered[0]
+    lead_in, speed = f"Fastest at {ranks(best.np)}", f"{best.speed.text()} images/s"
+    if len(ordered) == 1:
+        return Finding("plain", ranks(best.np), f"{best.label} alone was run: {speed}.")
+    second, lead = ordered[1], ratio(best, ordered[1])
+    behind = f"{lead.text(3)} times {second.label}"
+    if lead.low is None or lead.high is None:
+        text = f"{best.label}: {speed}, {behind}. One run each, so it may be chance."
+        return Finding("plain", lead_in, text)
+    if statistics.verdict(statistics.Interval(lead.middle, lead.low, lead.high)) == "tie":
+        text = f"A tie of {best.label} and {second.label}: {speed}, {behind}; {lead.sure}."
+        return Finding("plain", lead_in, text)
+    kind = "good" if statistics.confidence(lead.n) > 0.9 else "plain"
+    return Finding(kind, lead_in, f"{best.label}: {speed}, {behind}; {lead.sure}.")
+
+
+def _scaling(groups: list[Group]) -> Finding | None:
+    most = max(group.np for group in groups)
+    known = [
+        (found, group)
+        for group in groups
+        if group.np == most and most > 1 and (found := efficiency(group, groups)) is not None
+    ]
+    if not known:
+        return None
+    known.sort(key=lambda each: -each[0].middle)
+    shown = ", ".join(f"{group.label} {100 * found.middle:.0f} %" for found, group in known)
+    return Finding("plain", "Scaling", f"Efficiency at {ranks(most)}: {shown}.")
+
+
+def _parity(comparison: Comparison) -> Finding:
+    parity = comparison.parity
+    if parity is None:
+        return Finding("open", "Parity", "Not asked for (--no-parity): whether all did the same work is not known.")
+    failed = [name for name, each in parity.frameworks.items() if not each.passed]
+    if failed:
+        return Finding("bad", "Parity", f"FAILED: {', '.join(failed)} computed something else than {parity.reference}.")
+    worst = max(each.step_f64 for each in parity.frameworks.values())
+    text = f"Passed: all compute what {parity.reference} computes, to {worst:.0e} in float64 over {parity.steps} steps."
+    return Finding("good", "Parity", text)
+
+
+def _rivals(comparison: Comparison) -> Finding:
+    against = [each for each in comparison.ratios if not each.against.startswith("np=")]
+    if not against:
+        return Finding("open", "Rivals", "None was measured, so nothing is said of other ways to train on many ranks.")
+    parts = []
+    for rival in dict.fromkeys(each.against for each in against):
+        mine = [each for each in against if each.against == rival]
+        if len(mine) <= 2:
+            told = [
+                f"{each.framework} at {ranks(each.np)} {each.median:.2f} "
+                f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % sure"
+                for each in mine
+            ]
+        else:
+            low, high = min(each.median for each in mine), max(each.median for each in mine)
+            verdicts = Counter(each.verdict or "-" for each in mine).most_common()
+            told = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
+        parts.append(f"{rival}: {'; '.join(told)}.")
+    return Finding("plain", "Times the images/s of rivals", " ".join(parts))
+
+
+def _baseline(rows: list[BaselineRow]) -> Finding:
+    worse = [f"{label(row.framework, row.rival)} at {ranks(row.np)}" for row in rows if row.verdict == "worse"]
+    if worse:
+        return Finding("bad", "Against the baseline", f"Worse: {', '.join(worse)}.")
+    better = sum(row.verdict == "better" for row in rows)
+    return Finding("good", "Against the baseline", f"Nothing is worse; {better} of {len(rows)} are better.")

@@ -1,0 +1,166 @@
+"""`hvdkit report`: from a folder of results to one page that needs nothing else, and to Markdown for pull requests."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+import re
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import hvdkit
+from hvdkit import statistics
+from hvdkit.errors import RequestError
+from hvdkit.files import write_atomic
+from hvdkit.report import gather, reproduce
+from hvdkit.report.canvas import ranks
+from hvdkit.report.findings import Finding, findings
+from hvdkit.report.gather import Found
+from hvdkit.report.reproduce import Command
+from hvdkit.report.rounds import grouped
+from hvdkit.report.sections import Section, sections
+from hvdkit.report.summary import machine_table, results_table
+from hvdkit.report.tabular import Table
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the templates show."""
+
+    title: str
+    about: str
+    findings: list[Finding]
+    results: Table
+    notes: list[str]
+    sections: list[Section]
+    machine: Table
+    commands: list[Command]
+    own_command: str
+    written: str
+    version: str
+
+
+def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
+    """Write report.html and report.md of what lies in `folder` into `out`, by default `folder`; their paths.
+
+    Raises RequestError where the folder holds no results, or damaged ones, and where `out` cannot be written.
+    """
+    found = gather.read(folder)
+    target = out or folder
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"--out {target}: cannot be made ({error.strerror}); name another folder") from None
+    if not os.access(target, os.W_OK | os.X_OK):
+        raise RequestError(f"{target}: cannot be written (permission denied); name another folder by --out")
+    page = make(found, shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])]))
+    write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # paths may be no UTF-8
+    write_atomic(target / "report.md", as_markdown(page).encode(errors="replace"))
+    return target / "report.html", target / "report.md"
+
+
+def make(found: Found, own_command: str) -> Page:
+    """What the page says of a folder's results."""
+    groups = grouped(found.runs)
+    first = found.runs[0].result
+    frameworks = list(dict.fromkeys(group.framework for group in groups))
+    who = f"{first.framework}, {ranks(first.np)}" if found.comparison is None else _listed(frameworks)
+    commands = [reproduce.of_run(group.runs[0]) for group in groups]
+    return Page(
+        title=f"{first.recipe}: {who}",
+        about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} images a rank and step, "
+        f"{first.epochs} epoch{'' if first.epochs == 1 else 's'}, {first.precision}, {first.optimizer}, "
+        f"seed {first.seed}",
+        findings=findings(found, groups),
+        results=results_table(groups, found.comparison.parity if found.comparison else None),
+        notes=_notes(found),
+        sections=sections(found, groups),
+        machine=machine_table(found),
+        commands=[*filter(None, [reproduce.of_all(found)]), *commands],
+        own_command=own_command,
+        written=time.strftime("%-d %B %Y"),
+        version=hvdkit.__version__,
+    )
+
+
+def _notes(found: Found) -> list[str]:
+    """What a reader must know to judge the figures."""
+    results = [run.result for run in found.runs]
+    notes = [
+        "images/s count all ranks together, over the steps after the warm-up; a step lasts as long as on its slowest "
+        "rank; efficiency is images/s over those of one rank times the ranks; memory is the largest rank's; n counts "
+        "runs, and brackets hold the interval of their median.",
+    ]
+    if found.comparison and found.comparison.rounds > 1:
+        rounds = found.comparison.rounds
+        notes.append(
+            f"Intervals are the percentile bootstrap's over {rounds} rounds, which can be "
+            f"{100 * statistics.confidence(rounds):.0f} % sure at most; a tie touches 1 ± {statistics.TIE:g}."
+        )
+    if corrupt := sum(result.corrupt_images for result in results):
+        notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")
+    if any(result.native_pipeline for result in results):
+        notes.append("Batches came from the user's own pipeline: frameworks need not have been fed with the same.")
+    for result in results:
+        for each in result.recoveries:
+            why = "a rank was lost" if each.why == "lost" else "hosts came or went"
+            notes.append(
+                f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it went on with {each.np} "
+                f"of {each.np_before} after {each.seconds:.1f} s."
+            )
+    if gone := [run for run in found.runs if not run.lines]:
+        notes.append(f"{len(gone)} run(s) have no metrics.jsonl that can be read, so no curves.")
+    if unread := sum(run.unread for run in found.runs):
+        notes.append(f"{unread} line(s) of metrics.jsonl could not be read and are left out.")
+    return notes
+
+
+def as_html(page: Page) -> str:
+    """The page, with its style, script and charts inside."""
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return _render("report.html", page, script=script, script_sha256=digest, style=style)
+
+
+def as_markdown(page: Page) -> str:
+    """The same for a pull request: findings, the table, commands."""
+    return _render("report.md", page)
+
+
+def _render(name: str, page: Page, **more: str) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"md": _escaped, "fenced": _fenced}
+    return environment.get_template(name).render(page=page, **more)
+
+
+def _escaped(text: str) -> str:
+    """Text as Markdown that GitHub shows as it is: no markup, no mention, no line break."""
+    line = " ".join(text.split())
+    line = html.escape(line, quote=False).replace("@", "&#64;")
+    return re.sub(r"([\\`*\[\]|~#])", r"\\\1", line)
+
+
+def _fenced(text: str) -> str:
+    """A block of code, whatever is in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,90 @@
+"""The commands that give a report's numbers again."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from hvdkit import config, paths
+from hvdkit.config import Recipe
+from hvdkit.errors import RequestError
+from hvdkit.report.canvas import ranks
+from hvdkit.report.gather import Found, Run
+from hvdkit.report.rounds import label
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to type, and what it gives."""
+
+    gives: str
+    text: str
+
+
+def of_run(run: Run) -> Command:
+    """The command of one run; where its recipe is not known, what is missing."""
+    result = run.result
+    who = label(result.framework, result.rival)
+    gives = f"{who}, {ranks(result.np)}"
+    if run.recipe is None:
+        return Command(gives, "# its config.yaml is missing or cannot be read, so its settings are not known in full")
+    launcher = [] if result.launcher == "direct" else ["--launcher", result.launcher]
+    rival = ["--rival", result.rival] if result.rival else []
+    words = ["hvdkit", "train", "--framework", result.framework, "-np", str(result.np), *rival, *launcher]
+    recipe = _recipe(run, run.recipe)
+    return Command(gives, shlex.join([*words[:2], recipe[0], *words[2:], *recipe[1:]]))
+
+
+def of_all(found: Found) -> Command | None:
+    """The command of a whole comparison; None where the folder is a single run's or no recipe is known."""
+    known = next((run for run in found.runs if run.recipe), None)
+    if found.comparison is None or known is None or known.recipe is None:
+        return None
+    recipe, *overrides = _recipe(known, known.recipe)
+    words = ["hvdkit", "compare", recipe]
+    results = [run.result for run in found.runs]
+    for framework in dict.fromkeys(result.framework for result in results):
+        words += ["--framework", framework]
+    for np in dict.fromkeys(result.np for result in results):
+        words += ["-np", str(np)]
+    for rival in dict.fromkeys(result.rival for result in results if result.rival):
+        words += ["--rival", rival]
+    if found.comparison.rounds > 1:
+        words += ["--rounds", str(found.comparison.rounds)]
+    if found.comparison.parity is None:
+        words += ["--no-parity"]
+    if known.result.launcher != "direct":
+        words += ["--launcher", known.result.launcher]
+    return Command("all of it", shlex.join([*words, *overrides]))
+
+
+def _recipe(run: Run, recipe: Recipe) -> list[str]:
+    """A recipe to name and the overrides that make it the run's: one that hvdkit has, or the run's own file."""
+    shipped = {path.stem: path for path in paths.recipes().glob("*.yaml")}.get(recipe.name)
+    if shipped:
+        try:
+            overrides = _overrides(config.load(shipped).model_dump(), recipe.model_dump())
+            if config.load(shipped, overrides) == recipe:
+                return [recipe.name, *overrides]
+        except RequestError:
+            pass  # another version's recipe; the run's own file serves
+    return [str(run.config)]
+
+
+def _overrides(base: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
+    """What must be set in `base`; a section of another kind is set as a whole."""
+    found: list[str] = []
+    for key, value in wanted.items():
+        old = base.get(key)
+        if old == value:
+            continue
+        same_kind = isinstance(old, dict) and isinstance(value, dict) and old.get("name") == value.get("name")
+        if same_kind and isinstance(old, dict):
+            found += _overrides(old, value, f"{prefix}{key}.")
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+            found.append(f"{prefix}{key}={text.removesuffix('...' + chr(10)).strip()}")
+    return found

@@ -1,0 +1,110 @@
+"""The parts of the report, each with its charts and tables, or with the reason why it has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hvdkit.report import proofs
+from hvdkit.report.canvas import Chart, ranks
+from hvdkit.report.charts import Charts
+from hvdkit.report.gather import Found
+from hvdkit.report.parity import deviations, parity_cells
+from hvdkit.report.rounds import Group
+from hvdkit.report.summary import baseline_table, runs_table, tuning_table
+from hvdkit.report.tabular import Table
+from hvdkit.results import Comparison
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. `text` are paragraphs; a part that has nothing to show says why."""
+
+    key: str
+    title: str
+    text: list[str] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+
+def sections(found: Found, groups: list[Group]) -> list[Section]:
+    """All parts, in order. A single run has no scaling, no parity and no list of runs."""
+    charts = Charts(groups)
+    if found.comparison is None:
+        return [
+            _course(charts),
+            Section("steps", "Step times", [], [charts.steps()]),
+            _learning(groups, charts),
+            _tuning(found),
+        ]
+    return [
+        _speed(found.comparison, groups, charts),
+        Section("steps", "Step times and memory", [], [charts.steps(), charts.memory(), *charts.extra()]),
+        _learning(groups, charts),
+        _parity(found.comparison, charts),
+        *_baseline(found.comparison),
+        _tuning(found),
+        Section("runs", "Every run", [], [], [runs_table(found)]),
+    ]
+
+
+def _course(charts: Charts) -> Section:
+    course = charts.course()
+    text = [] if course else ["Its course is not known: the run has no metrics.jsonl that can be read."]
+    return Section("throughput", "Throughput", text, [course] if course else [])
+
+
+def _speed(comparison: Comparison, groups: list[Group], charts: Charts) -> Section:
+    text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
+    if all(len(group.runs) == 1 for group in groups):
+        text = ["One run each: the figures have no intervals."]
+    scaling, nps = charts.scaling(), sorted({group.np for group in groups})
+    if not scaling:
+        told = f"all was run at {ranks(nps[0])}" if len(nps) == 1 else "nothing was run at one rank to compare with"
+        text.append(f"How it scales is not known: {told}.")
+    against = proofs.ratios(charts.look, comparison.ratios)
+    return Section(
+        "throughput", "Throughput and scaling", text, [charts.speed(), *([against] if against else []), *scaling]
+    )
+
+
+def _learning(groups: list[Group], charts: Charts) -> Section:
+    drawn = charts.learning()
+    return Section(
+        "learning",
+        "Loss and accuracy",
+        [] if drawn else ["Not known: no run has a metrics.jsonl that can be read."],
+        drawn,
+    )
+
+
+def _parity(comparison: Comparison, charts: Charts) -> Section:
+    parity = comparison.parity
+    if parity is None:
+        told = "Not asked for (--no-parity), so whether all did the same work is not known. `hvdkit parity` proves it."
+        return Section("parity", "Parity", [told])
+    text = [
+        f"Every framework computes the recipe in float64 from the same weights and images as {parity.reference}, "
+        f"{parity.steps} steps at {ranks(parity.np)}. The table has the largest relative errors, beside the largest "
+        f"that pass.",
+        *deviations(parity),
+    ]
+    return Section("parity", "Parity", text, proofs.parity(charts.look, parity), [parity_cells(parity)])
+
+
+def _baseline(comparison: Comparison) -> list[Section]:
+    if comparison.baseline is None:
+        return []
+    told = (
+        "Images per second over those of an earlier comparison. Worse or better: the whole interval is, by more than "
+    )
+    margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
+    return [
+        Section("baseline", "Against the baseline", [f"{told}{margins}."], [], [baseline_table(comparison.baseline)])
+    ]
+
+
+def _tuning(found: Found) -> Section:
+    table = tuning_table(found)
+    if table is None:
+        return Section("tuning", "Tuning", ["Nothing was tuned: every setting is the recipe's."])
+    return Section("tuning", "Tuning", [], [], [table])

@@ -1,0 +1,141 @@
+"""The report's tables: results, every run, tuning, machine and versions."""
+
+from __future__ import annotations
+
+import json
+
+from hvdkit.report.gather import Found
+from hvdkit.report.parity import verdict
+from hvdkit.report.rounds import Group, Interval, efficiency, label
+from hvdkit.report.tabular import Cell, Table, number, percent
+from hvdkit.results import BaselineRow, Parity
+
+
+def results_table(groups: list[Group], parity: Parity | None) -> Table:
+    """A row a group: medians over its rounds."""
+    columns = ["framework", "ranks", "n", "images/s", "efficiency", "step p50, ms", "p90, ms", "accuracy"]
+    columns += ["peak memory, MiB", "parity"]
+    table = Table("results", columns, [])
+    for group in groups:
+        middle, late, rate, memory = (
+            group.interval(key) for key in ("step_ms_p50", "step_ms_p90", "val_accuracy", "peak_rss_mib")
+        )
+        share = efficiency(group, groups)
+        told = verdict(parity, group.label)
+        if parity and (group.label, told) == (parity.reference, "0e+00"):
+            told = "reference"
+        table.rows.append(
+            [
+                Cell(group.label),
+                number(group.np),
+                number(group.speed.n),
+                Cell(group.speed.text(), group.speed.middle),
+                _share(share),
+                _middle(middle, 1),
+                _middle(late, 1),
+                percent(rate.middle if rate else None, 2),
+                _middle(memory, 0),
+                Cell(told, bad=told == "FAILED"),
+            ]
+        )
+    return table
+
+
+def runs_table(found: Found) -> Table:
+    """A row a run, as its result.json has it."""
+    results = [run.result for run in found.runs]
+    columns = ["framework", "ranks", "round", "images/s", "p50, ms", "p90, ms", "steps measured", "loss", "accuracy"]
+    columns += ["MiB", "seconds"]
+    optional = {
+        "p99, ms": [_optional(result.step_ms_p99, 1) for result in results],
+        "start, s": [_optional(result.startup_s, 1) for result in results],
+        "CPU ms an image": [_optional(result.cpu_s_per_image, 1, 1e3) for result in results],
+        "others' load": [percent(result.load) for result in results],
+    }
+    shown = {title: cells for title, cells in optional.items() if any(cell.value is not None for cell in cells)}
+    table = Table("runs", [*columns, *shown], [])
+    for place, result in enumerate(results):
+        name = label(result.framework, result.rival)
+        table.rows.append(
+            [
+                Cell(f"{name} (noisy)" if result.noisy else name, bad=result.noisy),
+                number(result.np),
+                number(result.round or 1),
+                number(result.images_per_second, 1),
+                number(result.step_ms_p50, 1),
+                number(result.step_ms_p90, 1),
+                number(result.measured_steps),
+                number(result.train_loss, 4),
+                percent(result.val_accuracy, 2),
+                number(result.peak_rss_mib),
+                number(result.train_s, 1),
+                *(cells[place] for cells in shown.values()),
+            ]
+        )
+    return table
+
+
+def tuning_table(found: Found) -> Table | None:
+    """What was chosen by itself, and why; None where nothing was."""
+    table = Table("tuning", ["framework", "ranks", "what", "chosen"], [])
+    for run in found.runs:
+        for key, value in (run.result.tuning or {}).items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            row = [Cell(run.result.framework), number(run.result.np), Cell(key), Cell(text)]
+            if row not in table.rows:  # rounds were tuned alike
+                table.rows.append(row)
+    return table if table.rows else None
+
+
+def baseline_table(rows: list[BaselineRow]) -> Table:
+    """Images per second over those of an earlier comparison."""
+    columns = ["framework", "ranks", "now ÷ baseline", "low", "high", "rounds", "rounds then", "verdict"]
+    table = Table("baseline", columns, [])
+    for row in rows:
+        figures = [number(value, 3) for value in (row.median, row.low, row.high)]
+        counts = [number(row.rounds), number(row.old_rounds)]
+        told = Cell(row.verdict, bad=row.verdict == "worse")
+        table.rows.append([Cell(label(row.framework, row.rival)), number(row.np), *figures, *counts, told])
+    return table
+
+
+def machine_table(found: Found) -> Table:
+    """Where it ran, and by what."""
+    rows: dict[str, str] = {}
+    if found.comparison:
+        machine = found.comparison.machine
+        rows |= {
+            "processor": f"{machine.processor}, {machine.cores} cores usable",
+            "memory": f"{machine.memory_mib:,} MiB",
+            "system": f"{machine.system}, Python {machine.python}",
+        }
+    else:
+        rows["machine"] = "not recorded in a single run's folder"
+    results = [run.result for run in found.runs]
+    for result in results:
+        rows[result.framework] = f"{result.framework_version}, Horovod {result.horovod_version or 'none'}"
+    for name, values in {
+        "hvdkit": [result.hvdkit_version for result in results],
+        "device": [result.device for result in results],
+        "threads a rank": [str(result.threads) for result in results],
+        "launcher": [result.launcher for result in results],
+        "gradients on the wire": [f"compression {result.compression}" for result in results],
+        "initial weights": [result.initial_state_sha256[:16] for result in results if not result.rival],
+    }.items():
+        rows[name] = ", ".join(dict.fromkeys(values))
+    return Table("machine", ["what", "which"], [[Cell(key), Cell(value)] for key, value in rows.items()])
+
+
+def _share(found: Interval | None) -> Cell:
+    if found is None or found.low is None or found.high is None:
+        return percent(found.middle if found else None)
+    text = f"{100 * found.middle:.1f} % ({100 * found.low:.1f}–{100 * found.high:.1f})"
+    return Cell(text, found.middle)
+
+
+def _middle(found: Interval | None, digits: int) -> Cell:
+    return Cell("–") if found is None else number(found.middle, digits)
+
+
+def _optional(value: float | None, digits: int, factor: float = 1) -> Cell:
+    return Cell("–") if value is None else number(factor * value, digits)

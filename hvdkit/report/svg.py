@@ -1,0 +1,90 @@
+"""matplotlib's figures as SVG that belongs into a page: colours by the page's style sheet, real text, ids of its own.
+
+matplotlib writes colours as numbers. A figure here is drawn in colours that stand for roles; each becomes a CSS
+variable, so that one drawing serves light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, MUTED, GRID, SURFACE, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
+SERIES = 8  # colours that a page has for series; more begin anew
+_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", BAD: "bad"}
+_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+SETTINGS = {
+    "svg.fonttype": "none",  # text stays text: it is read out, found and scaled by the browser
+    "svg.hashsalt": "hvdkit",  # the same figures give the same page
+    "text.parse_math": False,  # a name with $ in it is a name
+    "font.size": 12,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 11.5,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 11.5,
+    "figure.dpi": 72,  # a pixel is a point, as in matplotlib's SVG
+}
+
+
+def series(index: int) -> str:
+    """The colour that stands for a series."""
+    return f"#1000{index % SERIES:02x}"
+
+
+def inline(figure: Figure, prefix: str) -> str:
+    """The figure as an `<svg>` element; its ids begin with `prefix`."""
+    written = io.BytesIO()
+    figure.savefig(written, format="svg", transparent=True)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _LINK)
+    root = ElementTree.fromstring(written.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        if "id" in element.attrib:
+            element.set("id", prefix + element.attrib["id"])
+        for key in (f"{{{_LINK}}}href", "href"):
+            if element.get(key, "").startswith("#"):
+                element.set(key, f"#{prefix}{element.attrib[key][1:]}")
+        if "clip-path" in element.attrib:
+            element.set("clip-path", element.attrib["clip-path"].replace("url(#", f"url(#{prefix}"))
+        if "style" in element.attrib:
+            element.set("style", _style(element.attrib["style"]))
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.set("aria-hidden", "true")  # the figure around it speaks
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _style(text: str) -> str:
+    text = re.sub(r"font:\s*((?:bold|\d{3})\s+)?([\d.]+px)[^;]*", _font, text)
+    text = re.sub(r"font-family:[^;]*;?", "", text)
+    text = re.sub(r"#1000([0-9a-f]{2})", lambda match: f"var(--series-{int(match[1], 16)})", text)
+    return re.sub("|".join(_VARIABLES), lambda match: f"var(--{_VARIABLES[match[0]]})", text)
+
+
+def _font(match: re.Match[str]) -> str:
+    weight = f"font-weight: {match[1].strip()}; " if match[1] else ""
+    return f"{weight}font-size: {match[2]}"

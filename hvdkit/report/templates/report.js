@@ -1,0 +1,67 @@
+"use strict";
+// Tables: a click on a column's name sorts by it, another the other way round; what has no figure stands last.
+for (const button of document.querySelectorAll("th button")) {
+  button.addEventListener("click", () => {
+    const head = button.parentElement, table = head.closest("table"), body = table.tBodies[0];
+    const down = head.getAttribute("aria-sort") === "ascending";
+    for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const figures = head.classList.contains("figure");
+    const key = (row) => {
+      const cell = row.cells[head.cellIndex];
+      return figures ? ("value" in cell.dataset ? Number(cell.dataset.value) : NaN) : cell.textContent;
+    };
+    const order = (a, b) => {
+      const x = key(a), y = key(b);
+      if (!figures) return (down ? -1 : 1) * x.localeCompare(y);
+      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
+      return down ? y - x : x - y;
+    };
+    body.append(...[...body.rows].sort(order));
+  });
+}
+
+// Charts: the value nearest to the pointer is told; arrow keys go through all of them.
+const told = document.getElementById("told");
+for (const drawing of document.querySelectorAll(".drawing")) {
+  const points = JSON.parse(drawing.dataset.points), svg = drawing.querySelector("svg");
+  const near = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+  near.setAttribute("class", "near");
+  near.setAttribute("r", "6");
+  let at = -1;
+  const hide = () => { near.remove(); told.hidden = true; };
+  const show = (index) => {
+    at = index;
+    const [x, y, text] = points[index];
+    near.setAttribute("cx", x);
+    near.setAttribute("cy", y);
+    svg.append(near);
+    told.textContent = text;
+    told.hidden = false;
+    const place = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+    const left = Math.min(place.x + 12, document.documentElement.clientWidth - told.offsetWidth - 8);
+    const above = place.y - told.offsetHeight - 12;
+    told.style.left = Math.max(8, left) + "px";
+    told.style.top = (above < 8 ? place.y + 14 : above) + "px";
+  };
+  const seek = (event) => {
+    const here = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    let best = -1, least = 40;
+    points.forEach(([x, y], index) => {
+      const distance = Math.hypot(x - here.x, y - here.y);
+      if (distance < least) { best = index; least = distance; }
+    });
+    if (best < 0) hide(); else show(best);
+  };
+  drawing.addEventListener("pointermove", seek);
+  drawing.addEventListener("pointerdown", seek);
+  drawing.addEventListener("pointerleave", hide);
+  drawing.addEventListener("blur", hide);
+  drawing.addEventListener("keydown", (event) => {
+    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === "Escape") hide();
+    if (!way || !points.length) return;
+    event.preventDefault();
+    show((at + way + points.length) % points.length);
+  });
+}

@@ -1,0 +1,189 @@
+"""What `hvdkit report` reads, finds, writes and refuses; its page is opened in test_report.py."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import change, several_rounds
+from conftest import Hvdkit, run
+
+from hvdkit import config, paths
+from hvdkit.report import gather, page, reproduce
+from hvdkit.report.rounds import Group, grouped, interval, ratio
+
+
+def test_the_command_writes_a_page_and_markdown_beside_the_results(hvdkit: Hvdkit, real: Path) -> None:
+    before = {path: path.read_bytes() for path in real.rglob("*") if path.is_file()}
+    done = hvdkit("report", "comparison")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"written to comparison/report.{kind}" for kind in ("html", "md")]
+    assert {path.name for path in real.iterdir()} == {"compare.json", "runs", "report.html", "report.md"}
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert 50_000 < (real / "report.html").stat().st_size < 5_000_000
+    paths.check_free(real, overwrite=True)  # it is hvdkit's own, so that the next comparison may replace it
+    again = hvdkit("report", "comparison", "--out", "elsewhere/new")
+    assert again.returncode == 0 and (real.parent / "elsewhere" / "new" / "report.html").is_file()
+    assert "hvdkit report comparison --out elsewhere/new" in (real.parent / "elsewhere/new/report.md").read_text()
+
+
+def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
+    def level(document: dict[str, Any]) -> None:
+        several_rounds(document)
+        for result in document["runs"]:
+            wobble = {"keras": -1, "tensorflow": 1}.get(result["framework"], 0) * (-1) ** result["round"]
+            result["images_per_second"] = 300 + 5 * wobble if wobble else 100 + result["round"]
+
+    change(real, level)
+    found = page.make(gather.read(real), "")
+    assert found.findings[0].text.startswith("A tie of tensorflow and keras") or found.findings[0].text.startswith(
+        "A tie of keras and tensorflow"
+    )
+
+    def lead(document: dict[str, Any]) -> None:
+        for result in document["runs"]:
+            if result["framework"] == "mxnet":
+                result["images_per_second"] = 500.0
+
+    change(real, lead)
+    assert page.make(gather.read(real), "").findings[0].text.startswith("mxnet: 500.0")
+
+
+def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: Path) -> None:
+    def three(document: dict[str, Any]) -> None:
+        several_rounds(document)
+        document["runs"] = [result for result in document["runs"] if result["round"] <= 3]
+
+    change(real, three)
+    first = page.make(gather.read(real), "").findings[0]
+    assert first.text.endswith("; 3 rounds, 75 % sure.")
+    alone, pair = grouped(gather.read(real).runs)[0], grouped(gather.read(real).runs)[4]
+    shifted = Group(pair.framework, pair.np, None, pair.runs[1:])
+    expected = [run.result.images_per_second for run in pair.runs[1:]]
+    assert ratio(shifted, alone).n == 2
+    assert ratio(shifted, alone).middle == pytest.approx(
+        sum(mine / other.result.images_per_second for mine, other in zip(expected, alone.runs[1:], strict=True)) / 2
+    )
+
+
+def test_what_an_elastic_run_has_outlived_is_told(real: Path) -> None:
+    lost = {"why": "lost", "step": 20, "np_before": 2, "np": 1, "seconds": 3.25}
+    change(real, lambda document: document["runs"][1].update(recoveries=[lost]))
+    assert any("a rank was lost before step 20" in note for note in page.make(gather.read(real), "").notes)
+
+
+def test_the_users_own_settings_for_pictures_change_nothing(hvdkit: Hvdkit, real: Path, tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\nfigure.facecolor: red\nlines.linewidth: 9\n")
+    odd = real.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xe5\x90\x8d"))
+    assert hvdkit("report", odd, "--out", "plain").returncode == 0
+    done = hvdkit("report", odd, "--out", "plain2", MPLCONFIGDIR=str(tmp_path))
+    assert done.returncode == 0 and done.stderr == ""
+    one, other = ((tmp_path / name / "report.html").read_text() for name in ("plain", "plain2"))
+    assert one == other.replace("plain2", "plain")
+
+
+def test_an_interval_is_the_bootstrap_of_the_median() -> None:
+    alone = interval([3.0])
+    assert (alone.middle, alone.low, alone.high, alone.n, alone.text()) == (3.0, None, None, 1, "3.0")
+    found = interval([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (found.middle, found.low, found.high, found.n) == (3.0, 1.0, 100.0, 5)
+    assert interval([2.0] * 7).text(2) == "2.00 (2.00–2.00)"
+
+
+def test_the_commands_give_the_same_recipe_again(real: Path, tmp_path: Path) -> None:
+    found = gather.read(real)
+    for each in found.runs:
+        words = shlex.split(reproduce.of_run(each).text)
+        assert words[:7] == [
+            "hvdkit", "train", "resnet20-digits", "--framework", each.result.framework, "-np", str(each.result.np),
+        ]  # fmt: skip
+        assert config.load(paths.recipes() / "resnet20-digits.yaml", words[7:]) == each.recipe
+    own = tmp_path / "own name's.yaml"
+    base = paths.recipes() / "resnet20-digits.yaml"
+    overrides = ["data={name: synthetic, height: 48}", "optimizer={name: lamb, learning_rate: 1.0e-3}", "checkpoint={}"]
+    for recipe in (config.load(base, overrides), config.load(base, [*overrides, "name=own"])):
+        own.write_text(config.dump(recipe))
+        words = shlex.split(reproduce.of_run(gather.Run(found.runs[0].result, [], 0, own, recipe)).text)
+        place = own if recipe.name == "own" else base
+        assert words[2] == (str(own) if recipe.name == "own" else recipe.name)
+        assert config.load(place, words[7:]) == recipe
+    everything = reproduce.of_all(found)
+    assert everything and everything.text == (
+        "hvdkit compare resnet20-digits --framework pytorch --framework tensorflow --framework keras --framework mxnet "
+        "-np 1 -np 2 epochs=3 threads=1"
+    )
+
+
+def test_markdown_has_the_table_and_what_was_found(real: Path) -> None:
+    change(real, several_rounds)
+    page.write(real)
+    markdown = (real / "report.md").read_text()
+    for group in grouped(gather.read(real).runs):
+        assert f"| {group.label} | {group.np} | 5 | {group.speed.text()} | " in markdown
+    assert "- **Parity:** Passed" in markdown and "**Noisy:**" in markdown
+    assert "\n\n\n" not in markdown and len(markdown) < 20_000
+
+
+def spoiled(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["runs"][0].update({key: value})
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "the folder is empty": lambda folder: (shutil.rmtree(folder), folder.mkdir()),
+    "no such folder": shutil.rmtree,
+    "is a file": lambda folder: (shutil.rmtree(folder), folder.touch()),
+    "neither compare.json nor result.json": lambda folder: (
+        (folder / "compare.json").rename(folder / "other.json") and shutil.rmtree(folder / "runs")
+    ),
+    "has not come to its end": lambda folder: (folder / "compare.json").unlink(),
+    "not the compare.json of `hvdkit compare`: file: Invalid JSON": lambda folder: os.truncate(
+        folder / "compare.json", 1000
+    ),
+    "file: Input should be an object": lambda folder: (folder / "compare.json").write_text("[]"),
+    "it has no runs": lambda folder: change(folder, lambda document: document.update(runs=[])),
+    "runs.0.np: Input should be a valid integer": lambda folder: change(folder, spoiled("np", "two")),
+    "np: expected a number above 0, got 0": lambda folder: change(folder, spoiled("np", 0)),
+    "images_per_second: expected a number above 0, got nan": lambda folder: change(
+        folder, spoiled("images_per_second", float("nan"))
+    ),
+    "Extra inputs are not permitted": lambda folder: change(folder, spoiled("line\nbreak", 1)),
+    "mxnet-np1/result.json: not the result of a training run": lambda folder: os.truncate(
+        folder / "runs" / "mxnet-np1" / "result.json", 10
+    ),
+    "cannot be read (Permission denied)": lambda folder: folder.chmod(0),
+    "cannot be written (permission denied)": lambda folder: folder.chmod(0o500),
+    "compare.json: cannot be read (Is a directory)": lambda folder: (
+        (folder / "compare.json").unlink(),
+        (folder / "compare.json").mkdir(),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_bad_input_is_one_clear_line(message: str, real: Path) -> None:
+    DAMAGE[message](real)
+    # root may read and write everything, unless these capabilities are taken away
+    plain = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    done = run([*plain, sys.executable, "-m", "hvdkit", "report", "comparison"], 60, cwd=real.parent)
+    if real.is_dir():
+        real.chmod(0o700)
+        assert not list(real.glob("report.*"))
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+def test_an_out_that_cannot_be_is_refused(hvdkit: Hvdkit, real: Path) -> None:
+    (real.parent / "file").touch()
+    for out in ("file", "file/below"):
+        done = hvdkit("report", "comparison", "--out", out)
+        assert (
+            done.returncode == 2
+            and len(done.stderr.splitlines()) == 1
+            and f"--out {out}: cannot be made" in done.stderr
+        )
