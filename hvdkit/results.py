@@ -20,6 +20,7 @@ class _Record(BaseModel):
 
 
 _R = TypeVar("_R", bound=_Record)
+Verdict = Literal["faster", "slower", "tie"]
 
 
 class MetricLine(_Record):
@@ -62,11 +63,20 @@ class TrainResult(_Record):
     `measured_steps`. `train_loss` is the last epoch's mean; `val_…` are of the end, None without validation images.
     `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation included.
 
+    `rival` says by what other means it was trained (`hvdkit.rivals`), None by hvdkit's; `round` counts the rounds of a
+    comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly spaced where there
+    are more. `cpu_s_per_image` is the CPU time of all ranks and threads over the measured steps' images. `startup_s`
+    goes from the command's start to the end of the slowest rank's first step. `load` is the share of the machine's CPU
+    time (rank 0's machine; 0 to 1) that others used from the end of the warm-up on, `noisy` says that it was more than
+    a tenth. `pinned` are the cores by rank, an empty list where a rank had none of its own, None where nobody asked.
+
     `corrupt_images` counts the files, of all ranks together, that could not be read and had others in their place. With
     `native_pipeline` the batches came from the user's own code: other frameworks need not have been fed with the same.
     """
 
     framework: str
+    rival: str | None = None
+    round: int | None = None
     framework_version: str
     horovod_version: str | None
     hvdkit_version: str
@@ -92,6 +102,13 @@ class TrainResult(_Record):
     images_per_second: float
     step_ms_p50: float
     step_ms_p90: float
+    step_ms_p99: float | None = None
+    step_ms: list[float] = []
+    cpu_s_per_image: float | None = None
+    startup_s: float | None = None
+    load: float | None = None
+    noisy: bool = False
+    pinned: list[list[int]] | None = None
     train_loss: float
     val_accuracy: float | None
     val_loss: float | None
@@ -195,10 +212,58 @@ class Parity(_Record):
     machine: Machine
 
 
+class Ratio(_Record):
+    """hvdkit against something else, by rounds: the median, and `low` to `high`, its bootstrap interval.
+
+    `against` is a rival's name: images per second over the rival's. Or `np=1`: images per second over `np` times those
+    of one rank, the scaling efficiency. Both sides of a round's ratio were run in that round. `confidence` is what the
+    interval can have with so many rounds, 0.95 at most. The verdict is `tie` where the interval touches 0.99 to 1.01;
+    for an efficiency it is None, as nobody expects more than 1.
+    """
+
+    framework: str
+    np: int
+    against: str
+    median: float
+    low: float
+    high: float
+    rounds: int
+    confidence: float
+    verdict: Verdict | None = None
+
+
+class BaselineRow(_Record):
+    """One kind of run held against an earlier comparison: the ratio of the medians of images per second, new ÷ old.
+
+    `worse` where the whole interval is below 1 - `margin`, `better` where it is above 1 + `margin`, else `tie`.
+    `rounds` and `old_rounds` are of the two sides.
+    """
+
+    framework: str
+    np: int
+    rival: str | None = None
+    median: float
+    low: float
+    high: float
+    rounds: int
+    old_rounds: int
+    margin: float
+    verdict: Literal["better", "worse", "tie"]
+
+
 class Comparison(_Record):
-    """`compare.json`; `parity` is None where nobody asked for it."""
+    """`compare.json`; `parity` is None where nobody asked for it.
+
+    `runs` are told by round, then in the order that was asked for; `order` has their names as they were run, shuffled
+    within each round by `order_seed`. `baseline` is None where nobody named one.
+    """
 
     runs: list[TrainResult]
+    rounds: int = 1
+    order_seed: int | None = None
+    order: list[str] = []
+    ratios: list[Ratio] = []
+    baseline: list[BaselineRow] | None = None
     parity: Parity | None = None
     machine: Machine
 
@@ -217,6 +282,14 @@ def this_machine() -> Machine:
 def read_result(path: Path) -> TrainResult:
     """Read a `result.json`. Raises RequestError where it is missing or damaged."""
     return _read(TrainResult, path, "the result of a training run")
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a `compare.json`. Raises RequestError where it is missing, damaged or without runs."""
+    found = _read(Comparison, path, "the compare.json of `hvdkit compare`")
+    if not found.runs:
+        raise RequestError(f"{path}: not the compare.json of `hvdkit compare`: it has no runs")
+    return found
 
 
 def read_evaluation(path: Path) -> EvaluationResult:
