@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from hvdkit.core import metrics
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.loop import Loop
 from hvdkit.core.topology import Topology
-from hvdkit.core.usage import NOISY, load_of_others, started_at
+from hvdkit.core.usage import NOISY, load_of_others, pinned, started_at
 
 _MOST_STEPS = 2000  # that a result holds one by one
 
@@ -41,7 +40,7 @@ def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> 
         "startup_s": None if clock.first_at is None else clock.first_at - started_at(),
         "used": clock.since_warmup(),
         "machine": topology.cross_rank,
-        "cores": sorted(os.sched_getaffinity(0)),
+        "cores": pinned(),
     }
     rows = adapter.allgather_object(mine, name="measured")
     alone = len(rows) // topology.size  # how many train for themselves
@@ -63,7 +62,7 @@ def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> 
         "peak_rss_mib": max(row["rss_mib"] for row in rows),
         "load": load,
         "noisy": load > NOISY,
-        "pinned": [row["cores"] for row in rows] if "HVDKIT_PIN" in os.environ else None,
+        "pinned": [row["cores"] for row in rows] if pinned() is not None else None,
     }
     return Measurement(len(rows), figures)
 

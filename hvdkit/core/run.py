@@ -206,11 +206,9 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     if rival_of(adapter) is None:
         _lengthen_cycle(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
-    if os.environ.get("HVDKIT_XPIN") == "early":
-        usage.pin(int(os.environ["HOROVOD_LOCAL_RANK"]), int(os.environ["HOROVOD_LOCAL_SIZE"]), threads or 1)
     topology = adapter.init(recipe.device, threads)
-    if os.environ.get("HVDKIT_XPIN") == "late":
-        usage.pin(topology.local_rank, topology.local_size, threads_per_rank(threads, topology.local_size))
+    each = threads_per_rank(threads, topology.local_size)
+    usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     adapter.seed(recipe.seed)
     check_can(adapter, recipe, topology)
     dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed, topology, recipe.batch_size)

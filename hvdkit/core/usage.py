@@ -12,6 +12,7 @@ from typing import Any
 _STAT = Path("/proc/stat")
 # Beyond this share of the machine's CPU time used by others, a figure says more about them (docs/benchmarking.md).
 NOISY = 0.10
+_pinned: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,25 @@ def load_of_others(rows: Sequence[Mapping[str, Any]]) -> float:
     return float(min(1.0, max(0.0, others / capacity)))
 
 
-def pin(local_rank: int, local_size: int, threads: int) -> list[int]:
-    """Give this process, and all threads that it starts from now on, `threads` cores of its own; returns them.
+def pin_where_asked(local_rank: int, local_size: int, threads: int) -> None:
+    """Where the launcher asks (`HVDKIT_PIN`), give this thread and those that it starts from now on `threads` cores.
 
-    Where the machine has too few for all its ranks, nothing is changed and the list is empty.
+    Threads that run already stay free: those of communication, which an adapter starts first. Where the machine has too
+    few cores for all its ranks, nothing is changed. Asked again, nothing happens.
     """
+    global _pinned
+    if "HVDKIT_PIN" not in os.environ or _pinned is not None:
+        return
     cores = sorted(os.sched_getaffinity(0))
-    if threads * local_size > len(cores):
-        return []
-    mine = cores[local_rank * threads : (local_rank + 1) * threads]
-    os.sched_setaffinity(0, mine)
-    return mine
+    enough = threads * local_size <= len(cores)
+    _pinned = cores[local_rank * threads : (local_rank + 1) * threads] if enough else []
+    if _pinned:
+        os.sched_setaffinity(0, _pinned)
+
+
+def pinned() -> list[int] | None:
+    """The cores that `pin_where_asked` gave, none where there were too few; None where nobody asked."""
+    return _pinned
 
 
 def started_at() -> float:

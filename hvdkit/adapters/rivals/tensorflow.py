@@ -15,8 +15,9 @@ from hvdkit.adapters.rivals.meeting import free_port
 from hvdkit.adapters.tensorflow import Session
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
+from hvdkit.core import usage
 from hvdkit.core.adapter import Adapter
-from hvdkit.core.topology import Topology
+from hvdkit.core.topology import Topology, threads_per_rank
 
 import tensorflow as tf  # isort: skip  # after the adapter, which quiets TensorFlow's banner
 
@@ -65,7 +66,9 @@ class Strategy(Apart):
 
     def init(self, device: str, threads: int | None = None) -> Topology:
         topology = super().init(device, threads)
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()  # behind the threads, which it makes
+        # The strategy starts TensorFlow's threads, which others start behind `init`.
+        usage.pin_where_asked(topology.local_rank, topology.local_size, threads_per_rank(threads, topology.local_size))
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         return topology
 
     def synchronize(self) -> None:
