@@ -194,7 +194,8 @@ def parity(
     with paths.claimed(out or paths.default_out(checked.name, "parity"), overwrite) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
-        Console(width=None if sys.stdout.isatty() else 120).print(parity_table(result))
+        width = None if sys.stdout.isatty() else max(120, 60 + 24 * len(result.frameworks))
+        Console(width=width).print(parity_table(result))
         for line in deviations(result):
             typer.echo(line)
         typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")

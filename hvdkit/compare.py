@@ -70,13 +70,12 @@ def plan(
             if times > 1:
                 faults.append(f"{option} {value}: given {times} times; once is enough")
     faults += rivals.check(named, frameworks, nps)
-    known = [name for name in named if name in rivals.RIVALS]
     recipe = recipe.model_copy(update={"checkpoint": None, "elastic": None})  # a comparison's runs are whole
     if recipe.threads == "auto" and nps:
         recipe = recipe.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // max(1, *nps))})
     for framework in frameworks:
         for np in nps:
-            for rival in [None, *rivals.fitting(known, framework, np)]:
+            for rival in [None, *rivals.fitting(named, framework, np)]:
                 try:
                     each = train.plan(recipe, framework, np, None, launcher, stall_timeout_s, rival=rival)
                     plans.append(replace(each, pinned=True))
@@ -166,7 +165,7 @@ def proof(
         raise RequestError("--parity, --no-parity: expected one of them, got both")
     if none:
         return Proof(None, None)
-    named = rival_names or []
+    named = [name for name in rival_names or [] if rivals.RIVALS[name].averaging]
     if file is None:
         short = parity.short(recipe)
         return Proof(parity.plan(short, frameworks, PARITY_STEPS, 2, launcher, stall_timeout_s, named), None)

@@ -68,6 +68,9 @@ def plan(
     """
     named = rival_names or []
     faults = rivals.check(named, frameworks, [np])
+    for name in named:
+        if name in rivals.RIVALS and not rivals.RIVALS[name].averaging:
+            faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
     faults += [] if steps >= 1 else [f"--steps {steps}: expected 1 or more"]
     if recipe.data.name == "native":
         faults.append(
@@ -94,11 +97,10 @@ def names(frameworks: list[str], rival_names: list[str], np: int) -> list[str]:
 
 
 def _judged(frameworks: list[str], rival_names: list[str], np: int) -> list[tuple[str, str | None]]:
-    proving = [name for name in rival_names if name in rivals.RIVALS and rivals.RIVALS[name].averaging]
     return [
         (framework, rival)
         for framework in dict.fromkeys(frameworks)
-        for rival in [None, *rivals.fitting(proving, framework, np)]
+        for rival in [None, *rivals.fitting(rival_names, framework, np)]
     ]
 
 

@@ -69,8 +69,8 @@ def check(names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
 
 
 def fitting(names: list[str], framework: str, np: int) -> list[str]:
-    """Those of the rivals that exist for this framework and number of ranks."""
-    rivals = [(name, RIVALS[name]) for name in dict.fromkeys(names)]
+    """Those of the names that are rivals of this framework and number of ranks."""
+    rivals = [(name, RIVALS[name]) for name in dict.fromkeys(names) if name in RIVALS]
     return [name for name, rival in rivals if framework in rival.frameworks and np >= rival.least_np]
 
 

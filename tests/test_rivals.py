@@ -161,6 +161,12 @@ def rank_zero(mark: str) -> int:
     return int(Path(f"/proc/{helper}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def test_nothing_is_proved_of_independent_processes(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("parity", recipe, "--framework", "mxnet", "--rival", "independent", "--out", "run", timeout=60)
+    assert done.returncode == 2 and "--rival independent: averages no gradients" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_rival_without_a_launcher_is_refused(recipe: Path, tmp_path: Path) -> None:
     """Two ranks need somebody who brings them together."""
     from conftest import run
