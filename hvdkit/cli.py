@@ -159,7 +159,7 @@ def compare(
                 schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
             )
         for table in comparison_tables(comparison):
-            Console(width=None if sys.stdout.isatty() else 140).print(table)
+            Console(width=None if sys.stdout.isatty() else 160).print(table)
         for line in deviations(shown) if shown else []:
             typer.echo(line)
         typer.echo(f"written to {folder / 'compare.json'} and compare.md")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.config import Recipe
 
 
 @dataclass(frozen=True)
 class Rival:
     """One way: under which frameworks it exists, what it is, and how many ranks it needs at least.
 
-    One that is not `averaging` trains each process for itself, so nothing can be proved of it. All but those that
-    `travel` run on this machine only.
+    One that is not `averaging` trains each process for itself, so nothing can be proved of it. One that does not
+    `travel` runs on this machine only. `compresses` and `accumulates` say whether it knows these keys of a recipe.
     """
 
     frameworks: tuple[str, ...]
@@ -21,6 +25,8 @@ class Rival:
     least_np: int = 2
     averaging: bool = True
     travels: bool = False
+    compresses: bool = False
+    accumulates: bool = True
 
 
 RIVALS = {
@@ -29,14 +35,16 @@ RIVALS = {
         "Horovod as its documentation shows it, in its default settings",
         least_np=1,
         travels=True,
+        compresses=True,
     ),
     "ddp": Rival(("pytorch",), "torch.nn.parallel.DistributedDataParallel"),
-    "multiworker": Rival(("tensorflow", "keras"), "tf.distribute.MultiWorkerMirroredStrategy"),
+    "multiworker": Rival(("tensorflow", "keras"), "tf.distribute.MultiWorkerMirroredStrategy", accumulates=False),
     "kvstore": Rival(("mxnet",), "MXNet's parameter server, kvstore dist_sync"),
     "independent": Rival(
         ("pytorch", "tensorflow", "keras", "mxnet"),
         "as many processes at once without a word between them: the limit",
         averaging=False,
+        compresses=True,
     ),
 }
 
@@ -74,12 +82,17 @@ def fitting(names: list[str], framework: str, np: int) -> list[str]:
     return [name for name, rival in rivals if framework in rival.frameworks and np >= rival.least_np]
 
 
-def check_recipe(name: str, compression: str, elastic: bool, hosts_are_here: bool) -> None:
-    """Check what a rival cannot do. Raises RequestError."""
+def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
+    """Check that a rival can do what the recipe asks, there. Raises RequestError naming what it cannot."""
     rival = RIVALS[name]
-    if compression != "none" and name not in ("plain", "independent"):
-        raise RequestError(f"--rival {name}: knows no compression: {compression}; choose compression=none")
-    if elastic:
-        raise RequestError(f"--rival {name}: cannot go on without a lost rank; leave out the recipe's `elastic`")
+    faults = []
+    if recipe.compression != "none" and not rival.compresses:
+        faults.append(f"--rival {name}: knows no compression: {recipe.compression}; choose compression=none")
+    if recipe.accumulate > 1 and not rival.accumulates:
+        faults.append(f"--rival {name}: cannot reduce one update in several; choose accumulate=1")
+    if recipe.elastic:
+        faults.append(f"--rival {name}: cannot go on without a lost rank; leave out the recipe's `elastic`")
     if not rival.travels and not hosts_are_here:
-        raise RequestError(f"--rival {name}: runs on this machine only; leave out -H")
+        faults.append(f"--rival {name}: runs on this machine only; leave out -H")
+    if faults:
+        raise RequestError("\n".join(faults))

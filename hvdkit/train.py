@@ -91,9 +91,7 @@ def plan(
     if faults or runtime is None or placed is None:
         raise RequestError("\n".join(faults))
     if rival is not None:
-        rivals.check_recipe(
-            rival, recipe.compression, recipe.elastic is not None, all(is_this_machine(host.name) for host in placed)
-        )
+        rivals.check_recipe(rival, recipe, all(is_this_machine(host.name) for host in placed))
     return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s, discovery=discovery, rival=rival)
 
 

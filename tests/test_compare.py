@@ -220,7 +220,7 @@ def test_tables_tell_rivals_intervals_ties_and_noise() -> None:
     runs = [run.model_copy(update={"load": 0.4, "noisy": True}) if run.round == 2 else run for run in runs]
     found = comparison(runs, rounds=3, ratios=compare.ratios(runs))
     text = comparison_markdown(found)
-    assert "| pytorch 1 | plain | 2 | 100.0 |" in text and "(1 of 3 noisy)" in text
+    assert "| pytorch 1 | plain | 2 | 100.0 |" in text and "| 40 %, 1 of 3 noisy |" in text
     assert "| pytorch | 2 | plain | 2.000 | 1.900–2.100 | 3 | faster |" in text
     assert "| pytorch | 2 | ddp | 1.000 | 0.995–1.005 | 3 | tie |" in text
     assert "75 % confidence at most; 6 or more make 95 %" in text and len(comparison_tables(found)) == 2
@@ -245,6 +245,10 @@ REFUSED: list[tuple[list[Any], str]] = [
     (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; one rank has nobody to talk to"),
     (["--rival", "ddp", "--rival", "ddp"], "--rival ddp: given 2 times"),
     (["--rival", "ddp", "compression=fp16"], "--rival ddp: knows no compression: fp16"),
+    (
+        ["--framework", "keras", "--rival", "multiworker", "accumulate=2"],
+        "--rival multiworker: cannot reduce one update",
+    ),
     (["--rounds", 0], "--rounds 0: expected 1 or more"),
     (["--baseline", "none.json"], "none.json: cannot be read"),
     (["--baseline", "damaged.json"], "damaged.json: not the compare.json of `hvdkit compare`"),

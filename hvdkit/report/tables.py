@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -49,6 +49,9 @@ _COLUMNS: list[tuple[str, Callable[[Kind], str]]] = [
 ]
 
 
+_ON_PAPER = {"CPU an image", "start-up"}  # which a terminal has no room for
+
+
 def kinds(comparison: Comparison) -> list[Kind]:
     """The comparison's runs by kind, in the order of their first round."""
     by_kind: dict[tuple[str, int, str | None], list[TrainResult]] = {}
@@ -74,7 +77,8 @@ def efficiency(kind: Kind) -> float | None:
 def comparison_tables(comparison: Comparison) -> list[Table]:
     """For the terminal."""
     first = comparison.runs[0]
-    tables = [_table(f"{first.recipe}: {first.model}, {first.batch_size} images a rank", *_main(comparison))]
+    title = f"{first.recipe}: {first.model}, {first.batch_size} images a rank"
+    tables = [_table(title, *_main(comparison, leave_out=_ON_PAPER))]
     if comparison.ratios and (comparison.rounds > 1 or any(ratio.against != "np=1" for ratio in comparison.ratios)):
         tables.append(_table(_RATIOS, *_ratios(comparison.ratios)))
     if comparison.baseline is not None:
@@ -94,7 +98,7 @@ def comparison_markdown(comparison: Comparison) -> str:
         "as long as on its slowest rank. Efficiency is images per second over ranks × those of one rank. CPU an image "
         "is that of all ranks. Start-up is from the command's start to the end of the first step. Peak memory is the "
         "largest rank's. Others' load is the share of the machine's CPU time that other processes had; beyond a tenth "
-        "a run is noisy.",
+        "a run is noisy. Where rows say none for parity, gradients are not averaged, and nothing is proved.",
         "",
     ]
     if comparison.ratios:
@@ -115,11 +119,12 @@ _BASELINE = "images per second, now ÷ the baseline"
 Rows = list[list[str]]
 
 
-def _main(comparison: Comparison) -> tuple[list[str], Rows]:
-    """Titles and rows; a column in which nobody has anything is left out."""
-    rows = [[cell(kind) for _, cell in _COLUMNS] for kind in kinds(comparison)]
-    used = [index for index in range(len(_COLUMNS)) if any(row[index] not in ("", "-") for row in rows)]
-    return [_COLUMNS[index][0] for index in used], [[row[index] for index in used] for row in rows]
+def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> tuple[list[str], Rows]:
+    """Titles and rows; a column in which nobody has anything is left out too."""
+    columns = [column for column in _COLUMNS if column[0] not in leave_out]
+    rows = [[cell(kind) for _, cell in columns] for kind in kinds(comparison)]
+    used = [index for index in range(len(columns)) if any(row[index] not in ("", "-") for row in rows)]
+    return [columns[index][0] for index in used], [[row[index] for index in used] for row in rows]
 
 
 def _ratios(ratios: Sequence[Ratio]) -> tuple[list[str], Rows]:
@@ -210,7 +215,7 @@ def result_lines(result: TrainResult) -> str:
 
 def _parity(kind: Kind) -> str:
     if kind.first.rival == "independent":
-        return "no averaging"
+        return "none"
     return verdict(kind.comparison.parity, label(kind.first.framework, kind.first.rival))
 
 
@@ -218,7 +223,7 @@ def _load(kind: Kind) -> str:
     load, noisy = kind.middle(lambda run: run.load), sum(run.noisy for run in kind.runs)
     if load is None:
         return "-"
-    return _percent(load) + (f" ({noisy} of {len(kind.runs)} noisy)" if noisy else "")
+    return _percent(load) + (f", {noisy} of {len(kind.runs)} noisy" if noisy else "")
 
 
 def _thousandfold(value: float | None) -> float | None:
