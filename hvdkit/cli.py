@@ -25,6 +25,7 @@ app.add_typer(runtime_app, name="runtime")
 recipes_app = typer.Typer(no_args_is_help=True, help="The recipes that come with hvdkit.")
 app.add_typer(recipes_app, name="recipes")
 
+_RIVALS = "plain, ddp, multiworker, kvstore or independent"
 RecipeFile = Annotated[
     Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")
 ]
@@ -36,6 +37,7 @@ Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Out = Annotated[Path | None, typer.Option(help="the run's folder [default: runs/<recipe>-<command>-<time>]")]
+Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{_RIVALS}; may be repeated")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
 
@@ -46,6 +48,7 @@ def train(
     framework: Framework = "pytorch",
     np: Ranks = 1,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="host:slots,... [default: this machine]")] = None,
+    rival: Annotated[str | None, typer.Option(help="train by other means: " + _RIVALS)] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
@@ -64,7 +67,7 @@ def train(
     checked = config.load(catalogue.locate(recipe), overrides or [])
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
-    plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script)
+    plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
     with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite, resume) as folder:
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
@@ -118,36 +121,50 @@ def compare(
     np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated [default: 1 and 2]")] = None,
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
     no_parity: Annotated[bool, typer.Option("--no-parity", help="do not prove that all do the same work")] = False,
+    rival: Rivals = None,
+    rounds: Annotated[int | None, typer.Option(help="runs of each kind [default: 1, with rivals 3]")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
+    margin: Annotated[float, typer.Option(help="a sure loss against the baseline beyond this ends in status 1")] = 0.05,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
 ) -> None:
     """Prove that several frameworks do the same work, train a recipe under each, and lay the results side by side."""
     from rich.console import Console
 
+    from hvdkit import baseline as baseline_
     from hvdkit import catalogue, config, paths
     from hvdkit import compare as compare_
     from hvdkit.report.parity import deviations
     from hvdkit.report.progress import RunProgress, StageProgress
-    from hvdkit.report.tables import comparison_table
+    from hvdkit.report.tables import comparison_tables
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     checked = config.load(catalogue.locate(recipe), overrides or [])
-    names = framework or list(FRAMEWORKS)
-    plans = compare_.plan(checked, names, np or [1, 2], launcher, stall_timeout)
-    proof = compare_.proof(checked, names, parity, no_parity, launcher, stall_timeout)
-    with paths.claimed(out or paths.default_out(checked.name, "compare"), overwrite) as folder:
+    names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
+    if resume and out is None:
+        raise RequestError("--resume: expected --out with the comparison's folder")
+    schedule = compare_.schedule(checked, names, nps, launcher, stall_timeout, rivals, rounds)
+    proof = compare_.proof(checked, names, parity, no_parity, launcher, stall_timeout, rivals)
+    old = baseline_.plan(baseline, margin, checked, schedule.plans) if baseline else None
+    with paths.claimed(out or paths.default_out(checked.name, "compare"), overwrite, resume) as folder:
+        for line in compare_.left_out(rivals, names, nps):
+            typer.echo(line, err=True)
         with StageProgress("parity", proof.stages) as stages:
-            shown = proof.give(folder, stages.begin)
-        with RunProgress([_title(plan) for plan in plans]) as progress:
-            watch = {compare_.name(plan): progress.watch(_title(plan)) for plan in plans}
-            comparison = compare_.run(plans, shown, folder, watch)
-        Console(width=None if sys.stdout.isatty() else 120).print(comparison_table(comparison))
+            shown = proof.give(folder, stages.begin, resume)
+        with RunProgress([_title(plan) for plan in schedule.plans], schedule.rounds) as progress:
+            comparison = compare_.run(
+                schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
+            )
+        for table in comparison_tables(comparison):
+            Console(width=None if sys.stdout.isatty() else 160).print(table)
         for line in deviations(shown) if shown else []:
             typer.echo(line)
         typer.echo(f"written to {folder / 'compare.json'} and compare.md")
-    raise typer.Exit(0 if shown is None or shown.passed else 1)
+    lost = any(row.verdict == "worse" for row in comparison.baseline or [])
+    raise typer.Exit(1 if lost or (shown is not None and not shown.passed) else 0)
 
 
 @app.command()
@@ -157,6 +174,7 @@ def parity(
     framework: Frameworks = None,
     steps: Annotated[int, typer.Option(help="steps to compare one by one")] = 20,
     np: Ranks = 2,
+    rival: Rivals = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
@@ -172,11 +190,12 @@ def parity(
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     checked = config.load(catalogue.locate(recipe), overrides or [])
-    plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, np, launcher, stall_timeout)
+    plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, np, launcher, stall_timeout, rival)
     with paths.claimed(out or paths.default_out(checked.name, "parity"), overwrite) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
-        Console(width=None if sys.stdout.isatty() else 120).print(parity_table(result))
+        width = None if sys.stdout.isatty() else max(120, 60 + 24 * len(result.frameworks))
+        Console(width=width).print(parity_table(result))
         for line in deviations(result):
             typer.echo(line)
         typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")
@@ -269,7 +288,8 @@ def recipes_copy(
 
 
 def _title(plan: Plan) -> str:
-    return f"{plan.framework}, {plan.np} rank{'s' if plan.np > 1 else ''}"
+    by = f", {plan.rival}" if plan.rival else ""
+    return f"{plan.framework}{by}, {plan.np} rank{'s' if plan.np > 1 else ''}"
 
 
 @app.callback()

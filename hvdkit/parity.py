@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdkit import config, train
+from hvdkit import config, rivals, train
 from hvdkit.config import Recipe
 from hvdkit.core import resnet
 from hvdkit.core.optimizer import slot_names
@@ -50,7 +50,7 @@ class ParityPlan:
     recipe: Recipe
     plans: list[Plan]
     steps: int
-    frameworks: list[str]
+    names: list[str]  # of all that are judged: frameworks, and their rivals as in `rivals.label`
 
 
 def plan(
@@ -60,9 +60,18 @@ def plan(
     np: int = 2,
     launcher: str = "direct",
     stall_timeout_s: float = 60.0,
+    rival_names: list[str] | None = None,
 ) -> ParityPlan:
-    """Check all runs. Raises RequestError with the faults of all of them."""
-    faults = [] if steps >= 1 else [f"--steps {steps}: expected 1 or more"]
+    """Check all runs: frameworks, and of the named rivals those that average gradients, where they fit.
+
+    Raises RequestError with the faults of all of them.
+    """
+    named = rival_names or []
+    faults = rivals.check(named, frameworks, [np])
+    for name in named:
+        if name in rivals.RIVALS and not rivals.RIVALS[name].averaging:
+            faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
+    faults += [] if steps >= 1 else [f"--steps {steps}: expected 1 or more"]
     if recipe.data.name == "native":
         faults.append(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
@@ -70,14 +79,29 @@ def plan(
         )
     exact = recipe.model_copy(update={"precision": "fp64", "elastic": None})
     plans: list[Plan] = []
-    for framework in dict.fromkeys([REFERENCE, *frameworks]):
+    for framework, rival in [(REFERENCE, None), *_judged(frameworks, named, np)]:
+        if plans and (framework, rival) == (REFERENCE, None):
+            continue  # it leads, and is judged then and there
         try:
-            plans.append(train.plan(exact, framework, np, None, launcher, stall_timeout_s))
+            plans.append(train.plan(exact, framework, np, None, launcher, stall_timeout_s, rival=rival))
         except RequestError as error:
             faults += [line for line in str(error).splitlines() if line not in faults]
     if faults:
         raise RequestError("\n".join(faults))
-    return ParityPlan(recipe, plans, steps, list(dict.fromkeys(frameworks)))
+    return ParityPlan(recipe, plans, steps, names(frameworks, named, np))
+
+
+def names(frameworks: list[str], rival_names: list[str], np: int) -> list[str]:
+    """What a proof has a verdict of: the frameworks, each followed by those of the rivals that fit."""
+    return [rivals.label(framework, rival) for framework, rival in _judged(frameworks, rival_names, np)]
+
+
+def _judged(frameworks: list[str], rival_names: list[str], np: int) -> list[tuple[str, str | None]]:
+    return [
+        (framework, rival)
+        for framework in dict.fromkeys(frameworks)
+        for rival in [None, *rivals.fitting(rival_names, framework, np)]
+    ]
 
 
 def short(recipe: Recipe) -> Recipe:
@@ -98,11 +122,12 @@ def run(plan: ParityPlan, folder: Path, tell: Tell = lambda framework: None) -> 
     trace.mkdir()
     try:
         for each in plan.plans:
-            tell(each.framework)
-            leads = ["--leads"] if each.framework == REFERENCE else []
+            name = rivals.label(each.framework, each.rival)
+            tell(name)
+            leads = ["--leads"] if name == REFERENCE else []
             arguments = ["--parity", str(trace), "--steps", str(plan.steps), *leads]
-            train.launch(each, folder / "config.yaml", arguments, folder / "logs" / each.framework)
-        findings = {name: json.loads((trace / f"{name}.json").read_text()) for name in plan.frameworks}
+            train.launch(each, folder / "config.yaml", arguments, folder / "logs" / name)
+        findings = {name: json.loads((trace / f"{name}.json").read_text()) for name in plan.names}
     finally:
         shutil.rmtree(trace, ignore_errors=True)
     parity = judge(plan, findings)

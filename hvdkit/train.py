@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvdkit import config, paths
+from hvdkit import config, paths, rivals
 from hvdkit.adapters.declared import CAPABILITIES
 from hvdkit.config import Recipe
 from hvdkit.core.precision import gaps
@@ -18,6 +19,7 @@ from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.direct import is_this_machine
 from hvdkit.launch.ends import RankFailure
 from hvdkit.launch.hosts import Host, parse_hosts
 from hvdkit.launch.job import Elastic, Job
@@ -41,6 +43,8 @@ class Plan:
     stall_timeout_s: float
     script: Path | None = None  # another script than the recipe's own
     discovery: Path | None = None  # prints the hosts that an elastic run may have now
+    rival: str | None = None  # of hvdkit.rivals: by what other means
+    pinned: bool = False  # each rank gets cores of its own, where there are enough
 
     def by(self, script: Path) -> Plan:
         """The same, by another script."""
@@ -55,8 +59,9 @@ def plan(
     launcher: str,
     stall_timeout_s: float = 60.0,
     discovery: Path | None = None,
+    rival: str | None = None,
 ) -> Plan:
-    """Check framework, runtime, ranks, hosts and launcher. Raises RequestError with the first fault of each kind."""
+    """Check framework, runtime, ranks, hosts, launcher, rival. Raises RequestError with the first fault of each."""
     faults: list[str] = []
     runtime, placed = None, None
     try:
@@ -81,9 +86,13 @@ def plan(
         faults.append(f"--host-discovery-script {discovery}: expected a program that prints host:slots a line")
     if runtime is not None:
         faults += _gaps(recipe, framework, runtime)
+    if rival is not None:
+        faults += rivals.check([rival], [framework], [np])
     if faults or runtime is None or placed is None:
         raise RequestError("\n".join(faults))
-    return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s, discovery=discovery)
+    if rival is not None:
+        rivals.check_recipe(rival, recipe, all(is_this_machine(host.name) for host in placed))
+    return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s, discovery=discovery, rival=rival)
 
 
 def _gaps(recipe: Recipe, framework: str, runtime: Runtime) -> list[str]:
@@ -106,7 +115,7 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
     """
     result = folder / "result.json"
     if resume:
-        done = _finished(plan, folder)
+        done = finished(plan, folder)
         if done:
             return done
         found, complaints = pick(folder / "checkpoints", plan.recipe)
@@ -128,14 +137,15 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
     return read_result(result)
 
 
-def _finished(plan: Plan, folder: Path) -> TrainResult | None:
+def finished(plan: Plan, folder: Path) -> TrainResult | None:
     """The result of an earlier run in the folder, if it was the plan's and came to its end."""
     try:
         same = config.load(folder / "config.yaml") == plan.recipe
         result = read_result(folder / "result.json") if same and (folder / "result.json").exists() else None
     except RequestError:
         return None
-    return result if result and (result.framework, result.np) == (plan.framework, plan.np) else None
+    asked = (plan.framework, plan.np, plan.rival)
+    return result if result and (result.framework, result.np, result.rival) == asked else None
 
 
 def launch(
@@ -155,7 +165,7 @@ def launch(
     """
     job = Job(
         python=plan.runtime.python,
-        arguments=[str(plan.script or paths.script(plan.framework)), str(recipe), *arguments],
+        arguments=[str(plan.script or paths.script(plan.framework)), str(recipe), *arguments, *_rival(plan)],
         np=plan.np,
         hosts=plan.hosts,
         environment=plan.runtime.environment | _environment(plan),
@@ -172,11 +182,17 @@ def launch(
 
 def _environment(plan: Plan) -> dict[str, str]:
     """Thread counts must stand in the environment before a framework loads; another host may have other cores."""
-    environment = {"HVDKIT_LAUNCHER": plan.launcher}
+    environment = {"HVDKIT_LAUNCHER": plan.launcher, "HVDKIT_STARTED": str(time.time())}
+    if plan.pinned:
+        environment["HVDKIT_PIN"] = "1"
     if len(plan.hosts) == 1:
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
     return environment
+
+
+def _rival(plan: Plan) -> list[str]:
+    return ["--rival", plan.rival] if plan.rival else []
 
 
 def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:

@@ -6,6 +6,8 @@ import importlib
 from typing import cast
 
 from hvdkit.core.adapter import Adapter
+from hvdkit.errors import RequestError
+from hvdkit.rivals import RIVALS, check
 
 NAMES = ("pytorch", "tensorflow", "keras", "mxnet", "local")
 
@@ -18,3 +20,14 @@ def load(name: str) -> Adapter:
     if name not in NAMES:
         raise KeyError(name)
     return cast(Adapter, importlib.import_module(f"hvdkit.adapters.{name}"))
+
+
+def rival(framework: str, name: str) -> Adapter:
+    """One of `hvdkit.rivals` in the place of a framework's adapter.
+
+    Raises RequestError where the framework has none of that name, ImportError as `load` does.
+    """
+    if name not in RIVALS or framework not in RIVALS[name].frameworks:
+        raise RequestError("\n".join(check([name], [framework], [])))
+    module = importlib.import_module(f"hvdkit.adapters.rivals.{framework}")
+    return cast(Adapter, module.RIVALS[name](load(framework)))

@@ -26,6 +26,7 @@ from hvdkit.adapters.tensorflow import (
     from_numpy,
     init,
     norm,
+    placed,
     shutdown,
     sqrt,
     synchronize,
@@ -65,6 +66,7 @@ __all__ = [
     "init",
     "load_state",
     "norm",
+    "placed",
     "prepare",
     "seed",
     "set_learning_rate",
@@ -88,6 +90,7 @@ class Session:
     update: DistributedUpdate
     parameters: str  # their dtype
     probe: Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]
+    step: Callable[[tf.Tensor, tf.Tensor, bool], tf.Tensor] | None = None  # of a rival that cannot use `fit`
 
 
 class DistributedOptimizer(keras.optimizers.Optimizer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Before Horovod, which lays MXNet's symbols open to all: Pillow must find its own libjpeg, not the one inside of MXNet.
@@ -54,6 +54,7 @@ class Session:
     parameters: list[mx.gluon.Parameter]  # the trainable ones
     # Names the reduction: two networks may have theirs under way at once, as the engine runs all that is ready.
     group: str
+    average: Callable[[Session], None]  # makes the gradients their means over all ranks
 
 
 def versions() -> dict[str, str]:
@@ -61,16 +62,20 @@ def versions() -> dict[str, str]:
 
 
 def init(device: str, threads: int | None = None) -> Topology:
-    global _context, _sessions
+    global _sessions
     hvd.init()
     _sessions = itertools.count()  # a rank that joins an elastic run counts from the beginning too
-    mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(threads_per_rank(threads, hvd.local_size())))
-    if wants_gpu(device, mx.context.num_gpus(), hvd.local_size(), "MXNet"):
-        _context = mx.gpu(hvd.local_rank())
-    return Topology(
-        hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
-        _context.device_type,
-    )  # fmt: skip
+    topology = Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    return placed(topology, device, threads)
+
+
+def placed(topology: Topology, device: str, threads: int | None) -> Topology:
+    """Pin the rank that stands there to its device and threads, as `init` does."""
+    global _context
+    mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(threads_per_rank(threads, topology.local_size)))
+    if wants_gpu(device, mx.context.num_gpus(), topology.local_size, "MXNet"):
+        _context = mx.gpu(topology.local_rank)
+    return replace(topology, device=_context.device_type)
 
 
 def shutdown() -> None:
@@ -155,6 +160,7 @@ def prepare(
         compression_.make(compression, _this()),
         trained,
         f"gradients.{next(_sessions)}",
+        _average_gradients,
     )
 
 
@@ -191,7 +197,7 @@ def train_step(session: Session, batches: Sequence[Batch]) -> mx.nd.NDArray:
     if len(batches) > 1:
         for total, gradient in zip(sums, gradients, strict=True):
             gradient[:] = (total + gradient) / len(batches)
-    _average_gradients(session)
+    session.average(session)
     if session.settings.clip_norm is not None:
         gradients = clip(gradients, session.settings.clip_norm, _this())
     session.optimizer.update(gradients)
@@ -201,7 +207,7 @@ def train_step(session: Session, batches: Sequence[Batch]) -> mx.nd.NDArray:
 def gradients(session: Session, batch: Batch) -> Gradients:
     logits, loss = _backward(session, batch)
     own = _gradients(session)
-    _average_gradients(session)
+    session.average(session)
     return Gradients(to_numpy(logits), float(loss.asscalar()), own, _gradients(session))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import horovod
@@ -47,6 +47,8 @@ class Session:
     precision: Precision
     scaler: torch.amp.GradScaler
     overlapped: bool  # gradients are sent while backward goes on, by Horovod's own optimizer
+    forward: Any  # what makes logits in training: the network, or a rival's wrapper
+    average: Callable[[Session], None]  # makes the gradients their means over all ranks
 
 
 def versions() -> dict[str, str]:
@@ -54,16 +56,19 @@ def versions() -> dict[str, str]:
 
 
 def init(device: str, threads: int | None = None) -> Topology:
-    global _device
     hvd.init()
-    torch.set_num_threads(threads_per_rank(threads, hvd.local_size()))
-    if wants_gpu(device, torch.cuda.device_count(), hvd.local_size(), "PyTorch"):
-        torch.cuda.set_device(hvd.local_rank())
-        _device = torch.device("cuda", hvd.local_rank())
-    return Topology(
-        hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
-        "gpu" if _device.type == "cuda" else "cpu",
-    )  # fmt: skip
+    topology = Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    return placed(topology, device, threads)
+
+
+def placed(topology: Topology, device: str, threads: int | None) -> Topology:
+    """Pin the rank that stands there to its device and threads, as `init` does."""
+    global _device
+    torch.set_num_threads(threads_per_rank(threads, topology.local_size))
+    if wants_gpu(device, torch.cuda.device_count(), topology.local_size, "PyTorch"):
+        torch.cuda.set_device(topology.local_rank)
+        _device = torch.device("cuda", topology.local_rank)
+    return replace(topology, device="gpu" if _device.type == "cuda" else "cpu")
 
 
 def shutdown() -> None:
@@ -132,14 +137,20 @@ def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor
 def prepare(
     model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
 ) -> Session:
+    return bound(model, optimizer, loss, compression, precision, _device.type in _OVERLAPPED_ON)
+
+
+def bound(
+    model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str, precision: str, overlapped: bool
+) -> Session:
+    """As `prepare`; `overlapped` gradients are sent by Horovod's own optimizer while backward goes on."""
     dtypes = PRECISIONS[precision]
     model.to(_device, getattr(torch, dtypes.parameters))
-    bound: Any = pytorch_update.make(optimizer, model, _this())
+    updater: Any = pytorch_update.make(optimizer, model, _this())
     compressor = compression_.make(compression, _this())
-    overlapped = _device.type in _OVERLAPPED_ON
     if overlapped:
         names = model.named_parameters()
-        bound = hvd.DistributedOptimizer(bound, named_parameters=names, compression=compressor, op=hvd.Average)
+        updater = hvd.DistributedOptimizer(updater, named_parameters=names, compression=compressor, op=hvd.Average)
     scaler = torch.amp.GradScaler(
         _device.type,
         init_scale=LOSS_SCALING.initial,
@@ -149,7 +160,9 @@ def prepare(
         enabled=dtypes.scales_loss,
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
-    return Session(model, bound, optimizer, criterion, compressor, dtypes, scaler, overlapped)
+    return Session(
+        model, updater, optimizer, criterion, compressor, dtypes, scaler, overlapped, model, _average_gradients
+    )
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
@@ -165,14 +178,19 @@ def train_step(session: Session, batches: Sequence[Batch]) -> torch.Tensor:
     if session.overlapped:
         session.optimizer.set_backward_passes_per_step(len(batches))
     losses = [_backward(session, batch, len(batches))[1] for batch in batches]
-    _average_gradients(session)
+    session.average(session)
+    update(session)
+    return torch.stack(losses).mean()
+
+
+def update(session: Session) -> None:
+    """Take a step by the averaged gradients."""
     session.scaler.unscale_(session.optimizer)
     if session.settings.clip_norm is not None:
         _clip(session.model, session.settings.clip_norm)
     with session.optimizer.skip_synchronize() if session.overlapped else contextlib.nullcontext():
         session.scaler.step(session.optimizer)
     session.scaler.update()
-    return torch.stack(losses).mean()
 
 
 def gradients(session: Session, batch: Batch) -> Gradients:
@@ -182,7 +200,7 @@ def gradients(session: Session, batch: Batch) -> Gradients:
     logits, loss = _backward(session, batch, 1)
     scale = session.scaler.get_scale()
     own = _gradients(session.model, scale)
-    _average_gradients(session)
+    session.average(session)
     averaged = _gradients(session.model, scale)
     return Gradients(to_numpy(logits), float(loss), own, averaged)
 
@@ -191,7 +209,7 @@ def _backward(session: Session, batch: Batch, parts: int) -> tuple[torch.Tensor,
     """Add a part's share to the gradients; returns logits and the part's mean loss."""
     session.model.train()
     with _autocast(session):
-        logits = session.model(_images(session, batch.images))
+        logits = session.forward(_images(session, batch.images))
     logits = logits.to(getattr(torch, session.precision.parameters))
     loss = session.criterion(logits, torch.from_numpy(batch.labels).to(_device))
     session.scaler.scale(loss / parts).backward()

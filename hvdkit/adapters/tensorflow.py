@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read once, when TensorFlow loads: no banner in each rank's log
@@ -52,18 +52,21 @@ def versions() -> dict[str, str]:
 
 def init(device: str, threads: int | None = None) -> Topology:
     hvd.init()
+    topology = Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    return placed(topology, device, threads)
+
+
+def placed(topology: Topology, device: str, threads: int | None) -> Topology:
+    """Pin the rank that stands there to its device and threads, as `init` does."""
     gpus = tf.config.list_physical_devices("GPU")
-    use_gpu = wants_gpu(device, len(gpus), hvd.local_size(), "TensorFlow")
-    tf.config.set_visible_devices(gpus[hvd.local_rank()] if use_gpu else [], "GPU")
+    use_gpu = wants_gpu(device, len(gpus), topology.local_size, "TensorFlow")
+    tf.config.set_visible_devices(gpus[topology.local_rank] if use_gpu else [], "GPU")
     if use_gpu:
-        tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
-    tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank(threads, hvd.local_size()))
+        tf.config.experimental.set_memory_growth(gpus[topology.local_rank], True)
+    tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank(threads, topology.local_size))
     # Two operations side by side would be twice the threads; Horovod's wait outside of this pool.
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    return Topology(
-        hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(),
-        "gpu" if use_gpu else "cpu",
-    )  # fmt: skip
+    return replace(topology, device="gpu" if use_gpu else "cpu")
 
 
 def shutdown() -> None:

@@ -56,6 +56,8 @@ class DistributedUpdate:
         if self._scales_loss:
             self._scalars["optimizer.loss_scale"] = _scalar(LOSS_SCALING.initial, tf.float64)
             self._scalars["optimizer.good_steps"] = _scalar(0, tf.int64)
+        # What makes gradients their means over all ranks; a rival puts its own here before the first step is compiled.
+        self.average: Callable[[list[tf.Tensor]], list[tf.Tensor]] = self._averaged
         self._sums: list[tf.Variable] = []  # of the gradients of an update's first parts
         self._parts, self._seen = _scalar(1, tf.int64), _scalar(0, tf.int64)
 
@@ -85,7 +87,7 @@ class DistributedUpdate:
         """What `to_gradients` takes, gradients unscaled; nothing is updated. All ranks call it."""
         logits, loss, gradients = found
         own = dense(gradients, self.variables)
-        return logits, loss, self._unscaled(own), self._unscaled(self._averaged(own))
+        return logits, loss, self._unscaled(own), self._unscaled(self.average(own))
 
     def to_gradients(
         self, logits: tf.Tensor, loss: tf.Tensor, own: list[tf.Tensor], averaged: list[tf.Tensor]
@@ -106,7 +108,7 @@ class DistributedUpdate:
         if in_parts:
             tf.cond(self._seen + 1 < self._parts, lambda: self._add(own), lambda: self._finish(own))
         else:
-            self._update(self._unscaled(self._averaged(own)))
+            self._update(self._unscaled(self.average(own)))
 
     def _add(self, gradients: list[tf.Tensor]) -> None:
         for total, gradient in zip(self._sums, gradients, strict=True):
@@ -119,7 +121,7 @@ class DistributedUpdate:
             (total + gradient) / tf.cast(self._parts, gradient.dtype)
             for total, gradient in zip(self._sums, gradients, strict=True)
         ]
-        self._update(self._unscaled(self._averaged(means)))
+        self._update(self._unscaled(self.average(means)))
         for total in self._sums:
             total.assign(tf.zeros_like(total))
         self._seen.assign(0)

@@ -60,6 +60,11 @@ class Gradients:
     averaged: dict[str, np.ndarray]
 
 
+def rival_of(adapter: Adapter) -> str | None:
+    """Which of `hvdkit.rivals` stands behind the seam; None where it is hvdkit's own adapter."""
+    return getattr(adapter, "RIVAL", None)
+
+
 class HostWatch(Protocol):
     """News of hosts that come and go (`hvdkit/adapters/hosts.py`)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -75,7 +76,7 @@ class Loop:
             )
         self.group_sizes: list[int] = []  # batches in each update of the epoch that is left to do
         self.step_images: list[int] = []  # of all ranks, for each update of this process, beside clock.seconds
-        self.clock = metrics.StepClock()
+        self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
         self._unread: list[Tensor] = []  # losses still on the device
         self.enter_epoch(self.progress.epoch)
 

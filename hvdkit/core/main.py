@@ -45,6 +45,10 @@ def end_as_rank(work: Callable[[Lifeline], None]) -> NoReturn:
 def _run(adapter: Adapter, build: Build, argv: list[str], lifeline: Lifeline) -> None:
     arguments = _parse(argv)
     recipe = config.load(arguments.recipe, arguments.overrides)
+    if arguments.rival:
+        from hvdkit import adapters
+
+        adapter = adapters.rival(adapter.NAME, arguments.rival)
     if arguments.parity:
         part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
         run.compare(adapter, build, recipe, part, lifeline)
@@ -86,4 +90,5 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--parity", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit parity`")
     parser.add_argument("--steps", type=int, default=20, help="for --parity: steps to compare")
     parser.add_argument("--leads", action="store_true", help="for --parity: leave the trace that others follow")
+    parser.add_argument("--rival", help="train by other means than hvdkit's: see hvdkit/rivals.py")
     return parser.parse_intermixed_args(argv)

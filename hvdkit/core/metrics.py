@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.events import EventFile
 from hvdkit.core.progress import Progress
+from hvdkit.core.usage import Snapshot
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.results import MetricLine
@@ -41,27 +43,38 @@ def peak_rss_mib() -> float:
 
 
 class StepClock:
-    """Seconds from the end of one step to the end of the next, input included; pauses between epochs left out."""
+    """Seconds from the end of one step to the end of the next, input included; pauses between epochs left out.
 
-    def __init__(self) -> None:
+    `cpu_seconds` are those of CPU time, of all this process's threads, in the same steps; `first_at` is what the wall
+    clock said at the end of the first. Of the machine, `since_warmup` tells what has been used since step `warmup`.
+    """
+
+    def __init__(self, warmup: int = 0, cpu: Callable[[], float] = time.process_time) -> None:
         self.seconds: list[float] = []
-        self._last = time.perf_counter()
+        self.cpu_seconds: list[float] = []
+        self.first_at: float | None = None
+        self._warmup, self._cpu = warmup, cpu
+        self._begun = Snapshot.take(cpu())
+        self.resume()
 
     def resume(self) -> None:
         """Start (again) now: what went before belongs to no step."""
-        self._last = time.perf_counter()
+        self._last, self._last_cpu = time.perf_counter(), self._cpu()
 
     def tick(self) -> None:
         """A step has ended."""
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), self._cpu()
         self.seconds.append(now - self._last)
-        self._last = now
+        self.cpu_seconds.append(cpu - self._last_cpu)
+        self._last, self._last_cpu = now, cpu
+        if self.first_at is None:
+            self.first_at = time.time()
+        if len(self.seconds) == self._warmup:
+            self._begun = Snapshot.take(cpu)
 
-
-def slowest_steps(adapter: Adapter, seconds: list[float]) -> np.ndarray:
-    """Seconds of each step on the rank that took longest for it, (steps,) float64; collective."""
-    slowest: np.ndarray = np.max(adapter.allgather_object(seconds, name="step_seconds"), axis=0)
-    return slowest
+    def since_warmup(self) -> dict[str, float]:
+        """CPU time used until now, evaluations included, as `Snapshot.since` tells it."""
+        return Snapshot.take(self._cpu()).since(self._begun)
 
 
 class MetricsFile:

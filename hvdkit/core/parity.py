@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save
 
 from hvdkit.config import Recipe
 from hvdkit.core import diagnosis, resnet
-from hvdkit.core.adapter import Adapter, Gradients, Session
+from hvdkit.core.adapter import Adapter, Gradients, Session, rival_of
 from hvdkit.core.data import Batch, Dataset, Split
 from hvdkit.core.loop import Loop, evaluate
 from hvdkit.core.metrics import MetricsFile
@@ -29,6 +29,7 @@ from hvdkit.core.state import is_statistic
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
+from hvdkit.rivals import label
 
 if TYPE_CHECKING:
     from hvdkit.core.lifeline import Lifeline
@@ -120,7 +121,10 @@ class Participant:
             self.lead()
         findings = self.follow()
         if self._topology.is_root:
-            write_atomic(self._part.findings(self._adapter.NAME), json.dumps(findings, indent=1) + "\n")
+            write_atomic(
+                self._part.findings(label(self._adapter.NAME, rival_of(self._adapter))),
+                json.dumps(findings, indent=1) + "\n",
+            )
 
     def lead(self) -> None:
         """Leave the trace."""

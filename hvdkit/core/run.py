@@ -11,13 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import hvdkit
 from hvdkit.config import Recipe
-from hvdkit.core import checkpoint, elastic, events, metrics, parity, resnet, weights
+from hvdkit.core import checkpoint, elastic, events, measurement, metrics, parity, resnet, usage, weights
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Session
+from hvdkit.core.adapter import Adapter, Session, rival_of
 from hvdkit.core.checkpoint import Checkpoint
 from hvdkit.core.data import Dataset, open_dataset
 from hvdkit.core.elastic import Commits
@@ -205,8 +203,12 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
 
     Raises RequestError where something of that cannot be.
     """
-    _lengthen_cycle(recipe)
-    topology = adapter.init(recipe.device, None if recipe.threads == "auto" else recipe.threads)
+    if rival_of(adapter) is None:
+        _lengthen_cycle(recipe)
+    threads = None if recipe.threads == "auto" else recipe.threads
+    topology = adapter.init(recipe.device, threads)
+    each = threads_per_rank(threads, topology.local_size)
+    usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     adapter.seed(recipe.seed)
     check_can(adapter, recipe, topology)
     dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed, topology, recipe.batch_size)
@@ -268,20 +270,19 @@ def _result(
     first_step: int,
 ) -> TrainResult:
     """Collective: all ranks call it, all get the same figures."""
-    slowest = metrics.slowest_steps(adapter, loop.clock.seconds)
-    warmup = max(0, min(recipe.warmup_steps, len(slowest) - 1))  # at least one step is measured, however short the run
-    measured, progress = slowest[warmup:], loop.progress
+    measured, progress = measurement.gather(adapter, recipe, topology, loop), loop.progress
     versions = adapter.versions()
     corrupt = {path for each in adapter.allgather_object(list(dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(
         framework=adapter.NAME,
+        rival=rival_of(adapter),
         framework_version=versions["framework"],
         horovod_version=versions.get("horovod"),
         hvdkit_version=hvdkit.__version__,
         recipe=recipe.name,
         model=recipe.model.name,
         parameters=resnet.parameter_count(network),
-        np=topology.size,
+        np=measured.processes,
         launcher=os.environ.get("HVDKIT_LAUNCHER") or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
         device=topology.device,
         threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
@@ -295,15 +296,10 @@ def _result(
         epochs=loop.epochs,
         steps=progress.step,
         first_step=first_step,
-        warmup_steps=warmup,
-        measured_steps=len(measured),
-        images_per_second=sum(loop.step_images[warmup:]) / float(measured.sum()) if len(measured) else 0.0,
-        step_ms_p50=1e3 * float(np.percentile(measured, 50)) if len(measured) else 0.0,
-        step_ms_p90=1e3 * float(np.percentile(measured, 90)) if len(measured) else 0.0,
+        **measured.figures,
         train_loss=progress.train_loss,
         val_accuracy=progress.val_accuracy,
         val_loss=progress.val_loss,
-        peak_rss_mib=max(adapter.allgather_object(metrics.peak_rss_mib(), name="peak_rss")),
         train_s=train_s,
         corrupt_images=len(corrupt),
         native_pipeline=dataset.native,

@@ -11,10 +11,11 @@ from hvdkit.results import MetricLine
 
 
 class RunProgress:
-    """Progress of runs by their titles, on standard error."""
+    """Progress of runs by their titles, on standard error; with several rounds each title's bar begins anew in each."""
 
-    def __init__(self, titles: list[str]) -> None:
+    def __init__(self, titles: list[str], rounds: int = 1) -> None:
         self._console = Console(stderr=True)
+        self._rounds = rounds
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -34,9 +35,12 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def watch(self, title: str) -> Callable[[MetricLine], None]:
-        """What sees the run's metric lines."""
+    def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
+        """What sees the metric lines of the run in that round, which begins now."""
         task = self._tasks[title]
+        if self._rounds > 1:
+            title = f"{title}, round {number}/{self._rounds}"
+            self._progress.reset(task, start=False, total=None, description=title, told="")
 
         def see(line: MetricLine) -> None:
             accuracy = "" if line.val_accuracy is None else f", accuracy {line.val_accuracy:.4f}"

@@ -1,0 +1,74 @@
+"""What a run's steps come to, gathered from all its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdkit.config import Recipe
+from hvdkit.core import metrics
+from hvdkit.core.adapter import Adapter
+from hvdkit.core.loop import Loop
+from hvdkit.core.topology import Topology
+from hvdkit.core.usage import NOISY, load_of_others, pinned, started_at
+
+_MOST_STEPS = 2000  # that a result holds one by one
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`processes` took part; `figures` are those fields of a TrainResult that have to do with time and memory."""
+
+    processes: int
+    figures: dict[str, Any]
+
+
+def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> Measurement:
+    """Collective: all ranks call it, all get the same.
+
+    Where ranks train together, a step takes as long as on the rank that was slowest at it. Processes that train each
+    for itself wait for nobody, so there the slowest process counts, times their number.
+    """
+    clock, steps = loop.clock, len(loop.clock.seconds)
+    warmup = max(0, min(recipe.warmup_steps, steps - 1))  # at least one step is measured, however short the run
+    mine = {
+        "seconds": clock.seconds[warmup:],
+        "cpu_s": sum(clock.cpu_seconds[warmup:]),
+        "rss_mib": metrics.peak_rss_mib(),
+        "startup_s": None if clock.first_at is None else clock.first_at - started_at(),
+        "used": clock.since_warmup(),
+        "machine": topology.cross_rank,
+        "cores": pinned(),
+    }
+    rows = adapter.allgather_object(mine, name="measured")
+    alone = len(rows) // topology.size  # how many train for themselves
+    if alone > 1:
+        measured = np.array(max((row["seconds"] for row in rows), key=sum))
+    else:
+        measured = np.max([row["seconds"] for row in rows], axis=0)
+    images = alone * sum(loop.step_images[warmup:])
+    here = [row["used"] for row in rows if row["machine"] == rows[0]["machine"]]
+    load = load_of_others(here)
+    figures: dict[str, Any] = {
+        "warmup_steps": warmup,
+        "measured_steps": len(measured),
+        "images_per_second": images / float(measured.sum()) if len(measured) else 0.0,
+        **{f"step_ms_p{q}": 1e3 * float(np.percentile(measured, q)) if len(measured) else 0.0 for q in (50, 90, 99)},
+        "step_ms": [round(1e3 * float(second), 2) for second in _thinned(measured)],
+        "cpu_s_per_image": sum(row["cpu_s"] for row in rows) / images if images else None,
+        "startup_s": max((row["startup_s"] for row in rows if row["startup_s"] is not None), default=None),
+        "peak_rss_mib": max(row["rss_mib"] for row in rows),
+        "load": load,
+        "noisy": load > NOISY,
+        "pinned": [row["cores"] for row in rows] if pinned() is not None else None,
+    }
+    return Measurement(len(rows), figures)
+
+
+def _thinned(steps: np.ndarray) -> np.ndarray:
+    if len(steps) <= _MOST_STEPS:
+        return steps
+    kept: np.ndarray = steps[np.linspace(0, len(steps) - 1, _MOST_STEPS).round().astype(int)]
+    return kept

@@ -1,0 +1,277 @@
+"""Rounds, ratios, ties and baselines: what `hvdkit compare` makes of many runs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Hvdkit
+
+from hvdkit import baseline, compare, config, rivals, statistics, train
+from hvdkit.compare import Schedule
+from hvdkit.config import Recipe
+from hvdkit.core import usage
+from hvdkit.errors import RequestError
+from hvdkit.report.tables import comparison_markdown, comparison_tables
+from hvdkit.results import Comparison, TrainResult, read_comparison, this_machine
+from hvdkit.statistics import Interval
+from hvdkit.train import Plan
+
+
+@pytest.fixture
+def checked(recipe: Path) -> Recipe:
+    return config.load(recipe, ["threads=1"])
+
+
+def result(
+    framework: str = "pytorch", np: int = 2, rival: str | None = None, round: int = 1, **more: Any
+) -> TrainResult:
+    fields: dict[str, Any] = {
+        "framework": framework, "np": np, "rival": rival, "round": round, "framework_version": "1",
+        "horovod_version": "2", "hvdkit_version": "3", "recipe": "resnet20-digits", "model": "resnet20",
+        "parameters": 1, "launcher": "direct", "device": "cpu", "threads": 1, "seed": 1, "batch_size": 32,
+        "compression": "none", "optimizer": "sgd", "precision": "fp32", "accumulate": 1, "recompute": False,
+        "epochs": 1, "steps": 2, "first_step": 0, "warmup_steps": 0, "measured_steps": 2, "images_per_second": 100.0,
+        "step_ms_p50": 1.0, "step_ms_p90": 1.0, "train_loss": 1.0, "val_accuracy": None, "val_loss": None,
+        "peak_rss_mib": 1.0, "train_s": 1.0, "initial_state_sha256": "", "final_weights_sha256": "",
+    }  # fmt: skip
+    return TrainResult(**fields | more)
+
+
+def rounds(speeds: dict[tuple[int, str | None], list[float]]) -> list[TrainResult]:
+    """Runs by (np, rival), a speed a round."""
+    return [
+        result(np=np, rival=rival, round=number, images_per_second=speed)
+        for (np, rival), values in speeds.items()
+        for number, speed in enumerate(values, 1)
+    ]
+
+
+def test_the_interval_of_a_median() -> None:
+    even = statistics.of_values([1.0, 1.1, 0.9])
+    assert (even.median, even.low, even.high) == (1.0, 0.9, 1.1), "of three values, all that there is"
+    assert statistics.of_values([1.2]) == Interval(1.2, 1.2, 1.2)
+    many = statistics.of_values([1 + 0.001 * index for index in range(101)])
+    assert many.median == pytest.approx(1.05) and 1.03 < many.low < 1.05 < many.high < 1.07
+    assert statistics.of_values([3.0, 1.0, 2.0]) == statistics.of_values([3.0, 1.0, 2.0]), "it is seeded"
+    assert statistics.of_quotient([2.0] * 4, [1.0] * 4) == Interval(2.0, 2.0, 2.0)
+
+
+def test_how_sure_few_rounds_can_be() -> None:
+    assert [statistics.confidence(count) for count in (1, 2, 3, 5, 6, 20)] == [0, 0.5, 0.75, 0.9375, 0.95, 0.95]
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    """Of 300 samples of nine from a skewed distribution whose median is 1."""
+    import numpy as np
+
+    random = np.random.default_rng(1)
+    found = [statistics.of_values(np.exp(random.normal(0, 0.1, 9))) for _ in range(300)]
+    assert 0.88 <= np.mean([each.low <= 1 <= each.high for each in found]) <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [(1.02, 1.1, "faster"), (0.9, 0.98, "slower"), (0.98, 1.2, "tie"), (1.005, 1.2, "tie"), (0.9, 0.995, "tie")],
+)
+def test_what_is_a_tie(low: float, high: float, told: str) -> None:
+    assert statistics.verdict(Interval((low + high) / 2, low, high)) == told
+
+
+def test_ratios_pair_the_runs_of_a_round() -> None:
+    """The machine became twice as slow from round to round, which no ratio sees."""
+    found = compare.ratios(
+        rounds(
+            {
+                (1, None): [120, 60, 30],
+                (2, None): [200, 100, 50],
+                (2, "ddp"): [100, 50, 25],
+                (2, "plain"): [200, 99, 51],
+            }
+        )
+    )
+    told = {(ratio.np, ratio.against): ratio for ratio in found}
+    assert set(told) == {(2, "ddp"), (2, "plain"), (2, "np=1")}
+    ddp, plain, scaling = told[2, "ddp"], told[2, "plain"], told[2, "np=1"]
+    assert (ddp.median, ddp.low, ddp.high, ddp.rounds, ddp.verdict) == (2.0, 2.0, 2.0, 3, "faster")
+    assert plain.verdict == "tie" and plain.median == 1.0 and ddp.confidence == 0.75
+    assert scaling.median == pytest.approx(200 / 240) and scaling.verdict is None
+
+
+def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(checked: Recipe) -> None:
+    plans = [replace(fake(checked), np=np, rival=rival) for np in (1, 2) for rival in (None, "plain")]
+    order = list(Schedule(plans, 6, 1))
+    assert order == list(Schedule(plans, 6, 1)) != list(Schedule(plans, 6, 2))
+    by_round = [[plan for number, plan in order if number == wanted] for wanted in range(1, 7)]
+    assert [number for number, _ in order] == sorted(number for number, _ in order)
+    assert all(sorted(map(compare.name, each)) == sorted(map(compare.name, plans)) for each in by_round)
+    assert len({tuple(map(compare.name, each)) for each in by_round}) > 2
+    names = [Schedule(plans, 6, 1).name(number, plan) for number, plan in order]
+    assert len(set(names)) == 24 and "pytorch-np2-plain-round6" in names
+
+
+def fake(recipe: Recipe) -> Plan:
+    from hvdkit.launch.hosts import Host
+    from hvdkit.runtimes.store import Runtime
+
+    runtime = Runtime(
+        name="pytorch", python=Path("python"), key="", gpu=False, added=True, versions={}, controllers=[], operations=[]
+    )
+    return Plan(recipe, "pytorch", runtime, 2, [Host("localhost", 2)], "direct", 60.0)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No process is started: each run takes a file, and is kept in this list by its folder's name."""
+    ran: list[str] = []
+
+    def run(plan: Plan, folder: Path, watch: Any = None, resume: bool = False) -> TrainResult:
+        ran.append(folder.name)
+        speed = {None: 200.0, "plain": 100.0}[plan.rival] * plan.np
+        found = result(plan.framework, plan.np, plan.rival, images_per_second=speed)
+        (folder / "config.yaml").write_text(config.dump(plan.recipe))
+        return found
+
+    monkeypatch.setattr(train, "run", run)
+    return ran
+
+
+def test_resuming_keeps_whole_rounds_only(checked: Recipe, trained: list[str], tmp_path: Path) -> None:
+    plans = [replace(fake(checked), rival=rival) for rival in (None, "plain")]
+    schedule = Schedule(plans, 3, 1)
+    first = compare.run(schedule, None, tmp_path)
+    assert len(trained) == 6 and first.order == trained
+    assert [(run.round, run.rival) for run in first.runs] == [
+        (n, rival) for n in (1, 2, 3) for rival in (None, "plain")
+    ]
+    assert read_comparison(tmp_path / "compare.json") == first
+    trained.clear()
+    (tmp_path / "runs" / "pytorch-np2-plain-round2" / "result.json").unlink()
+    again = compare.run(schedule, None, tmp_path, resume=True)
+    assert sorted(trained) == ["pytorch-np2-plain-round2", "pytorch-np2-round2"] and again.runs == first.runs
+    trained.clear()
+    longer = checked.model_copy(update={"epochs": 3})
+    changed = Schedule([replace(plan, recipe=longer) for plan in plans], 3, 1)
+    compare.run(changed, None, tmp_path, resume=True)
+    assert len(trained) == 6, "of another recipe nothing is kept"
+
+
+def comparison(runs: list[TrainResult], **more: Any) -> Comparison:
+    return Comparison(runs=runs, machine=this_machine(), **more)
+
+
+def written(folder: Path, found: Comparison) -> Path:
+    path = folder / "old.json"
+    path.write_text(found.model_dump_json())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("new", "told"),
+    [
+        ([100, 102, 98], "tie"),
+        ([80, 81, 79], "worse"),
+        ([97, 96, 98], "tie"),  # lost for sure, but within the margin
+        ([60, 100, 130], "tie"),  # beyond the margin by the median, but not for sure
+        ([130, 131, 129], "better"),
+    ],
+)
+def test_a_baseline_tells_sure_changes_beyond_the_margin(
+    new: list[float], told: str, checked: Recipe, tmp_path: Path
+) -> None:
+    old = comparison(rounds({(2, None): [100, 101, 99]}))
+    found = baseline.plan(written(tmp_path, old), 0.05, checked, [fake(checked)]).rows(rounds({(2, None): new}))
+    assert [row.verdict for row in found] == [told] and (found[0].rounds, found[0].old_rounds) == (3, 3)
+
+
+def test_baselines_that_do_not_fit(checked: Recipe, tmp_path: Path) -> None:
+    good = comparison(rounds({(2, None): [100]}))
+    elsewhere = good.model_copy(update={"machine": good.machine.model_copy(update={"cores": 999})})
+    other = good.model_copy(update={"runs": [run.model_copy(update={"batch_size": 64}) for run in good.runs]})
+    for bad, words in (
+        (elsewhere, "cores: the baseline has 999, here are"),
+        (other, "batch_size: the baseline has 64, this comparison 32"),
+        (comparison(rounds({(4, None): [100]})), "it has pytorch at 4 rank(s)"),
+        (good.model_copy(update={"runs": []}), "it has no runs"),
+    ):
+        with pytest.raises(RequestError) as error:
+            baseline.plan(written(tmp_path, bad), 0.05, checked, [fake(checked)])
+        assert words in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(RequestError, match=r"--margin 1\.5: expected a fraction"):
+        baseline.plan(written(tmp_path, good), 1.5, checked, [fake(checked)])
+
+
+def test_a_file_from_before_rivals_reads_on(tmp_path: Path) -> None:
+    old = json.loads(comparison([result()]).model_dump_json())
+    for key in ("rounds", "order_seed", "order", "ratios", "baseline"):
+        del old[key]
+    for key in ("rival", "round", "step_ms_p99", "step_ms", "cpu_s_per_image", "startup_s", "load", "noisy", "pinned"):
+        del old["runs"][0][key]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    found = read_comparison(tmp_path / "old.json")
+    assert found.rounds == 1 and found.runs[0].rival is None and len(comparison_tables(found)) == 1
+
+
+def test_tables_tell_rivals_intervals_ties_and_noise() -> None:
+    runs = rounds({(2, None): [200, 210, 190], (2, "plain"): [100, 100, 100], (2, "ddp"): [201, 209, 190]})
+    runs = [run.model_copy(update={"load": 0.4, "noisy": True}) if run.round == 2 else run for run in runs]
+    found = comparison(runs, rounds=3, ratios=compare.ratios(runs))
+    text = comparison_markdown(found)
+    assert "| pytorch 1 | plain | 2 | 100.0 |" in text and "| 40 %, 1 of 3 noisy |" in text
+    assert "| pytorch | 2 | plain | 2.000 | 1.900–2.100 | 3 | faster |" in text
+    assert "| pytorch | 2 | ddp | 1.000 | 0.995–1.005 | 3 | tie |" in text
+    assert "75 % confidence at most; 6 or more make 95 %" in text and len(comparison_tables(found)) == 2
+
+
+def test_load_is_what_others_used() -> None:
+    earlier, later = usage.Snapshot(1.0, 100.0, 400.0), usage.Snapshot(3.0, 110.0, 420.0)
+    mine = later.since(earlier)
+    assert mine == {"own_s": 2.0, "busy_s": 10.0, "capacity_s": 20.0}
+    assert usage.load_of_others([mine, mine]) == pytest.approx((10 - 2 * 2) / 20)
+    assert usage.load_of_others([mine | {"own_s": 50.0}]) == 0 == usage.load_of_others([mine | {"capacity_s": 0.0}])
+    now = usage.Snapshot.take(0.0)
+    assert 0 < now.busy_s < now.capacity_s
+
+
+REFUSED: list[tuple[list[Any], str]] = [
+    (
+        ["--rival", "dpp"],
+        "--rival dpp: expected one of plain, ddp, multiworker, kvstore, independent; did you mean ddp?",
+    ),
+    (["--rival", "kvstore"], "--rival kvstore: is there for mxnet only, got --framework pytorch"),
+    (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; one rank has nobody to talk to"),
+    (["--rival", "ddp", "--rival", "ddp"], "--rival ddp: given 2 times"),
+    (["--rival", "ddp", "compression=fp16"], "--rival ddp: knows no compression: fp16"),
+    (
+        ["--framework", "keras", "--rival", "multiworker", "accumulate=2"],
+        "--rival multiworker: cannot reduce one update",
+    ),
+    (["--rounds", 0], "--rounds 0: expected 1 or more"),
+    (["--baseline", "none.json"], "none.json: cannot be read"),
+    (["--baseline", "damaged.json"], "damaged.json: not the compare.json of `hvdkit compare`"),
+    (["--baseline", "old.json", "--margin", -1], "--margin -1.0: expected a fraction"),
+    (["--baseline", "old.json", "batch_size=16"], "batch_size: the baseline has 32, this comparison 16"),
+    (["--resume"], "--resume: expected --out"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), REFUSED)
+def test_bad_requests_are_one_clear_line(
+    arguments: list[Any], told: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "damaged.json").write_text('{"runs": [')
+    written(tmp_path, comparison([result(np=1), result(np=2)]))
+    before = sorted(tmp_path.rglob("*"))
+    done = hvdkit("compare", recipe, "--framework", "pytorch", "--no-parity", *arguments, "threads=1", timeout=60)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_a_rival_is_left_out_of_is_told() -> None:
+    assert compare.left_out(["ddp", "plain"], ["pytorch", "mxnet"], [1, 2]) == [
+        "--rival ddp: not for pytorch at 1, mxnet at 1, mxnet at 2 rank(s)"
+    ]
+    assert rivals.fitting(["ddp", "plain", "independent"], "pytorch", 1) == ["plain"]

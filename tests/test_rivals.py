@@ -1,0 +1,183 @@
+"""Rivals train the same recipe by other means: each runs on two ranks, is proved the same, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Hvdkit
+from launching import gone_within, marked, wait_until
+
+from hvdkit.results import Comparison, Parity, TrainResult
+from hvdkit.rivals import RIVALS, label
+
+TRAINED = [(framework, name) for name, rival in RIVALS.items() for framework in rival.frameworks]
+QUICK = ("threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
+
+
+def test_the_table_is_what_the_modules_have() -> None:
+    """Read from the source, as no framework is here to import."""
+    import ast
+
+    for framework in ("pytorch", "tensorflow", "keras", "mxnet"):
+        tree = ast.parse((ROOT / "hvdkit" / "adapters" / "rivals" / f"{framework}.py").read_text())
+        (table,) = [
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "RIVALS"
+        ]
+        assert isinstance(table, ast.Dict)
+        has = {key.value for key in table.keys if isinstance(key, ast.Constant)}
+        assert has == {name for name, rival in RIVALS.items() if framework in rival.frameworks}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("frameworks", [("pytorch",), ("tensorflow", "keras"), ("mxnet",)])
+def test_rivals_compute_what_hvdkit_computes(
+    frameworks: tuple[str, ...], hvdkit: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
+    """In float64, to the marks of every framework; the first of all ranks is hvdkit's own PyTorch."""
+    named = [name for name, rival in RIVALS.items() if rival.averaging and set(frameworks) & set(rival.frameworks)]
+    arguments = [*(("--framework", each) for each in frameworks), *(("--rival", each) for each in named)]
+    words = [word for pair in arguments for word in pair]
+    settings = ("batch_size=4", "loss.label_smoothing=0.1", "optimizer.clip_norm=1.0")
+    done = hvdkit("parity", recipe, *words, "--steps", 2, "--out", "run", *settings, timeout=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    proof = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
+    pairs = [(each, None) for each in frameworks] + [(f, n) for f, n in TRAINED if f in frameworks and n in named]
+    assert set(proof.frameworks) == {label(framework, name) for framework, name in pairs} and proof.passed
+    for framework, name in pairs:
+        each, own = proof.frameworks[label(framework, name)], proof.frameworks[framework]
+        assert abs(each.logits_f64 - own.logits_f64) < 1e-12 and each.applied_f64 <= proof.marks["applied_f64"]
+
+
+def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    """DistributedDataParallel, with accumulation; its weights are hvdkit's, its figures its own."""
+    results = {}
+    for out, more in (("own", ()), ("ddp", ("--rival", "ddp"))):
+        words = ("--framework", "pytorch", "-np", 2, *more, "--out", out, *QUICK)
+        done = hvdkit("train", recipe, *words, "steps=4", "accumulate=2", "check_ranks=1")
+        assert done.returncode == 0, done.stderr
+        results[out] = TrainResult.model_validate_json((tmp_path / out / "result.json").read_text())
+    own, ddp = results["own"], results["ddp"]
+    assert (own.rival, ddp.rival, ddp.framework, ddp.np) == (None, "ddp", "pytorch", 2)
+    assert ddp.horovod_version is None and own.horovod_version
+    assert ddp.train_loss == pytest.approx(own.train_loss, rel=1e-4)
+    for each in (own, ddp):
+        assert len(each.step_ms) == each.measured_steps == 3 and each.step_ms_p99 is not None
+        assert each.step_ms_p50 <= each.step_ms_p90 <= each.step_ms_p99 <= max(each.step_ms) + 0.01
+        assert each.cpu_s_per_image is not None and 0 < each.cpu_s_per_image < 2
+        assert each.startup_s is not None and 1 < each.startup_s < 100
+        assert each.load is not None and 0 <= each.load <= 1 and each.noisy == (each.load > 0.1)
+
+
+def test_independent_processes_count_together(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    words = ("--framework", "mxnet", "-np", 2, "--rival", "independent", "--out", "run", *QUICK, "steps=4")
+    done = hvdkit("train", recipe, *words)
+    assert done.returncode == 0, done.stderr
+    result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
+    assert (result.np, result.rival, result.steps) == (2, "independent", 4)
+    assert result.images_per_second == pytest.approx(2 * 8 * 3 / (sum(result.step_ms) / 1000), rel=1e-2)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 4], "one process writes"
+
+
+@pytest.mark.timeout(400)
+def test_compare_runs_rivals_in_rounds(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    words = ["--framework", "mxnet", "-np", 1, "-np", 2, "--no-parity", "--rival", "plain", "--rival", "kvstore"]
+    first = hvdkit("compare", recipe, *words, "--rounds", 2, "--out", "c", *QUICK, "steps=3", timeout=300)
+    assert first.returncode == 0, first.stderr
+    assert "--rival kvstore: not for mxnet at 1 rank(s)" in first.stderr
+    found = Comparison.model_validate_json((tmp_path / "c" / "compare.json").read_text())
+    kinds = [(1, None), (1, "plain"), (2, None), (2, "plain"), (2, "kvstore")]
+    assert [(run.round, run.np, run.rival) for run in found.runs] == [(r, *kind) for r in (1, 2) for kind in kinds]
+    assert (found.rounds, len(found.order), found.order_seed) == (2, 10, 1)
+    against = {(ratio.np, ratio.against): ratio.rounds for ratio in found.ratios}
+    assert against == {(1, "plain"): 2, (2, "plain"): 2, (2, "kvstore"): 2, (2, "np=1"): 2}
+    assert all(run.pinned is not None and len(run.pinned) == run.np for run in found.runs)
+    assert "against" in first.stdout and "| kvstore |" in (tmp_path / "c" / "compare.md").read_text()
+    # held against what it was ten times as fast as, and against itself
+    for times, status, verdict in ((10, 1, "worse"), (0.1, 0, "better")):
+        old = json.loads((tmp_path / "c" / "compare.json").read_text())
+        for run in old["runs"]:
+            run["images_per_second"] *= times
+        (tmp_path / "old.json").write_text(json.dumps(old))
+        again = [*words, "--rounds", 2, "--out", "c", "--resume", "--baseline", "old.json", *QUICK, "steps=3"]
+        done = hvdkit("compare", recipe, *again, timeout=60)  # nothing is run again
+        assert done.returncode == status, done.stderr
+        now = Comparison.model_validate_json((tmp_path / "c" / "compare.json").read_text())
+        assert now.runs == found.runs and now.baseline is not None
+        assert [row.verdict for row in now.baseline] == [verdict] * 5 and verdict in done.stdout
+
+
+@pytest.mark.parametrize("victim", ["rank", "hvdkit"])
+def test_a_killed_parameter_server_job_leaves_no_process(victim: str, recipe: Path, tmp_path: Path) -> None:
+    """Scheduler and server are rank 0's children; they must end whichever process is killed by force."""
+    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "-np", "2"]
+    command += ["--rival", "kvstore", "--out", str(tmp_path / "run"), "threads=1", "epochs=50", "log_every=1"]
+    environment = os.environ | {"HVDKIT_TEST_MARK": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    told: list[Any] = []
+    reader = threading.Thread(target=lambda: told.append(process.stderr and process.stderr.read()))
+    reader.start()
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        assert wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 90)
+        assert sum(runs_mxnet_alone(pid) for pid in marked(str(tmp_path))) == 2, "scheduler and server"
+        beats = (tmp_path / "run" / "logs" / "rank-0.beat").exists()
+        assert beats
+        os.kill(rank_zero(str(tmp_path)) if victim == "rank" else process.pid, signal.SIGKILL)
+        process.wait(30)
+        assert gone_within(str(tmp_path), 10), [
+            Path(f"/proc/{pid}/cmdline").read_text() for pid in marked(str(tmp_path))
+        ]
+        reader.join(10)
+        if victim == "rank":
+            assert process.returncode == 1 and "rank 0 on localhost was killed by SIGKILL" in told[0]
+    finally:
+        for pid in marked(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(30)
+        reader.join(10)
+
+
+def runs_mxnet_alone(pid: int) -> bool:
+    try:
+        return b"import mxnet" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def rank_zero(mark: str) -> int:
+    """The parent of scheduler and server."""
+    helper = next(pid for pid in marked(mark) if runs_mxnet_alone(pid))
+    return int(Path(f"/proc/{helper}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_nothing_is_proved_of_independent_processes(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("parity", recipe, "--framework", "mxnet", "--rival", "independent", "--out", "run", timeout=60)
+    assert done.returncode == 2 and "--rival independent: averages no gradients" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rival_without_a_launcher_is_refused(recipe: Path, tmp_path: Path) -> None:
+    """Two ranks need somebody who brings them together."""
+    from conftest import run
+
+    from hvdkit.runtimes.store import find
+
+    script = ROOT / "recipes" / "mxnet" / "resnet.py"
+    environment = os.environ | {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    words = [str(find("mxnet").python), str(script), str(recipe), "--rival", "kvstore", "steps=1"]
+    done = run(words, timeout=60, cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and "--rival: expected Horovod's rendezvous server" in done.stderr
+    words[words.index("kvstore")] = "ddp"
+    done = run(words, timeout=60, cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and "--rival ddp: is there for pytorch only, got --framework mxnet" in done.stderr
