@@ -226,6 +226,9 @@ class Recipe(Strict):
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = None
     elastic: Elastic | None = None
+    tune: Literal["rule", "measure", "off"] = Field(
+        "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"
+    )
     device: Literal["auto", "cpu", "gpu"] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")

@@ -72,7 +72,7 @@ class TrainResult(_Record):
 
     `corrupt_images` counts the files, of all ranks together, that could not be read and had others in their place. With
     `native_pipeline` the batches came from the user's own code: other frameworks need not have been fed with the same.
-    `tuning` is what was chosen by itself, and why.
+    `tuning` is what was chosen by itself, by name: `value` (None for the library's own) and `why`.
     """
 
     framework: str
@@ -118,7 +118,7 @@ class TrainResult(_Record):
     corrupt_images: int = 0
     native_pipeline: bool = False
     recoveries: list[Recovery] = []
-    tuning: dict[str, Any] | None = None
+    tuning: dict[str, dict[str, Any]] | None = None
     initial_state_sha256: str
     final_weights_sha256: str
 

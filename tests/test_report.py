@@ -199,7 +199,7 @@ def test_hostile_names_stay_text(shift: int, browser: Browser, tmp_path: Path) -
             for place, key in enumerate(("recipe", "framework_version", "launcher", "model")):
                 result[key] = names[place]
             result["framework"] = ill[result["framework"]]
-            result["tuning"] = {names[1]: names[2]}
+            result["tuning"] = {names[1]: {"value": names[2], "why": names[0]}}
             result["rival"] = names[3] if result["rival"] else None
         document["machine"]["processor"] = names[0]
         for each in document["ratios"]:

@@ -48,9 +48,11 @@ import tensorflow as tf  # isort: skip
 
 NAME = "keras"
 CAPABILITIES = declared.CAPABILITIES[NAME]
+CHOSEN = declared.CHOSEN[NAME]
 
 __all__ = [
     "CAPABILITIES",
+    "CHOSEN",
     "NAME",
     "allgather",
     "allgather_object",

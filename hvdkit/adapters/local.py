@@ -27,6 +27,7 @@ from hvdkit.errors import RequestError
 
 NAME = "local"
 CAPABILITIES = declared.CAPABILITIES[NAME]
+CHOSEN = declared.CHOSEN[NAME]
 
 
 class Linear:

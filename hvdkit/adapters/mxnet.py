@@ -34,6 +34,7 @@ from hvdkit.errors import RequestError
 
 NAME = "mxnet"
 CAPABILITIES = declared.CAPABILITIES[NAME]
+CHOSEN = declared.CHOSEN[NAME]
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 _context = mx.cpu()

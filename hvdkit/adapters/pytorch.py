@@ -28,6 +28,7 @@ from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
 NAME = "pytorch"
 CAPABILITIES = declared.CAPABILITIES[NAME]
+CHOSEN = declared.CHOSEN[NAME]
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 # A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that

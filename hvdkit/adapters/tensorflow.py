@@ -27,6 +27,7 @@ from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
 NAME = "tensorflow"
 CAPABILITIES = declared.CAPABILITIES[NAME]
+CHOSEN = declared.CHOSEN[NAME]
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 

@@ -80,6 +80,7 @@ class Adapter(Protocol):
 
     NAME: str
     CAPABILITIES: frozenset[str]  # of the keys above
+    CHOSEN: dict[str, dict[str, tuple[str, str]]]  # by device: what was chosen to be fast, how, and why
 
     def versions(self) -> dict[str, str]:
         """Versions by package: at least `framework`; `horovod` where there is one."""

@@ -20,7 +20,7 @@ from hvdkit.errors import RequestError
 # What may differ between a checkpoint's recipe and the one that goes on from it.
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
-    "compression", "recompute", "batch_size", "accumulate", "elastic",
+    "compression", "recompute", "batch_size", "accumulate", "elastic", "tune",
 }  # fmt: skip
 
 

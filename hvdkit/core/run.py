@@ -13,7 +13,7 @@ from typing import Any
 
 import hvdkit
 from hvdkit.config import Recipe
-from hvdkit.core import checkpoint, elastic, events, measurement, metrics, parity, resnet, usage, weights
+from hvdkit.core import checkpoint, elastic, events, measurement, metrics, parity, resnet, tuning, usage, weights
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session, rival_of
 from hvdkit.core.checkpoint import Checkpoint
@@ -204,7 +204,7 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     Raises RequestError where something of that cannot be.
     """
     if rival_of(adapter) is None:
-        _lengthen_cycle(recipe)
+        tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
     topology = adapter.init(recipe.device, threads)
     each = threads_per_rank(threads, topology.local_size)
@@ -244,17 +244,6 @@ def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe:
         state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
     adapter.load_state(session, state)
     return session
-
-
-def _lengthen_cycle(recipe: Recipe) -> None:
-    """On CPUs let Horovod's background thread wake each 5 ms instead of each 1 ms, unless the user has said otherwise.
-
-    It takes its time from the network's cores, while gradients wait for it at most a cycle more. Not in elastic runs:
-    a rank that enters Horovod 0.28.1 for the second time with a cycle time given takes its milliseconds for the fusion
-    threshold's MiB (parameter_manager.cc, SetValue), and dies as soon as it reduces together with a new rank.
-    """
-    if recipe.device != "gpu" and not elastic.active():
-        os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
 
 
 def _result(
@@ -303,6 +292,7 @@ def _result(
         train_s=train_s,
         corrupt_images=len(corrupt),
         native_pipeline=dataset.native,
+        tuning=None if rival_of(adapter) else tuning.told(tuning.apply(recipe), adapter.CHOSEN[topology.device]),
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest(parameters_of(adapter.state(session))),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from hvdkit.report.gather import Found
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Group, Interval, efficiency, label
@@ -77,11 +75,11 @@ def runs_table(found: Found) -> Table:
 
 def tuning_table(found: Found) -> Table | None:
     """What was chosen by itself, and why; None where nothing was."""
-    table = Table("tuning", ["framework", "ranks", "what", "chosen"], [])
+    table = Table("tuning", ["framework", "ranks", "what", "chosen", "why"], [])
     for run in found.runs:
-        for key, value in (run.result.tuning or {}).items():
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            row = [Cell(run.result.framework), number(run.result.np), Cell(key), Cell(text)]
+        for key, choice in (run.result.tuning or {}).items():
+            value = "its own" if choice.get("value") is None else str(choice["value"])
+            row = [Cell(run.result.framework), number(run.result.np), Cell(key), Cell(value), Cell(str(choice["why"]))]
             if row not in table.rows:  # rounds were tuned alike
                 table.rows.append(row)
     return table if table.rows else None

@@ -1,0 +1,95 @@
+"""What a run chooses by itself so that it is fast, and why. None of it changes what is computed.
+
+Horovod reads its settings from the environment when it starts, so that is where they go; what the user has put there
+stays. `HVDKIT_TUNED`, JSON, brings what a launcher has found by measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvdkit.config import Recipe
+from hvdkit.core import elastic, resnet
+from hvdkit.core.optimizer import slot_names
+
+CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
+MEASURED = "HVDKIT_TUNED"
+# Horovod 0.28.1's own: milliseconds, bytes, tensors
+_CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
+_LONGER_CYCLE_MS = 5
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting's value, None for the library's own, and why it is that."""
+
+    value: Any
+    why: str
+
+
+_applied: dict[str, Choice] = {}
+
+
+def apply(recipe: Recipe) -> dict[str, Choice]:
+    """Put Horovod's settings for the recipe into the environment, once a process and before `init`; what was chosen."""
+    if not _applied:
+        _applied.update(choose(recipe, os.environ))
+        os.environ.update({name: str(each.value) for name, each in _applied.items() if each.value is not None})
+    return _applied
+
+
+def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
+    """Horovod's settings for a recipe, by name of the variable, where the environment is this."""
+    found = {name: Choice(**each) for name, each in json.loads(environment.get(MEASURED, "{}")).items()}
+    choices = {CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
+    for name in choices.keys() & environment.keys():
+        measured = name in found and str(found[name].value) == environment[name]
+        choices[name] = found[name] if measured else Choice(environment[name], "the environment says so")
+    return choices
+
+
+def told(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """As a result holds them, and the adapter's own: value and why by name."""
+    own = {name: {"value": value, "why": why} for name, (value, why) in adapters.items()}
+    return {name: asdict(choice) for name, choice in choices.items()} | own
+
+
+def _cycle(recipe: Recipe) -> Choice:
+    """How often Horovod's background thread wakes, in milliseconds."""
+    own = f"Horovod's own, {_CYCLE_MS} ms"
+    if recipe.tune == "off":
+        return Choice(None, f"{own}: tune is off")
+    if recipe.device == "gpu":
+        return Choice(None, f"{own}: no core is short where GPUs compute")
+    if elastic.active():
+        # A rank that enters Horovod 0.28.1 for the second time with a cycle time given takes its milliseconds for the
+        # fusion threshold's MiB (parameter_manager.cc, SetValue), and dies as soon as it reduces with a new rank.
+        return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
+    return Choice(
+        _LONGER_CYCLE_MS,
+        "each wake takes time from the network's cores, while gradients wait for it at most a cycle more",
+    )
+
+
+def _fusion(recipe: Recipe) -> Choice:
+    """How many bytes are reduced as one."""
+    whole = 8 * resnet.parameter_count(resnet.architecture(recipe.model.name, recipe.model.classes))
+    if recipe.tune == "off" or whole <= _FUSION_BYTES or elastic.active():
+        return Choice(None, f"Horovod's own, {_FUSION_BYTES >> 20} MiB: it holds all gradients of most networks")
+    return Choice(whole, "all gradients of the network, in float64 too, as one")
+
+
+def _cache(recipe: Recipe) -> Choice:
+    """How many tensors' negotiations Horovod remembers."""
+    parameters = len(resnet.parameter_shapes(resnet.architecture(recipe.model.name, recipe.model.classes)))
+    # Broadcast at the start: parameters, about as many running statistics, slots; reduced at each step: gradients.
+    needed = (3 + len(slot_names(recipe.optimizer))) * parameters
+    if recipe.tune == "off" or needed <= _CACHED:
+        return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this network's {needed} fit")
+    return Choice(
+        needed, f"Horovod's own, {_CACHED}, would forget some of this network's {needed} tensors at every step"
+    )
