@@ -240,12 +240,13 @@ def _lines(outcome: dict[str, Any]) -> Iterator[str]:
     yield (
         f"ResNet-20 on the digits, {outcome['ranks']} ranks of one thread, {outcome['batch_size']} images a rank, "
         f"{outcome['epochs']} epochs, a commit each {outcome['commit_every']} updates. In each run one rank gets "
-        "SIGKILL at a random moment of training, in one of five while ranks start. A run is lost unless it comes to its "
-        "end with the ranks that are left, from the last commit on. Seconds: median (range; n). As a rank sees it: from "
-        "noticing the loss to its next update. From outside: from the kill to the next line of metrics.jsonl."
+        "SIGKILL at a random moment of training, in one of five while ranks start. A run is lost unless it comes to "
+        "its end with the ranks that are left, from the last commit on. Seconds: median (range; n). As a rank sees it: "
+        "from noticing the loss to its next update. From outside: from the kill to the next line of metrics.jsonl; "
+        "killed at the start, to the first."
     )
     yield ""
-    yield "| framework | runs | lost | as a rank sees it, s | from outside, s | killed at the start: first update after, s |"
+    yield "| framework | runs | lost | as a rank sees it, s | from outside, s | killed at the start, s |"
     yield "|:---|---:|---:|---:|---:|---:|"
     for name, one in outcome["frameworks"].items():
         cells = [_cell(one[key]) for key in ("recovery_s", "next_update_s", "next_update_at_start_s")]
