@@ -31,7 +31,7 @@ from hvdkit.results import read_result, this_machine
 
 HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
-RANKS, BATCH_SIZE, EPOCHS, COMMIT_EVERY = 3, 8, 2, 5
+RANKS, BATCH_SIZE, EPOCHS, COMMIT_EVERY = 3, 8, 1, 5
 TRAIN_IMAGES = 1437
 UPDATES = EPOCHS * (TRAIN_IMAGES // (RANKS * BATCH_SIZE))  # of an undisturbed run
 LAST_KILL = UPDATES - 12  # later ones might come when there is nothing left to do

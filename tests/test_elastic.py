@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 from launching import wait_until
 
-from hvdkit.core.elastic import Commits
+from hvdkit.core.elastic import Commits, hang_up, noting_lines
 from hvdkit.results import TrainResult, read_result
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
@@ -155,6 +156,17 @@ def test_a_frozen_rank_is_ended_and_outlived(start: Any) -> None:
     assert "frozen by a signal" in out and "training goes on with the others" in out
 
 
+def test_those_left_over_do_not_wait_for_each_other(start: Any) -> None:
+    """Of two, one hears of the loss only from the other, whose sockets Horovod would keep open."""
+    run = start("mxnet", "epochs=1", "steps=90", *ONE_KILLED, "-np", "3", "threads=1")
+    run.reach(5)
+    started = time.monotonic()
+    os.kill(run.ranks()[0], signal.SIGKILL)
+    assert wait_until(lambda: bool(run.lines()) and run.lines()[-1]["total_steps"] == 89, 60), run.said()
+    assert time.monotonic() - started < 20  # Gloo's timeout: 30
+    assert [recovery.np for recovery in run.result().recoveries] == [2]
+
+
 def test_too_few_ranks_are_made_up_for(start: Any) -> None:
     run = start(
         "mxnet", "epochs=1", "steps=60", "elastic={min_np: 2, max_np: 2, commit_every: 1}", "log_every=1", "-np", "2"
@@ -220,3 +232,14 @@ def test_a_recovery_lasts_from_the_first_loss_to_the_next_update() -> None:
     commits.stepped(13, 2)
     (recovery,) = commits.recoveries
     assert (recovery.why, recovery.step, recovery.np_before, recovery.np) == ("lost", 12, 3, 2)
+
+
+def test_lines_to_other_ranks_are_hung_up_and_no_others() -> None:
+    own, others = socket.socketpair()
+    with noting_lines():
+        line, peer = socket.socketpair()
+    with own, others, line, peer:
+        hang_up()
+        assert peer.recv(1) == b"" and line.fileno() >= 0
+        own.send(b"x")
+        assert others.recv(1) == b"x"

@@ -206,7 +206,8 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     if rival_of(adapter) is None:
         _lengthen_cycle(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
-    topology = adapter.init(recipe.device, threads)
+    with elastic.noting_lines():
+        topology = adapter.init(recipe.device, threads)
     each = threads_per_rank(threads, topology.local_size)
     usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     adapter.seed(recipe.seed)
