@@ -158,13 +158,16 @@ def test_a_frozen_rank_is_ended_and_outlived(start: Any) -> None:
 
 def test_those_left_over_do_not_wait_for_each_other(start: Any) -> None:
     """Of two, one hears of the loss only from the other, whose sockets Horovod would keep open."""
-    run = start("mxnet", "epochs=1", "steps=90", *ONE_KILLED, "-np", "3", "threads=1")
+    run = start("mxnet", "epochs=1", "steps=90", *ONE_KILLED, "-np", "3", "threads=1", "checkpoint={}")
     run.reach(5)
     started = time.monotonic()
     os.kill(run.ranks()[0], signal.SIGKILL)
     assert wait_until(lambda: bool(run.lines()) and run.lines()[-1]["total_steps"] == 89, 60), run.said()
     assert time.monotonic() - started < 20  # Gloo's timeout: 30
-    assert [recovery.np for recovery in run.result().recoveries] == [2]
+    result = run.result()
+    assert [recovery.np for recovery in result.recoveries] == [2]
+    again = [sys.executable, *run.process.args[1:], "--resume"]  # asks for 3 ranks, and 2 have done it
+    assert subprocess.run(again, timeout=10).returncode == 0 and read_result(run.out / "result.json") == result
 
 
 def test_too_few_ranks_are_made_up_for(start: Any) -> None:
@@ -215,6 +218,29 @@ def test_sigterm_ends_it_behind_a_checkpoint(start: Any) -> None:
 )
 def test_wrong_requests_are_told_in_one_line(hvdkit: Hvdkit, arguments: list[str], told: str) -> None:
     done = hvdkit("train", RECIPE, "--framework", "mxnet", "--out", "out", *arguments)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("#!/bin/sh\necho no cloud today >&2; exit 3", "failed with status 3: no cloud today"),
+        ("#!/bin/sh\necho Error: the cloud is cloudy", "expected host:slots a line, got 'Error: the cloud is cloudy'"),
+        (
+            "#!/bin/sh\necho localhost:1; echo host.invalid:2",
+            "host.invalid: not this machine; use --launcher horovodrun",
+        ),
+        ("#!/nowhere/sh\n", "cannot be run (No such file or directory); expected #! and an interpreter first"),
+    ],
+)
+def test_a_discovery_script_is_tried_before_anything_starts(
+    hvdkit: Hvdkit, tmp_path: Path, text: str, told: str
+) -> None:
+    script = tmp_path / "discover"
+    script.write_text(text)
+    script.chmod(0o755)
+    options = ["--out", "out", "elastic={max_np: 2}", "--host-discovery-script", script]
+    done = hvdkit("train", RECIPE, "--framework", "mxnet", *options)
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 

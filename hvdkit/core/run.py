@@ -127,6 +127,7 @@ def _train(
     lifeline.beat("gathering the result")
     result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
     if commits:
+        commits.stepped(result.steps, topology.size)  # a loss behind the last update is one too
         result.recoveries = commits.recoveries
     if topology.is_root:
         print(result.model_dump_json(indent=2), flush=True)

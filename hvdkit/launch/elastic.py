@@ -24,6 +24,7 @@ from hvdkit.launch.supervise import by_signal, conclude
 
 # A driver is given a little longer than its ranks.
 DRIVER_GRACE_S = GRACE_S + 1.0
+REMOVED = "has been removed from elastic job"  # Horovod's last word in a rank that it no longer wants; it aborts then
 WAITING = "waiting for ranks"  # the phase of a rank (hvdkit/core/elastic.py) that does nothing, and rightly
 
 
@@ -49,6 +50,9 @@ def _fault(job: Job, workers: _Workers, caught: list[int]) -> BaseException | No
         return RunError(workers.hung)
     if well:
         return None
+    if end is not None and end["signal"]:
+        how = ends.signal_name(end["signal"])
+        return RunError(f"Horovod's elastic driver was killed by {how}, and all ranks with it; go on with --resume")
     lost = ends.culprit(workers.ends.values())
     why = f"the first lost: {ends.failure(job, lost)}" if lost else ends.shown_tail("its output", (end or {})["tail"])
     assert job.elastic is not None
@@ -109,6 +113,8 @@ class _Workers(Crew):
             if end.failed and self._stopped_at is None:
                 if end.record is not None and not end.secondary:
                     self.fatal = self.fatal or end
+                elif REMOVED in end.tail:
+                    self._tell(f"{name} leaves: its host is not there any more")
                 else:
                     how = f"was killed by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
                     self._tell(f"{name} {how} after {end.seconds:.1f} s; training goes on with the others")
