@@ -35,9 +35,11 @@ _lines: set[str] = set()
 def noting_lines() -> Iterator[None]:
     """What is opened inside are the lines to the other ranks."""
     before = set(_sockets().values())
-    yield
-    _lines.clear()
-    _lines.update(set(_sockets().values()) - before)
+    try:
+        yield
+    finally:  # what could not meet all has met some
+        _lines.clear()
+        _lines.update(set(_sockets().values()) - before)
 
 
 def hang_up() -> None:
