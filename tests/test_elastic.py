@@ -189,6 +189,18 @@ def test_all_ranks_lost_begin_anew_from_the_checkpoint(start: Any) -> None:
     assert result.np == 2 and result.steps == 60 and result.first_step >= 10
 
 
+def test_a_rank_lost_before_it_met_the_others_is_not_waited_for(start: Any) -> None:
+    run = start("mxnet", "epochs=1", "steps=20", *ONE_KILLED, "-np", "3", "threads=1")
+    assert wait_until(lambda: len(run.ranks()) == 3, 30)
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    killed = time.monotonic()
+    assert wait_until(lambda: bool(run.lines()), 60)
+    assert time.monotonic() - killed < 28  # Gloo's timeout: 30, and then a start
+    status, out = run.end()
+    assert status == 0 and "none is training, so all begin anew" in out, out
+    assert read_result(run.out / "result.json").np == 3
+
+
 def test_a_ranks_own_fault_ends_the_run_at_once(start: Any) -> None:
     """It would fail again: images of 100 classes for a network of 10."""
     run = start("mxnet", *ONE_KILLED, "-np", "2", "data={name: cifar10, path: /nowhere}")

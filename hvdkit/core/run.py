@@ -62,6 +62,7 @@ def _train(
     resume: bool = True,
 ) -> TrainResult:
     topology, dataset, network = start(adapter, recipe)
+    lifeline.beat("building the network")
     check_trainable(network, dataset, recipe)
     session = open_session(adapter, build, network, recipe)
     initial = network_of(adapter.state(session))
