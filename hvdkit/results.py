@@ -45,7 +45,8 @@ class MetricLine(_Record):
 class Recovery(_Record):
     """What an elastic run has outlived: a rank was `lost`, or `hosts` came or went, and it went on with `np` ranks.
 
-    `seconds` are from when a surviving rank noticed to the end of its next update, the `step`th by the new count.
+    `seconds` are from when a surviving rank noticed to the end of its next update, the `step`th by the new count (or to
+    the end of the run, where no update was left).
     """
 
     why: Literal["lost", "hosts"]

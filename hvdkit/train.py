@@ -21,7 +21,7 @@ from hvdkit.files import write_atomic
 from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.direct import is_this_machine
 from hvdkit.launch.ends import RankFailure
-from hvdkit.launch.hosts import Host, parse_hosts
+from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.results import MetricLine, TrainResult, read_result
 from hvdkit.runtimes.store import Runtime, find
@@ -84,6 +84,11 @@ def plan(
         faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
     elif discovery is not None and not (discovery.is_file() and os.access(discovery, os.X_OK)):
         faults.append(f"--host-discovery-script {discovery}: expected a program that prints host:slots a line")
+    elif discovery is not None:
+        try:
+            discovered(discovery.absolute(), here=launcher == "direct")
+        except RequestError as error:
+            faults.append(str(error))
     if runtime is not None:
         faults += _gaps(recipe, framework, runtime)
     if rival is not None:
@@ -144,8 +149,9 @@ def finished(plan: Plan, folder: Path) -> TrainResult | None:
         result = read_result(folder / "result.json") if same and (folder / "result.json").exists() else None
     except RequestError:
         return None
-    asked = (plan.framework, plan.np, plan.rival)
-    return result if result and (result.framework, result.np, result.rival) == asked else None
+    if result is None or (result.framework, result.rival) != (plan.framework, plan.rival):
+        return None
+    return result if plan.recipe.elastic or result.np == plan.np else None  # elastic runs may have lost some
 
 
 def launch(

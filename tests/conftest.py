@@ -40,6 +40,12 @@ def run(command: list[str], timeout: float, **options: object) -> subprocess.Com
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+@pytest.fixture(autouse=True)
+def no_cycle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that a test plays in its own process set it; elastic runs of later tests would refuse it."""
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+
+
 @pytest.fixture
 def hvdkit(tmp_path: Path) -> Hvdkit:
     """Call the command line in an empty folder: `hvdkit("train", recipe, ...)`."""

@@ -215,6 +215,14 @@ def test_another_number_of_images_an_update_goes_on_where_the_epoch_was_left(tmp
     assert resumed and resumed.first_step == 18 and resumed.steps == 22 + 2 * 22
 
 
+def test_updates_counted_anew_may_be_more_than_steps_allows(tmp_path: Path) -> None:
+    local_run(tmp_path / "run", local_recipe(), kill_at=28)  # 28 updates of 96 images, in the second epoch of 15
+    small = local_recipe(batch_size=32, accumulate=1, steps=40)  # 44 an epoch: the 40th would be in the first
+    resumed = local_run(tmp_path / "run", small, resume=True)
+    assert resumed and (resumed.steps, resumed.first_step, resumed.epochs) == (40, 40, 2)
+    assert lines(tmp_path / "run")[-1]["ends_epoch"] and lines(tmp_path / "run")[-1]["epoch"] == 1
+
+
 def test_a_run_that_steps_has_ended_goes_on_in_the_middle_of_its_epoch(tmp_path: Path) -> None:
     whole = local_run(tmp_path / "whole", local_recipe())
     short = local_run(tmp_path / "run", local_recipe(steps=7))

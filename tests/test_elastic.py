@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 from launching import wait_until
 
-from hvdkit.core.elastic import Commits
+from hvdkit.core.elastic import Commits, hang_up, noting_lines
 from hvdkit.results import TrainResult, read_result
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
@@ -155,6 +156,20 @@ def test_a_frozen_rank_is_ended_and_outlived(start: Any) -> None:
     assert "frozen by a signal" in out and "training goes on with the others" in out
 
 
+def test_those_left_over_do_not_wait_for_each_other(start: Any) -> None:
+    """Of two, one hears of the loss only from the other, whose sockets Horovod would keep open."""
+    run = start("mxnet", "epochs=1", "steps=90", *ONE_KILLED, "-np", "3", "threads=1", "checkpoint={}")
+    run.reach(5)
+    started = time.monotonic()
+    os.kill(run.ranks()[0], signal.SIGKILL)
+    assert wait_until(lambda: bool(run.lines()) and run.lines()[-1]["total_steps"] == 89, 60), run.said()
+    assert time.monotonic() - started < 20  # Gloo's timeout: 30
+    result = run.result()
+    assert [recovery.np for recovery in result.recoveries] == [2]
+    again = [sys.executable, *run.process.args[1:], "--resume"]  # asks for 3 ranks, and 2 have done it
+    assert subprocess.run(again, timeout=10).returncode == 0 and read_result(run.out / "result.json") == result
+
+
 def test_too_few_ranks_are_made_up_for(start: Any) -> None:
     run = start(
         "mxnet", "epochs=1", "steps=60", "elastic={min_np: 2, max_np: 2, commit_every: 1}", "log_every=1", "-np", "2"
@@ -172,6 +187,18 @@ def test_all_ranks_lost_begin_anew_from_the_checkpoint(start: Any) -> None:
         os.kill(pid, signal.SIGKILL)
     result = run.result()
     assert result.np == 2 and result.steps == 60 and result.first_step >= 10
+
+
+def test_a_rank_lost_before_it_met_the_others_is_not_waited_for(start: Any) -> None:
+    run = start("mxnet", "epochs=1", "steps=20", *ONE_KILLED, "-np", "3", "threads=1")
+    assert wait_until(lambda: len(run.ranks()) == 3, 30)
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    killed = time.monotonic()
+    assert wait_until(lambda: bool(run.lines()), 60)
+    assert time.monotonic() - killed < 28  # Gloo's timeout: 30, and then a start
+    status, out = run.end()
+    assert status == 0 and "none is training, so all begin anew" in out, out
+    assert read_result(run.out / "result.json").np == 3
 
 
 def test_a_ranks_own_fault_ends_the_run_at_once(start: Any) -> None:
@@ -206,6 +233,29 @@ def test_wrong_requests_are_told_in_one_line(hvdkit: Hvdkit, arguments: list[str
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("#!/bin/sh\necho no cloud today >&2; exit 3", "failed with status 3: no cloud today"),
+        ("#!/bin/sh\necho Error: the cloud is cloudy", "expected host:slots a line, got 'Error: the cloud is cloudy'"),
+        (
+            "#!/bin/sh\necho localhost:1; echo host.invalid:2",
+            "host.invalid: not this machine; use --launcher horovodrun",
+        ),
+        ("#!/nowhere/sh\n", "cannot be run (No such file or directory); expected #! and an interpreter first"),
+    ],
+)
+def test_a_discovery_script_is_tried_before_anything_starts(
+    hvdkit: Hvdkit, tmp_path: Path, text: str, told: str
+) -> None:
+    script = tmp_path / "discover"
+    script.write_text(text)
+    script.chmod(0o755)
+    options = ["--out", "out", "elastic={max_np: 2}", "--host-discovery-script", script]
+    done = hvdkit("train", RECIPE, "--framework", "mxnet", *options)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def test_a_cycle_time_is_refused_where_ranks_may_join(hvdkit: Hvdkit) -> None:
     done = hvdkit("train", RECIPE, "--out", "out", "elastic={max_np: 2}", HOROVOD_CYCLE_TIME="5")
     assert done.returncode == 2 and "HOROVOD_CYCLE_TIME: expected not to be set" in done.stderr
@@ -220,3 +270,14 @@ def test_a_recovery_lasts_from_the_first_loss_to_the_next_update() -> None:
     commits.stepped(13, 2)
     (recovery,) = commits.recoveries
     assert (recovery.why, recovery.step, recovery.np_before, recovery.np) == ("lost", 12, 3, 2)
+
+
+def test_lines_to_other_ranks_are_hung_up_and_no_others() -> None:
+    own, others = socket.socketpair()
+    with noting_lines():
+        line, peer = socket.socketpair()
+    with own, others, line, peer:
+        hang_up()
+        assert peer.recv(1) == b"" and line.fileno() >= 0
+        own.send(b"x")
+        assert others.recv(1) == b"x"

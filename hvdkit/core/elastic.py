@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from hvdkit.core.adapter import Adapter
@@ -23,6 +25,46 @@ T = TypeVar("T")
 def active() -> bool:
     """Whether an elastic launcher has started this rank."""
     return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+# Horovod is one a process, and so are the sockets that it has opened to its peers: as /proc calls them.
+_lines: set[str] = set()
+
+
+@contextlib.contextmanager
+def noting_lines() -> Iterator[None]:
+    """What is opened inside are the lines to the other ranks."""
+    before = set(_sockets().values())
+    try:
+        yield
+    finally:  # what could not meet all has met some
+        _lines.clear()
+        _lines.update(set(_sockets().values()) - before)
+
+
+def hang_up() -> None:
+    """Let the other ranks see that this one has left Horovod.
+
+    Horovod 0.28.1 keeps the sockets of its process sets until it is entered again (their GlooContext is not `enabled_`,
+    so its Finalize does nothing): a rank that waits for this one would wait for Gloo's timeout of 30 s.
+    """
+    for descriptor, name in _sockets().items():
+        if name in _lines:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
+                line.getpeername()  # raises where it listens
+                line.shutdown(socket.SHUT_RDWR)  # the descriptor stays Gloo's to close
+    _lines.clear()
+
+
+def _sockets() -> dict[int, str]:
+    """This process's sockets by their descriptor."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = str(entry.readlink())
+            if name.startswith("socket:"):
+                found[int(entry.name)] = name
+    return found
 
 
 class HostsChanged(Exception):
@@ -83,4 +125,5 @@ def persist(adapter: Adapter, attempt: Callable[[Commits], T], lifeline: Lifelin
         lifeline.beat("waiting for ranks")
         with contextlib.suppress(Exception):  # it has lost its peers, and may say so
             adapter.shutdown()
+        hang_up()
         hosts.forget()

@@ -69,6 +69,8 @@ class Loop:
         self.epochs = -(-self.total_steps // self.steps_per_epoch)
         self.rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
         self.progress = progress or Progress()
+        if self.progress.images:  # begun under another size of updates, of which `steps` allowed more epochs
+            self.epochs = max(self.epochs, self.progress.epoch + 1)
         self._stopping = asked_to_stop and Stopping(adapter, topology, asked_to_stop, self.progress.step)
         if self.progress.step > self.total_steps:
             raise RequestError(

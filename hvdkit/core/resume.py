@@ -78,7 +78,8 @@ def resumed(
     if recounted:
         # The schedule counts in updates of the new size, the epoch in images: as many are left as the images make.
         shape = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None))
-        progress.step = (progress.epoch + 1) * shape.steps_per_epoch - len(shape.sizes(progress.images))
+        step = (progress.epoch + 1) * shape.steps_per_epoch - len(shape.sizes(progress.images))
+        progress.step = min(step, shape.total_steps)  # `steps` may be behind it, counted anew
     return progress, recounted, root
 
 

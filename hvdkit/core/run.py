@@ -62,6 +62,7 @@ def _train(
     resume: bool = True,
 ) -> TrainResult:
     topology, dataset, network = start(adapter, recipe)
+    lifeline.beat("building the network")
     check_trainable(network, dataset, recipe)
     session = open_session(adapter, build, network, recipe)
     initial = network_of(adapter.state(session))
@@ -127,6 +128,7 @@ def _train(
     lifeline.beat("gathering the result")
     result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
     if commits:
+        commits.stepped(result.steps, topology.size)  # a loss behind the last update is one too
         result.recoveries = commits.recoveries
     if topology.is_root:
         print(result.model_dump_json(indent=2), flush=True)
@@ -206,7 +208,8 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     if rival_of(adapter) is None:
         tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
-    topology = adapter.init(recipe.device, threads)
+    with elastic.noting_lines():
+        topology = adapter.init(recipe.device, threads)
     each = threads_per_rank(threads, topology.local_size)
     usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     adapter.seed(recipe.seed)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import RunError
@@ -24,6 +25,8 @@ from hvdkit.launch.supervise import by_signal, conclude
 
 # A driver is given a little longer than its ranks.
 DRIVER_GRACE_S = GRACE_S + 1.0
+REMOVED = "has been removed from elastic job"  # Horovod's last word in a rank that it no longer wants; it aborts then
+STARTING = "starting"  # the phase of a rank (hvdkit/core/lifeline.py) until it has met the others
 WAITING = "waiting for ranks"  # the phase of a rank (hvdkit/core/elastic.py) that does nothing, and rightly
 
 
@@ -49,6 +52,9 @@ def _fault(job: Job, workers: _Workers, caught: list[int]) -> BaseException | No
         return RunError(workers.hung)
     if well:
         return None
+    if end is not None and end["signal"]:
+        how = ends.signal_name(end["signal"])
+        return RunError(f"Horovod's elastic driver was killed by {how}, and all ranks with it; go on with --resume")
     lost = ends.culprit(workers.ends.values())
     why = f"the first lost: {ends.failure(job, lost)}" if lost else ends.shown_tail("its output", (end or {})["tail"])
     assert job.elastic is not None
@@ -109,9 +115,15 @@ class _Workers(Crew):
             if end.failed and self._stopped_at is None:
                 if end.record is not None and not end.secondary:
                     self.fatal = self.fatal or end
+                elif REMOVED in end.tail:
+                    self._tell(f"{name} leaves: its host is not there any more")
                 else:
                     how = f"was killed by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
-                    self._tell(f"{name} {how} after {end.seconds:.1f} s; training goes on with the others")
+                    met = not self._job.here or self._have_met()
+                    then = "training goes on with the others" if met else "none is training, so all begin anew"
+                    self._tell(f"{name} {how} after {end.seconds:.1f} s; {then}")
+                    if not met:
+                        self._kill(*self._pids.keys() - self.ends.keys())
 
     def enforce(self) -> None:
         super().enforce()
@@ -122,14 +134,31 @@ class _Workers(Crew):
             self._stalls, self._stalled_at = {}, 0.0
             if self._job.here or is_this_machine(hangs.host):
                 self._tell(f"{told}; it is ended")
-                with contextlib.suppress(OSError):
-                    os.kill(self._pids[name], signal.SIGKILL)
+                self._kill(name)
             else:
                 self.hung = f"{told}; it is on another host, so all ranks were ended; go on with --resume"
+
+    def _have_met(self) -> bool:
+        """Whether any worker that is left has got through Horovod's start: else all wait for the lost one, for long."""
+        left = self._pids.keys() - self.ends.keys()
+        return not left or any(phase_of(self._job.log_dir / f"{name}.beat") != STARTING for name in left)
+
+    def _kill(self, *names: str) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.kill(self._pids[name], signal.SIGKILL)
 
     @staticmethod
     def _tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
+
+
+def phase_of(beat: Path) -> str:
+    """What a rank says in its file that it is doing; that it is starting where it has not said anything."""
+    try:
+        return beat.read_text().split(" ", 2)[2].strip()
+    except (OSError, IndexError):
+        return STARTING
 
 
 def settings(job: Job, places: list[str]) -> str:

@@ -27,6 +27,9 @@ from horovod.runner.elastic.driver import ElasticDriver  # noqa: E402
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler  # noqa: E402
 from horovod.runner.http.http_server import RendezvousServer  # noqa: E402
 
+from hvdkit.errors import RequestError  # noqa: E402
+from hvdkit.launch.hosts import discovered  # noqa: E402
+
 ADDRESS, INTERFACE = "127.0.0.1", "lo"
 BEGIN_ANEW = 2  # times
 
@@ -43,14 +46,28 @@ class Places(HostDiscovery):
         self.good: list[str] = []  # whose workers came to a good end
         self.made = 0
         self.lock = threading.Lock()
+        if self.script:
+            self.names = []
+            threading.Thread(target=self._ask_script, daemon=True).start()
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Horovod asks this each second."""
-        if self.script:
-            printed = subprocess.run([self.script], check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
-            self.names = expanded(printed.split())
         with self.lock:
             return dict.fromkeys(self.names, 1)
+
+    def _ask_script(self) -> None:
+        """Ask the script for ever; where it fails, hosts stay as they are.
+
+        Not from Horovod's own thread: ranks could not meet anew while that waits for a slow script.
+        """
+        while True:
+            try:
+                hosts = discovered(Path(self.script), here=True)
+                with self.lock:
+                    self.names = [f"{host.name}-{slot}" for host in hosts for slot in range(host.slots)]
+            except RequestError as error:
+                print(error, file=sys.stderr, flush=True)
+            time.sleep(1.0)
 
     def note(self, name: str, good: bool) -> None:
         """The worker of this place has ended."""
@@ -72,15 +89,6 @@ class Places(HostDiscovery):
     def _another(self) -> str:
         self.made += 1
         return f"again-{self.made}"
-
-
-def expanded(lines: list[str]) -> list[str]:
-    """host:2 -> host-0, host-1; a host without a number has one slot."""
-    names = []
-    for line in lines:
-        host, _, slots = line.partition(":")
-        names += [f"{host}-{slot}" for slot in range(int(slots or 1))]
-    return names
 
 
 def main() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 from hvdkit.errors import RequestError
 
@@ -69,6 +71,33 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
             f"ask for at most {slots} or add slots"
         )
     return list(hosts.values())
+
+
+def discovered(script: Path, here: bool) -> list[Host]:
+    """The hosts that a host discovery script prints now, host:slots a line; `here`: all have to be this machine.
+
+    Raises RequestError where it cannot be run, fails, takes longer than a minute or prints anything else.
+    """
+    told = f"--host-discovery-script {script}:"
+    try:
+        done = subprocess.run([str(script)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    except OSError as error:
+        raise RequestError(f"{told} cannot be run ({error.strerror}); expected #! and an interpreter first") from error
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"{told} expected it to end within a minute, better a second") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+        raise RequestError(f"{told} failed with status {done.returncode}: {said or 'it said nothing'}")
+    hosts = []
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        try:
+            hosts += [_parse_entry(line.strip())] if line.strip() else []
+        except RequestError:
+            raise RequestError(f"{told} expected host:slots a line, got {line.strip()[:80]!r}") from None
+    others = [host.name for host in hosts if here and not is_this_machine(host.name)]
+    if others:
+        raise RequestError(f"{told} {', '.join(others)}: not this machine; use --launcher horovodrun")
+    return hosts
 
 
 def shown(hosts: list[Host]) -> str:
