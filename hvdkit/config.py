@@ -226,7 +226,7 @@ class Recipe(Strict):
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = None
     elastic: Elastic | None = None
-    tune: Literal["rule", "measure", "off"] = Field(
+    tune: Literal["rule", "measure", "none"] = Field(
         "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"
     )
     device: Literal["auto", "cpu", "gpu"] = "auto"

@@ -15,7 +15,7 @@ from hvdkit.errors import RequestError
 
 # All that hvdkit's commands leave in a folder. `--overwrite` takes these away and nothing else, whatever --out says.
 _OURS = {
-    "config.yaml", "metrics.jsonl", "result.json", "logs", "checkpoints", "tensorboard", "evaluate.json",
+    "config.yaml", "tuning", "metrics.jsonl", "result.json", "logs", "checkpoints", "tensorboard", "evaluate.json",
     "compare.json", "compare.md", "runs",
     "parity.json", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",

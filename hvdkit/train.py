@@ -6,8 +6,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdkit import config, paths, rivals
@@ -45,6 +45,7 @@ class Plan:
     discovery: Path | None = None  # prints the hosts that an elastic run may have now
     rival: str | None = None  # of hvdkit.rivals: by what other means
     pinned: bool = False  # each rank gets cores of its own, where there are enough
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the ranks' environment, found by measuring
 
     def by(self, script: Path) -> Plan:
         """The same, by another script."""
@@ -128,6 +129,9 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
         for line in [*complaints, f"{folder}: goes on from {step}"]:
             print(line, file=sys.stderr, flush=True)
         result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
+    from hvdkit import tune  # which launches short runs from here
+
+    plan = tune.measured(plan, folder)
     write_atomic(folder / "config.yaml", config.dump(plan.recipe))
     tail = _Tail(folder / "metrics.jsonl", watch)
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
@@ -194,7 +198,7 @@ def _environment(plan: Plan) -> dict[str, str]:
     if len(plan.hosts) == 1:
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
-    return environment
+    return {**environment, **plan.settings}
 
 
 def _rival(plan: Plan) -> list[str]:

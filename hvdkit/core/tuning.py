@@ -20,7 +20,7 @@ CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVO
 MEASURED = "HVDKIT_TUNED"
 # Horovod 0.28.1's own: milliseconds, bytes, tensors
 _CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
-_LONGER_CYCLE_MS = 5
+LONGER_CYCLE_MS = 5
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def told(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]])
 def _cycle(recipe: Recipe) -> Choice:
     """How often Horovod's background thread wakes, in milliseconds."""
     own = f"Horovod's own, {_CYCLE_MS} ms"
-    if recipe.tune == "off":
-        return Choice(None, f"{own}: tune is off")
+    if recipe.tune == "none":
+        return Choice(None, f"{own}: tune is none")
     if recipe.device == "gpu":
         return Choice(None, f"{own}: no core is short where GPUs compute")
     if elastic.active():
@@ -70,7 +70,7 @@ def _cycle(recipe: Recipe) -> Choice:
         # fusion threshold's MiB (parameter_manager.cc, SetValue), and dies as soon as it reduces with a new rank.
         return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
     return Choice(
-        _LONGER_CYCLE_MS,
+        LONGER_CYCLE_MS,
         "each wake takes time from the network's cores, while gradients wait for it at most a cycle more",
     )
 
@@ -78,7 +78,7 @@ def _cycle(recipe: Recipe) -> Choice:
 def _fusion(recipe: Recipe) -> Choice:
     """How many bytes are reduced as one."""
     whole = 8 * resnet.parameter_count(resnet.architecture(recipe.model.name, recipe.model.classes))
-    if recipe.tune == "off" or whole <= _FUSION_BYTES or elastic.active():
+    if recipe.tune == "none" or whole <= _FUSION_BYTES or elastic.active():
         return Choice(None, f"Horovod's own, {_FUSION_BYTES >> 20} MiB: it holds all gradients of most networks")
     return Choice(whole, "all gradients of the network, in float64 too, as one")
 
@@ -88,7 +88,7 @@ def _cache(recipe: Recipe) -> Choice:
     parameters = len(resnet.parameter_shapes(resnet.architecture(recipe.model.name, recipe.model.classes)))
     # Broadcast at the start: parameters, about as many running statistics, slots; reduced at each step: gradients.
     needed = (3 + len(slot_names(recipe.optimizer))) * parameters
-    if recipe.tune == "off" or needed <= _CACHED:
+    if recipe.tune == "none" or needed <= _CACHED:
         return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this network's {needed} fit")
     return Choice(
         needed, f"Horovod's own, {_CACHED}, would forget some of this network's {needed} tensors at every step"

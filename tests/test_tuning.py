@@ -1,0 +1,77 @@
+"""What a run chooses by itself: by rule, by short runs, and what stands in its result of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Hvdkit
+
+from hvdkit import config, tune
+from hvdkit.core import tuning
+from hvdkit.results import read_result
+
+DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
+
+
+def chosen(environment: dict[str, str] | None = None, *overrides: str) -> dict[str, Any]:
+    """What is chosen for the digits, by the variables' short names."""
+    choices = tuning.choose(config.load(DIGITS, overrides), environment or {})
+    return {name.removeprefix("HOROVOD_"): choice.value for name, choice in choices.items()}
+
+
+def test_by_rule() -> None:
+    assert chosen() == {"CYCLE_TIME": 5, "FUSION_THRESHOLD": None, "CACHE_CAPACITY": None}
+    assert chosen({}, "tune=none")["CYCLE_TIME"] is None
+    assert chosen({}, "device=gpu")["CYCLE_TIME"] is None
+    assert chosen({"HOROVOD_CYCLE_TIME": "3"})["CYCLE_TIME"] == "3"
+
+
+def test_a_large_networks_gradients_fit_into_one_reduction() -> None:
+    large = chosen({}, "model.name=resnet152")
+    assert large["FUSION_THRESHOLD"] == 8 * 58_164_298  # parameters with 10 classes
+    assert large["CACHE_CAPACITY"] > 1024
+
+
+def test_what_was_measured_counts_only_where_it_is_in_force() -> None:
+    found = json.dumps({"HOROVOD_CYCLE_TIME": {"value": 10, "why": "measured"}})
+    recipe = config.load(DIGITS)
+    force = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "10", tuning.MEASURED: found})
+    assert force["HOROVOD_CYCLE_TIME"] == tuning.Choice(10, "measured")
+    other = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "2", tuning.MEASURED: found})
+    assert other["HOROVOD_CYCLE_TIME"].why == "the environment says so"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "best"),
+    [
+        ({2: [100.0, 101.0, 99.0], 5: [100.0, 100.0, 100.0], 10: [101.0, 101.0, 101.0]}, 5),  # 1 % is luck
+        ({2: [100.0, 101.0, 99.0], 5: [100.0, 100.0, 100.0], 10: [110.0, 90.0, 109.0]}, 10),  # the median decides
+        ({2: [130.0], 5: [100.0], 10: [110.0]}, 2),
+    ],
+)
+def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[int, list[float]], best: int) -> None:
+    found, why = tune.choose(speeds)
+    assert found == best and f"medians of {len(speeds[5])} short runs" in why
+
+
+def test_short_runs_choose_and_are_told(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["--framework", "mxnet", "-np", 2, "--out", out, "tune=measure", "batch_size=4", "steps=5"]
+    done = hvdkit("train", DIGITS, *arguments, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("images/s with a cycle of") == tune.ROUNDS * len(tune.CYCLES_MS)
+    choice = (read_result(out / "result.json").tuning or {})["HOROVOD_CYCLE_TIME"]
+    assert choice["value"] in tune.CYCLES_MS and "measured before the run" in choice["why"]
+    assert {path.name for path in out.iterdir()} == {"config.yaml", "logs", "metrics.jsonl", "result.json"}
+
+
+@pytest.mark.parametrize("extra", [["-np", "1"], ["-np", "2", "device=gpu"], ["-np", "2", "elastic={max_np: 2}"]])
+def test_nothing_is_searched_where_nothing_can_be_found(extra: list[str]) -> None:
+    from hvdkit import train
+
+    recipe = config.load(DIGITS, ["tune=measure", *extra[2:]])
+    plan = train.plan(recipe, "mxnet", int(extra[1]), None, "direct")
+    assert tune.searched(plan) and tune.measured(plan, Path("/nowhere")) is plan
