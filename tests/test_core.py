@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hvdkit.core.augment import augment
 from hvdkit.core.loop import Loop
 from hvdkit.core.optimizer import decay_of, update
 from hvdkit.core.schedule import learning_rate
+from hvdkit.core.splits import ArraySplit, PoolSplit, on_device
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
 from hvdkit.core.stopping import Stopping
 from hvdkit.core.topology import Topology, threads_per_rank
@@ -336,3 +338,20 @@ def test_cross_entropy_survives_large_logits() -> None:
 def test_the_readmes_recipe_is_what_these_tests_assume() -> None:
     recipe = config.load(Path(__file__).parent.parent / "recipes" / "resnet20-digits.yaml")
     assert recipe.model.name == "resnet20" and recipe.data.name == "digits"
+
+
+def test_a_pool_is_put_on_the_device_once() -> None:
+    pool = ArraySplit(np.arange(24, dtype=np.float32).reshape(6, 2, 2, 1), np.arange(6))
+    split = PoolSplit(pool, 100)
+    put: list[np.ndarray] = []
+
+    def on_the_device(images: np.ndarray) -> np.ndarray:
+        put.append(images)
+        return images.copy()
+
+    pools: dict[int, np.ndarray] = {}
+    for batch in itertools.islice(data.epoch_batches(split, 8, 1, 0, 0, 2), 3):
+        found = on_device(batch, pools, on_the_device, lambda images, indices: images[indices])
+        assert np.array_equal(found, batch.images) and np.array_equal(found[:, 0, 0, 0], 4 * batch.labels)
+    assert len(put) == 1 and put[0] is pool.images
+    assert on_device(split.batch(np.arange(2)), pools, on_the_device, np.take).shape == (2, 2, 2, 1) and len(put) == 2

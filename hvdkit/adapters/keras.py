@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,7 @@ class Session:
     parameters: str  # their dtype
     probe: Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]
     step: Callable[[tf.Tensor, tf.Tensor, bool], tf.Tensor] | None = None  # of a rival that cannot use `fit`
+    pools: dict[int, tf.Tensor] = field(default_factory=dict)  # of images that stay on the device
 
 
 class DistributedOptimizer(keras.optimizers.Optimizer):
@@ -217,7 +218,8 @@ def broadcast_state(session: Session, root_rank: int = 0) -> None:
 def train_step(session: Session, batches: Sequence[Batch]) -> np.ndarray:
     _expect(session, len(batches))
     model = session.model
-    losses = [model.train_on_batch(batch.images, batch.labels, return_dict=True)["loss"] for batch in batches]
+    pairs = [(tf_adapter.inputs(session.pools, batch), batch.labels) for batch in batches]
+    losses = [model.train_on_batch(*pair, return_dict=True)["loss"] for pair in pairs]
     return np.asarray(np.mean(losses))
 
 
@@ -252,7 +254,7 @@ def fit(session: Session, loop: Loop) -> None:
             continue
         last = first + 1 if loop.progress.images else loop.epochs
         session.model.fit(
-            _batches(loop, first, last),
+            _batches(session, loop, first, last),
             initial_epoch=first,
             epochs=last,
             steps_per_epoch=sum(loop.group_sizes),
@@ -263,11 +265,11 @@ def fit(session: Session, loop: Loop) -> None:
         loop.enter_epoch(last)
 
 
-def _batches(loop: Loop, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches(session: Session, loop: Loop, first: int, last: int) -> Iterator[tuple[Any, np.ndarray]]:
     for epoch in range(first, last):
         for group in loop.groups(epoch):
             for batch in group:
-                yield batch.images, batch.labels
+                yield tf_adapter.inputs(session.pools, batch), batch.labels
 
 
 def _expect(session: Session, parts: int) -> None:

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 # Before Horovod, which lays MXNet's symbols open to all: Pillow must find its own libjpeg, not the one inside of MXNet.
@@ -28,6 +29,7 @@ from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip, counts_steps, slot_names
 from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.splits import on_device
 from hvdkit.core.state import canonical_name, check_fits, slot_name
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
@@ -56,6 +58,7 @@ class Session:
     # Names the reduction: two networks may have theirs under way at once, as the engine runs all that is ready.
     group: str
     average: Callable[[Session], None]  # makes the gradients their means over all ranks
+    pools: dict[int, Any] = field(default_factory=dict)  # of images that stay on the device
 
 
 def versions() -> dict[str, str]:
@@ -214,7 +217,7 @@ def gradients(session: Session, batch: Batch) -> Gradients:
 
 def _backward(session: Session, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
     """Set the gradients to those of one batch; returns logits and mean loss."""
-    images = _images(session, batch.images)
+    images = on_device(batch, session.pools, partial(_images, session), _pick)
     # A network whose batch norms keep their own running statistics is told where a batch begins and ends.
     before = getattr(session.model, "before_step", None)
     if before:
@@ -301,6 +304,10 @@ def _slots(session: Session) -> dict[str, mx.nd.NDArray]:
 def _gradients(session: Session) -> dict[str, np.ndarray]:
     parameters = _parameters(session).items()
     return {name: to_numpy(parameter.grad()) for name, parameter in parameters if parameter.grad_req != "null"}
+
+
+def _pick(pool: mx.nd.NDArray, indices: np.ndarray) -> mx.nd.NDArray:
+    return mx.nd.take(pool, mx.nd.array(indices, ctx=_context, dtype=np.int64))
 
 
 def _images(session: Session, images: np.ndarray) -> mx.nd.NDArray:

@@ -6,7 +6,8 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import horovod
@@ -23,6 +24,7 @@ from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip, counts_steps
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS, Precision
+from hvdkit.core.splits import on_device
 from hvdkit.core.state import check_fits
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
@@ -53,6 +55,7 @@ class Session:
     layout: torch.memory_format  # of images, and so of activations
     forward: Any  # what makes logits in training: the network, or a rival's wrapper
     average: Callable[[Session], None]  # makes the gradients their means over all ranks
+    pools: dict[int, Any] = field(default_factory=dict)  # of images that stay on the device
 
 
 def versions() -> dict[str, str]:
@@ -222,7 +225,7 @@ def _backward(session: Session, batch: Batch, parts: int) -> tuple[torch.Tensor,
     """Add a part's share to the gradients; returns logits and the part's mean loss."""
     session.model.train()
     with _autocast(session):
-        logits = session.forward(_images(session, batch.images))
+        logits = session.forward(_inputs(session, batch))
     logits = logits.to(getattr(torch, session.precision.parameters))
     loss = session.criterion(logits, torch.from_numpy(batch.labels).to(_device))
     session.scaler.scale(loss / parts).backward()
@@ -331,6 +334,13 @@ def _load_scalars(session: Session, state: dict[str, np.ndarray]) -> None:
 def _autocast(session: Session) -> torch.autocast:
     compute = getattr(torch, session.precision.compute)
     return torch.autocast(_device.type, compute, enabled=session.precision.compute != session.precision.parameters)
+
+
+def _inputs(session: Session, batch: Batch) -> torch.Tensor:
+    def pick(pool: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+        return pool[torch.from_numpy(indices).to(_device)].contiguous(memory_format=session.layout)
+
+    return on_device(batch, session.pools, partial(_images, session), pick)
 
 
 def _images(session: Session, images: np.ndarray) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read once, when TensorFlow loads: no banner in each rank's log
@@ -22,6 +22,7 @@ from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
 from hvdkit.core.data import Batch
 from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.splits import on_device
 from hvdkit.core.state import canonical_name
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
@@ -45,6 +46,7 @@ class Session:
     step: Callable[[tf.Tensor, tf.Tensor, bool], tf.Tensor]
     probe: Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]
     predict: Callable[[tf.Tensor], tf.Tensor]
+    pools: dict[int, tf.Tensor] = field(default_factory=dict)  # of images that stay on the device
 
 
 def versions() -> dict[str, str]:
@@ -190,8 +192,13 @@ def train_step(session: Session, batches: Sequence[Batch]) -> tf.Tensor:
     in_parts = len(batches) > 1
     if in_parts:
         session.update.expect(len(batches))
-    losses = [session.step(tf.constant(batch.images), tf.constant(batch.labels), in_parts) for batch in batches]
+    losses = [session.step(inputs(session.pools, batch), tf.constant(batch.labels), in_parts) for batch in batches]
     return tf.reduce_mean(losses) if in_parts else losses[0]
+
+
+def inputs(pools: dict[int, tf.Tensor], batch: Batch) -> tf.Tensor:
+    """A batch's images on the device, where `pools` are kept."""
+    return on_device(batch, pools, tf.constant, tf.gather)
 
 
 def gradients(session: Session, batch: Batch) -> Gradients:

@@ -88,6 +88,9 @@ def epoch_batches(
     if isinstance(split, StreamedSplit):
         yield from split.stream(runs, Drawing(augmentation, seed, epoch))
         return
+    if isinstance(split, PoolSplit) and augmentation == "none":
+        yield from map(split.pooled, runs)
+        return
     for samples in runs:
         batch = split.batch(samples)
         yield Batch(augment(batch.images, augmentation, seed, epoch, samples), batch.labels)

@@ -5,11 +5,13 @@ Images are float32, NHWC; labels int64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,44 @@ class Batch:
 
     images: np.ndarray
     labels: np.ndarray
+
+
+class PooledBatch(Batch):
+    """The samples `indices` of a pool. Its arrays are picked here only where somebody reads them here."""
+
+    def __init__(self, pool: ArraySplit, indices: np.ndarray) -> None:
+        object.__setattr__(self, "pool", pool)
+        object.__setattr__(self, "indices", indices)
+
+    pool: ArraySplit
+    indices: np.ndarray
+
+    @property
+    def images(self) -> np.ndarray:
+        """As a Batch's."""
+        return np.take(self.pool.images, self.indices, axis=0)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """As a Batch's."""
+        return np.take(self.pool.labels, self.indices, axis=0)
+
+
+def on_device(
+    batch: Batch,
+    pools: dict[int, T],
+    put: Callable[[np.ndarray], T],
+    pick: Callable[[T, np.ndarray], T],
+) -> T:
+    """The batch's images on a device: `put` there, or picked by their numbers from the pool, which is put there once.
+
+    `pools` keeps them, one dict a session.
+    """
+    if not isinstance(batch, PooledBatch):
+        return put(batch.images)
+    if id(batch.pool) not in pools:
+        pools[id(batch.pool)] = put(batch.pool.images)
+    return pick(pools[id(batch.pool)], batch.indices)
 
 
 class Split(Protocol):
@@ -88,6 +128,10 @@ class PoolSplit:
     def batch(self, indices: np.ndarray) -> Batch:
         """The samples at `indices`, in that order."""
         return self.pool.batch(indices % len(self.pool))
+
+    def pooled(self, indices: np.ndarray) -> PooledBatch:
+        """The same, left where they are."""
+        return PooledBatch(self.pool, indices % len(self.pool))
 
 
 @dataclass(frozen=True)
