@@ -239,7 +239,7 @@ def _lines(outcome: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"ResNet-20 on the digits, {outcome['ranks']} ranks of one thread, {outcome['batch_size']} images a rank, "
-        f"{outcome['epochs']} epochs, a commit each {outcome['commit_every']} updates. In each run one rank gets "
+        f"{outcome['epochs']} epoch(s), a commit each {outcome['commit_every']} updates. In each run one rank gets "
         "SIGKILL at a random moment of training, in one of five while ranks start. A run is lost unless it comes to "
         "its end with the ranks that are left, from the last commit on. Seconds: median (range; n). As a rank sees it: "
         "from noticing the loss to its next update. From outside: from the kill to the next line of metrics.jsonl; "

@@ -38,7 +38,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
             )
     prepare(job)
     if job.elastic is not None:
-        elastic.supervise(job, _elastic_driver(job), on_tick)
+        elastic.supervise(job, _elastic_driver(job), on_tick, begins_anew=True)
         return
     with _rendezvous(job) as port:
         commands = [Guarded("rank", slot.rank, job.command(), _environment(job, slot, port)) for slot in job.slots()]

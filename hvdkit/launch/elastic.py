@@ -30,13 +30,15 @@ STARTING = "starting"  # the phase of a rank (hvdkit/core/lifeline.py) until it 
 WAITING = "waiting for ranks"  # the phase of a rank (hvdkit/core/elastic.py) that does nothing, and rightly
 
 
-def supervise(job: Job, driver: Guarded, on_tick: Tick | None) -> None:
+def supervise(job: Job, driver: Guarded, on_tick: Tick | None, begins_anew: bool = False) -> None:
     """Run the driver and its workers to their end, calling `on_tick` every 0.1 s; writes exits.json.
+
+    `begins_anew` says that the driver starts all workers again where all are lost.
 
     Raises RankFailure or RequestError where a rank fails by its own fault, RunError where too few ranks are left or the
     driver fails; on signals as `supervise.supervise` does.
     """
-    workers = _Workers(job)
+    workers = _Workers(job, begins_anew)
     caught = workers.follow([driver], on_tick)
     conclude(job, workers.all_ends(), _fault(job, workers, caught))
 
@@ -67,8 +69,9 @@ def _fault(job: Job, workers: _Workers, caught: list[int]) -> BaseException | No
 class _Workers(Crew):
     """The driver's guard and the guards of its workers, and what they have told."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, begins_anew: bool) -> None:
         super().__init__(job)
+        self._begins_anew = begins_anew
         self._places: dict[str, tuple[int, str]] = {}  # rank at the start, and host
         self._pids: dict[str, int] = {}
         self._stalls: dict[str, Stall] = {}
@@ -119,7 +122,7 @@ class _Workers(Crew):
                     self._tell(f"{name} leaves: its host is not there any more")
                 else:
                     how = f"was killed by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
-                    met = not self._job.here or self._have_met()
+                    met = not self._begins_anew or self._have_met()
                     then = "training goes on with the others" if met else "none is training, so all begin anew"
                     self._tell(f"{name} {how} after {end.seconds:.1f} s; {then}")
                     if not met:
