@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FRAMEWORKS, ROOT, Hvdkit
+from conftest import ROOT, Hvdkit
 from launching import wait_until
 
 from hvdkit.core.elastic import Commits, hang_up, noting_lines
@@ -96,7 +96,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     assert wait_until(lambda: not any(run.ranks() for run in runs), 10)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ("pytorch", "tensorflow", "mxnet"))  # Keras is killed under horovodrun below
 def test_a_rank_is_killed_and_a_new_one_joins(start: Any, tmp_path: Path, framework: str) -> None:
     hosts, script = tmp_path / "hosts", tmp_path / "discover"
     hosts.write_text("localhost:1\n127.0.0.1:1\n")
@@ -141,7 +141,7 @@ def test_it_goes_on_as_one_rank_would_have_from_there(start: Any, hvdkit: Hvdkit
 
 def test_horovodruns_ranks_are_outlived_too(start: Any) -> None:
     hosts = ["--launcher", "horovodrun", "-H", "localhost:1,127.0.0.1:1"]
-    run = start("mxnet", "epochs=1", "steps=60", *ONE_KILLED, "-np", "2", *hosts)
+    run = start("keras", "epochs=1", "steps=60", *ONE_KILLED, "-np", "2", *hosts)
     run.reach(5)
     os.kill(run.ranks()[0], signal.SIGKILL)
     assert [recovery.np for recovery in run.result().recoveries] == [1]

@@ -243,12 +243,16 @@ def _average_gradients(session: Session) -> None:
         gradients.append(parameter.grad)
     packed = [session.compressor.compress(gradient) for gradient in gradients]
     handle = hvd.grouped_allreduce_async_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
-    while not hvd.poll(handle):
-        time.sleep(_POLL_S)  # Horovod's own wait never leaves the core, which those threads need that reduce
-    hvd.synchronize(handle)
+    _wait_for_ranks(handle)
     for gradient, (sent, context) in zip(gradients, packed, strict=True):
         if sent is not gradient:
             gradient.copy_(session.compressor.decompress(sent, context))
+
+
+def _wait_for_ranks(handle: int) -> None:  # the launcher knows a rank that waits by this name (launch/stalls.py)
+    while not hvd.poll(handle):
+        time.sleep(_POLL_S)  # Horovod's own wait never leaves the core, which those threads need that reduce
+    hvd.synchronize(handle)
 
 
 def _clip(model: torch.nn.Module, max_norm: float) -> None:

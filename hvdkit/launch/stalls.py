@@ -30,7 +30,9 @@ class Stall:
     @property
     def waiting(self) -> bool:
         """Whether it waits for other ranks: in a collective as far as its frames tell, or for its step's results."""
-        return self.phase == "end of step" or any("/horovod/" in frame for frame in self.frames)
+        return self.phase == "end of step" or any(
+            "/horovod/" in frame or frame.startswith("_wait_for_ranks ") for frame in self.frames
+        )
 
     @property
     def in_library(self) -> bool:
