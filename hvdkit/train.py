@@ -13,6 +13,7 @@ from pathlib import Path
 from hvdkit import config, paths, rivals
 from hvdkit.adapters.declared import CAPABILITIES
 from hvdkit.config import Recipe
+from hvdkit.core import tuning
 from hvdkit.core.precision import gaps
 from hvdkit.core.resume import pick
 from hvdkit.core.topology import threads_per_rank
@@ -198,7 +199,10 @@ def _environment(plan: Plan) -> dict[str, str]:
     if len(plan.hosts) == 1:
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
-    return {**environment, **plan.settings}
+    environment |= plan.settings
+    if plan.rival is None:
+        environment |= tuning.environment(plan.recipe, {**os.environ, **plan.runtime.environment, **environment})
+    return environment
 
 
 def _rival(plan: Plan) -> list[str]:

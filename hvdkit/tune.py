@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hvdkit import config, train
-from hvdkit.core.tuning import CYCLE, LONGER_CYCLE_MS, MEASURED
+from hvdkit.core.tuning import CHOSEN, CYCLE, LONGER_CYCLE_MS
 from hvdkit.files import write_atomic
 from hvdkit.results import MetricLine
 from hvdkit.train import Plan
@@ -61,7 +61,7 @@ def measured(plan: Plan, folder: Path) -> Plan:
     finally:
         shutil.rmtree(place, ignore_errors=True)
     best, why = choose(speeds)
-    return replace(plan, settings={CYCLE: str(best), MEASURED: json.dumps({CYCLE: {"value": best, "why": why}})})
+    return replace(plan, settings={CYCLE: str(best), CHOSEN: json.dumps({CYCLE: {"value": best, "why": why}})})
 
 
 def choose(speeds: Mapping[int, list[float]]) -> tuple[int, str]:

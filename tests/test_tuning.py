@@ -35,12 +35,21 @@ def test_a_large_networks_gradients_fit_into_one_reduction() -> None:
     assert large["CACHE_CAPACITY"] > 1024
 
 
+def test_a_launcher_leaves_a_rank_nothing_to_change() -> None:
+    recipe = config.load(DIGITS, ["model.name=resnet152"])
+    given = tuning.environment(recipe, {"HOROVOD_CYCLE_TIME": "3"})
+    there = {"HOROVOD_CYCLE_TIME": "3", **given}
+    again = tuning.choose(recipe, there)
+    assert {name: str(choice.value) for name, choice in again.items()}.items() <= there.items()
+    assert again == tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "3"})
+
+
 def test_what_was_measured_counts_only_where_it_is_in_force() -> None:
     found = json.dumps({"HOROVOD_CYCLE_TIME": {"value": 10, "why": "measured"}})
     recipe = config.load(DIGITS)
-    force = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "10", tuning.MEASURED: found})
+    force = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "10", tuning.CHOSEN: found})
     assert force["HOROVOD_CYCLE_TIME"] == tuning.Choice(10, "measured")
-    other = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "2", tuning.MEASURED: found})
+    other = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "2", tuning.CHOSEN: found})
     assert other["HOROVOD_CYCLE_TIME"].why == "the environment says so"
 
 

@@ -1,7 +1,9 @@
 """What a run chooses by itself so that it is fast, and why. None of it changes what is computed.
 
 Horovod reads its settings from the environment when it starts, so that is where they go; what the user has put there
-stays. `HVDKIT_TUNED`, JSON, brings what a launcher has found by measuring.
+stays. hvdkit's launcher chooses, and brings settings and reasons along (`HVDKIT_TUNED`, JSON): to change the
+environment of a process whose framework already has threads that read it is not safe. Under another launcher there is
+no other way.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvdkit.config import Recipe
-from hvdkit.core import elastic, resnet
+from hvdkit.core import resnet
 from hvdkit.core.optimizer import slot_names
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
-MEASURED = "HVDKIT_TUNED"
+CHOSEN = "HVDKIT_TUNED"
 # Horovod 0.28.1's own: milliseconds, bytes, tensors
 _CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
 LONGER_CYCLE_MS = 5
@@ -35,16 +37,26 @@ _applied: dict[str, Choice] = {}
 
 
 def apply(recipe: Recipe) -> dict[str, Choice]:
-    """Put Horovod's settings for the recipe into the environment, once a process and before `init`; what was chosen."""
+    """See that Horovod's settings for the recipe are in force, once a process and before `init`; what was chosen."""
     if not _applied:
         _applied.update(choose(recipe, os.environ))
-        os.environ.update({name: str(each.value) for name, each in _applied.items() if each.value is not None})
+        os.environ.update({name: value for name, value in _values(_applied).items() if name not in os.environ})
     return _applied
+
+
+def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
+    """What a launcher adds to the environment that is `given`, so that a rank has nothing to change."""
+    choices = choose(recipe, given)
+    return _values(choices) | {CHOSEN: json.dumps(told(choices, {}))}
+
+
+def _values(choices: Mapping[str, Choice]) -> dict[str, str]:
+    return {name: str(each.value) for name, each in choices.items() if each.value is not None}
 
 
 def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
     """Horovod's settings for a recipe, by name of the variable, where the environment is this."""
-    found = {name: Choice(**each) for name, each in json.loads(environment.get(MEASURED, "{}")).items()}
+    found = {name: Choice(**each) for name, each in json.loads(environment.get(CHOSEN, "{}")).items()}
     choices = {CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
     for name in choices.keys() & environment.keys():
         measured = name in found and str(found[name].value) == environment[name]
@@ -65,7 +77,7 @@ def _cycle(recipe: Recipe) -> Choice:
         return Choice(None, f"{own}: tune is none")
     if recipe.device == "gpu":
         return Choice(None, f"{own}: no core is short where GPUs compute")
-    if elastic.active():
+    if recipe.elastic:
         # A rank that enters Horovod 0.28.1 for the second time with a cycle time given takes its milliseconds for the
         # fusion threshold's MiB (parameter_manager.cc, SetValue), and dies as soon as it reduces with a new rank.
         return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
@@ -78,7 +90,7 @@ def _cycle(recipe: Recipe) -> Choice:
 def _fusion(recipe: Recipe) -> Choice:
     """How many bytes are reduced as one."""
     whole = 8 * resnet.parameter_count(resnet.architecture(recipe.model.name, recipe.model.classes))
-    if recipe.tune == "none" or whole <= _FUSION_BYTES or elastic.active():
+    if recipe.tune == "none" or whole <= _FUSION_BYTES or recipe.elastic:
         return Choice(None, f"Horovod's own, {_FUSION_BYTES >> 20} MiB: it holds all gradients of most networks")
     return Choice(whole, "all gradients of the network, in float64 too, as one")
 
