@@ -43,7 +43,7 @@ def test_the_table_is_what_the_modules_have() -> None:
 def test_rivals_compute_what_hvdkit_computes(
     frameworks: tuple[str, ...], hvdkit: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:
-    """In float64, to the marks of every framework; the first of all ranks is hvdkit's own PyTorch."""
+    """In float64, to the marks of every framework; the reference is plain PyTorch."""
     named = [name for name, rival in RIVALS.items() if rival.averaging and set(frameworks) & set(rival.frameworks)]
     arguments = [*(("--framework", each) for each in frameworks), *(("--rival", each) for each in named)]
     words = [word for pair in arguments for word in pair]

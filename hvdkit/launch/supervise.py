@@ -14,7 +14,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.stalls import Stall, stall_failure
 
 # A rank that only lost its peer is followed within moments by the one that really failed; that one may have its say.
-_SETTLE_S = 1.0
+_SETTLE_S = 2.0
 
 
 def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
