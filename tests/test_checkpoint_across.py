@@ -26,7 +26,7 @@ SLOTS = {"sgd": ("momentum",), "adamw": ("exp_avg", "exp_avg_sq")}
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("writer", "optimizer"), (("pytorch", "sgd"),))
+@pytest.mark.parametrize(("writer", "optimizer"), (("pytorch", "sgd"), ("mxnet", "adamw")))
 def test_the_next_step_is_the_same_in_every_framework(
     writer: str, optimizer: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:

@@ -144,8 +144,9 @@ def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor
 def prepare(
     model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
 ) -> Session:
-    # With the channels last, as core gives images: convolutions are 1.3 times as fast so on CPUs with AVX2, and tensor
-    # cores want it. The weights stay contiguous, as Horovod wants them; activations follow the images.
+    # With the channels last, as core gives images: a step took 0.83 of the CPU time so in one process with AVX2
+    # (docs/benchmarking.md), and tensor cores want it. The weights stay contiguous, as Horovod wants them; activations
+    # follow the images.
     overlapped = _device.type in _OVERLAPPED_ON
     return bound(model, optimizer, loss, compression, precision, overlapped, torch.channels_last)
 
