@@ -16,12 +16,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hvdkit import config, train
-from hvdkit.core.tuning import CHOSEN, CYCLE, LONGER_CYCLE_MS
+from hvdkit.core import tuning
+from hvdkit.core.tuning import CHOSEN, CYCLE, IDLE
 from hvdkit.files import write_atomic
 from hvdkit.results import MetricLine
 from hvdkit.train import Plan
 
-CYCLES_MS = (2, LONGER_CYCLE_MS, 10, 20)
+RULE = "woken by tensors"  # the rule's choice, to which nothing is added
+SETTINGS: dict[str, dict[str, str]] = {RULE: {}} | {
+    f"a cycle of {ms} ms": {IDLE: "0", CYCLE: str(ms)} for ms in (2, 5, 15)
+}
 ROUNDS, WARMUP_STEPS, STEPS, PART = 3, 10, 40, 5  # a speed is told each PART steps
 GAIN = 1.02  # of a median over the rule's; less is luck
 
@@ -44,34 +48,36 @@ def searched(plan: Plan) -> str | None:
 
 
 def measured(plan: Plan, folder: Path) -> Plan:
-    """The plan with the cycle time at which short runs in `folder` were fastest; they leave nothing behind.
+    """The plan with the settings at which short runs in `folder` were fastest; they leave nothing behind.
 
     Each runs STEPS updates of the recipe in each of ROUNDS rounds, in random order. Raises what the launcher raises.
     """
     if searched(plan) is not None:
         return plan
-    speeds: dict[int, list[float]] = {cycle: [] for cycle in CYCLES_MS}
+    speeds: dict[str, list[float]] = {name: [] for name in SETTINGS}
     place = folder / "tuning"
     try:
         for number in range(ROUNDS):
-            for cycle in random.Random(number).sample(CYCLES_MS, len(CYCLES_MS)):
-                speeds[cycle].append(_speed(replace(plan, settings={CYCLE: str(cycle)}), place))
-                told = f"{speeds[cycle][-1]:.0f} images/s with a cycle of {cycle} ms"
+            for name in random.Random(number).sample(list(SETTINGS), len(SETTINGS)):
+                speeds[name].append(_speed(replace(plan, settings=SETTINGS[name]), place))
+                told = f"{speeds[name][-1]:.0f} images/s {name}"
                 print(f"tuning, round {number + 1} of {ROUNDS}: {told}", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     best, why = choose(speeds)
-    return replace(plan, settings={CYCLE: str(best), CHOSEN: json.dumps({CYCLE: {"value": best, "why": why}})})
+    settings = SETTINGS[best] or tuning.environment(plan.recipe, os.environ)
+    chosen = {name: {"value": int(value), "why": why} for name, value in settings.items() if name in (IDLE, CYCLE)}
+    return replace(plan, settings=settings | {CHOSEN: json.dumps(chosen)})
 
 
-def choose(speeds: Mapping[int, list[float]]) -> tuple[int, str]:
-    """The cycle time in milliseconds with the highest median speed, and why: the rule's unless it is surely slower."""
-    medians = {cycle: statistics.median(found) for cycle, found in speeds.items()}
-    fastest = max(medians, key=lambda cycle: medians[cycle])
-    best = fastest if medians[fastest] > GAIN * medians[LONGER_CYCLE_MS] else LONGER_CYCLE_MS
-    table = ", ".join(f"{medians[cycle]:.0f} with {cycle} ms" for cycle in speeds)
+def choose(speeds: Mapping[str, list[float]]) -> tuple[str, str]:
+    """Which of SETTINGS has the highest median speed, and why: the rule's unless it is surely slower."""
+    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    fastest = max(medians, key=lambda name: medians[name])
+    best = fastest if medians[fastest] > GAIN * medians[RULE] else RULE
+    table = ", ".join(f"{medians[name]:.0f} {name}" for name in speeds)
     rounds = len(next(iter(speeds.values())))
-    rule = "" if best != LONGER_CYCLE_MS else f"; the rule's stays unless another gains {100 * (GAIN - 1):.0f} %"
+    rule = "" if best != RULE else f"; the rule's stays unless another gains {100 * (GAIN - 1):.0f} %"
     return best, f"measured before the run, images/s, medians of {rounds} short runs: {table}{rule}"
 
 

@@ -12,6 +12,7 @@ from conftest import ROOT, Hvdkit
 from hvdkit import config, tune
 from hvdkit.core import tuning
 from hvdkit.results import read_result
+from hvdkit.tune import RULE
 
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 
@@ -23,7 +24,11 @@ def chosen(environment: dict[str, str] | None = None, *overrides: str) -> dict[s
 
 
 def test_by_rule() -> None:
-    assert chosen() == {"CYCLE_TIME": 5, "FUSION_THRESHOLD": None, "CACHE_CAPACITY": None}
+    assert chosen() == {"IDLE_CYCLE_TIME": 100, "CYCLE_TIME": 5, "FUSION_THRESHOLD": None, "CACHE_CAPACITY": None}
+    assert chosen({}, "tune=none")["IDLE_CYCLE_TIME"] is None
+    assert chosen({}, "device=gpu")["IDLE_CYCLE_TIME"] is None
+    assert chosen({"HOROVOD_CYCLE_TIME": "3"})["IDLE_CYCLE_TIME"] is None  # whoever gives a cycle time gets it
+    assert chosen({}, "elastic={max_np: 2}")["IDLE_CYCLE_TIME"] == 100
     assert chosen({}, "tune=none")["CYCLE_TIME"] is None
     assert chosen({}, "device=gpu")["CYCLE_TIME"] is None
     assert chosen({"HOROVOD_CYCLE_TIME": "3"})["CYCLE_TIME"] == "3"
@@ -56,14 +61,17 @@ def test_what_was_measured_counts_only_where_it_is_in_force() -> None:
 @pytest.mark.parametrize(
     ("speeds", "best"),
     [
-        ({2: [100.0, 101.0, 99.0], 5: [100.0, 100.0, 100.0], 10: [101.0, 101.0, 101.0]}, 5),  # 1 % is luck
-        ({2: [100.0, 101.0, 99.0], 5: [100.0, 100.0, 100.0], 10: [110.0, 90.0, 109.0]}, 10),  # the median decides
-        ({2: [130.0], 5: [100.0], 10: [110.0]}, 2),
+        ({RULE: [100.0, 100.0, 100.0], "2": [100.0, 101.0, 99.0], "5": [101.0, 101.0, 101.0]}, RULE),  # 1 % is luck
+        (
+            {RULE: [100.0, 100.0, 100.0], "2": [100.0, 101.0, 99.0], "5": [110.0, 90.0, 109.0]},
+            "5",
+        ),  # the median decides
+        ({RULE: [100.0], "2": [130.0], "5": [110.0]}, "2"),
     ],
 )
-def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[int, list[float]], best: int) -> None:
+def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[str, list[float]], best: str) -> None:
     found, why = tune.choose(speeds)
-    assert found == best and f"medians of {len(speeds[5])} short runs" in why
+    assert found == best and f"medians of {len(speeds[RULE])} short runs" in why
 
 
 def test_short_runs_choose_and_are_told(hvdkit: Hvdkit, tmp_path: Path) -> None:
@@ -71,9 +79,11 @@ def test_short_runs_choose_and_are_told(hvdkit: Hvdkit, tmp_path: Path) -> None:
     arguments = ["--framework", "mxnet", "-np", 2, "--out", out, "tune=measure", "batch_size=4", "steps=5"]
     done = hvdkit("train", DIGITS, *arguments, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("images/s with a cycle of") == tune.ROUNDS * len(tune.CYCLES_MS)
-    choice = (read_result(out / "result.json").tuning or {})["HOROVOD_CYCLE_TIME"]
-    assert choice["value"] in tune.CYCLES_MS and "measured before the run" in choice["why"]
+    assert done.stderr.count("tuning, round") == tune.ROUNDS * len(tune.SETTINGS)
+    told = read_result(out / "result.json").tuning or {}
+    choices = {name: str(told[name]["value"]) for name in (tuning.IDLE, tuning.CYCLE)}
+    assert choices in [{tuning.IDLE: "100", tuning.CYCLE: "5"}, *tune.SETTINGS.values()]
+    assert all("measured before the run" in told[name]["why"] for name in choices)
     assert {path.name for path in out.iterdir()} == {"config.yaml", "logs", "metrics.jsonl", "result.json"}
 
 

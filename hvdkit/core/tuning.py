@@ -19,10 +19,11 @@ from hvdkit.core import resnet
 from hvdkit.core.optimizer import slot_names
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
+IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` makes (runtimes/edits.py)
 CHOSEN = "HVDKIT_TUNED"
 # Horovod 0.28.1's own: milliseconds, bytes, tensors
 _CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
-LONGER_CYCLE_MS = 5
+LONGER_CYCLE_MS, IDLE_MS = 5, 100
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def _values(choices: Mapping[str, Choice]) -> dict[str, str]:
 def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
     """Horovod's settings for a recipe, by name of the variable, where the environment is this."""
     found = {name: Choice(**each) for name, each in json.loads(environment.get(CHOSEN, "{}")).items()}
-    choices = {CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
+    choices = {IDLE: _idle(recipe, environment), CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
     for name in choices.keys() & environment.keys():
         measured = name in found and str(found[name].value) == environment[name]
         choices[name] = found[name] if measured else Choice(environment[name], "the environment says so")
@@ -70,8 +71,19 @@ def told(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]])
     return {name: asdict(choice) for name, choice in choices.items()} | own
 
 
+def _idle(recipe: Recipe, environment: Mapping[str, str]) -> Choice:
+    """How long Horovod's background thread may sleep while nothing is to be reduced, in milliseconds."""
+    if recipe.tune == "none":
+        return Choice(None, "Horovod's own, a wake each cycle: tune is none")
+    if recipe.device == "gpu":
+        return Choice(None, "Horovod's own, a wake each cycle: no core is short where GPUs compute")
+    if CYCLE in environment:
+        return Choice(None, f"Horovod's own, a wake each cycle, whose time the environment gives ({CYCLE})")
+    return Choice(IDLE_MS, "a tensor wakes it; each other wake takes time from the network's cores")
+
+
 def _cycle(recipe: Recipe) -> Choice:
-    """How often Horovod's background thread wakes, in milliseconds."""
+    """How often Horovod's background thread wakes, in milliseconds, where it is not woken by tensors."""
     own = f"Horovod's own, {_CYCLE_MS} ms"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
@@ -83,7 +95,8 @@ def _cycle(recipe: Recipe) -> Choice:
         return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
     return Choice(
         LONGER_CYCLE_MS,
-        "each wake takes time from the network's cores, while gradients wait for it at most a cycle more",
+        f"for a Horovod that does not know {IDLE}: each wake takes time from the network's cores, while gradients wait "
+        "for it at most a cycle more",
     )
 
 

@@ -1,4 +1,4 @@
-"""The edits that make Horovod 0.28.1, released in 2023, build against the frameworks of today.
+"""The edits that make Horovod 0.28.1, released in 2023, build against the frameworks of today, and two that mend it.
 
 Each edit is data: a file of the unpacked sdist, a text that must be found there exactly `count` times, what
 replaces it, and why. `apply` refuses to go on where a text is not found as often as expected, so that an edit
@@ -130,7 +130,138 @@ NO_XLA_COLLECTIVES = Edit(
     reason="a header it needs is missing from TensorFlow's wheel since 2.16; only XLA-compiled collectives are lost",
 )
 
-_ALWAYS = (*CXX17, *MISSING_INCLUDES, PROCESS_SET_INTERFACE, *NO_CUDA_IN_CPU_BUILDS, *SHORTER_COMPILE)
+_WAKES_WHEN_ASKED = (
+    "HOROVOD_IDLE_CYCLE_TIME, in milliseconds: with nothing to reduce, the background thread sleeps so long, or until "
+    "a tensor comes; as released it wakes each HOROVOD_CYCLE_TIME and asks all ranks, which takes time from the cores "
+    "that the network computes on"
+)
+
+WAKE_ON_ENQUEUE = (
+    Edit(
+        file="horovod/common/tensor_queue.h",
+        anchor="  bool IsTensorPresentInTable (const std::string& tensor_name) const;\n",
+        replacement=(
+            "  bool IsTensorPresentInTable (const std::string& tensor_name) const;\n"
+            "\n"
+            "  // Whether a tensor waits for its collective.\n"
+            "  bool HasTensors() const;\n"
+            "\n"
+            "  // Sleeps until Wake() is called, or was since the last call, at most so long.\n"
+            "  static void Rest(std::chrono::steady_clock::duration at_most);\n"
+            "  static void Wake();\n"
+        ),
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/tensor_queue.h",
+        anchor="#include <iostream>\n#include <mutex>\n",
+        replacement="#include <chrono>\n#include <iostream>\n#include <mutex>\n",
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/tensor_queue.cc",
+        anchor="// Add a TensorTableEntry as well as its message to the queue.\n",
+        replacement=(
+            "namespace {\n"
+            "std::mutex wake_mutex;\n"
+            "std::condition_variable wake_condition;\n"
+            "bool woken = false;\n"
+            "} // namespace\n"
+            "\n"
+            "bool TensorQueue::HasTensors() const {\n"
+            "  std::lock_guard<std::mutex> guard(mutex_);\n"
+            "  return !tensor_table_.empty();\n"
+            "}\n"
+            "\n"
+            "void TensorQueue::Rest(std::chrono::steady_clock::duration at_most) {\n"
+            "  std::unique_lock<std::mutex> lock(wake_mutex);\n"
+            "  wake_condition.wait_for(lock, at_most, [] { return woken; });\n"
+            "  woken = false;\n"
+            "}\n"
+            "\n"
+            "void TensorQueue::Wake() {\n"
+            "  {\n"
+            "    std::lock_guard<std::mutex> guard(wake_mutex);\n"
+            "    woken = true;\n"
+            "  }\n"
+            "  wake_condition.notify_one();\n"
+            "}\n"
+            "\n"
+            "// Add a TensorTableEntry as well as its message to the queue.\n"
+        ),
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/tensor_queue.cc",
+        anchor="#include <assert.h>\n",
+        replacement="#include <assert.h>\n#include <condition_variable>\n",
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/tensor_queue.cc",
+        anchor="  message_queue_.push(std::move(message));\n  return Status::OK();\n",
+        replacement="  message_queue_.push(std::move(message));\n  Wake();\n  return Status::OK();\n",
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/tensor_queue.cc",
+        anchor="    message_queue_.push(std::move(messages[i]));\n  }\n  return Status::OK();\n",
+        replacement="    message_queue_.push(std::move(messages[i]));\n  }\n  Wake();\n  return Status::OK();\n",
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/operations.cc",
+        anchor="bool RunLoopOnce(HorovodGlobalState& state) {\n",
+        replacement=(
+            "// Where HOROVOD_IDLE_CYCLE_TIME is given, sleeps until there is something to do. Returns whether it is.\n"
+            "bool RestUntilAsked(HorovodGlobalState& state) {\n"
+            '  auto idle_cycle_time = std::getenv("HOROVOD_IDLE_CYCLE_TIME");\n'
+            "  long idle_ms = idle_cycle_time ? std::strtol(idle_cycle_time, nullptr, 10) : 0;\n"
+            "  if (idle_ms <= 0) {\n"
+            "    return false;\n"
+            "  }\n"
+            "  for (auto id : state.process_set_table.Ids()) {\n"
+            "    auto& process_set = state.process_set_table.Get(id);\n"
+            "    if (process_set.initialization_done && process_set.tensor_queue.HasTensors()) {\n"
+            "      // Other ranks were not ready: the next cycle waits for them.\n"
+            "      idle_ms = 1;\n"
+            "    }\n"
+            "  }\n"
+            "  if (!state.shut_down) {\n"
+            "    TensorQueue::Rest(std::chrono::milliseconds(idle_ms));\n"
+            "  }\n"
+            "  state.last_cycle_start = std::chrono::steady_clock::now();\n"
+            "  return true;\n"
+            "}\n"
+            "\n"
+            "bool RunLoopOnce(HorovodGlobalState& state) {\n"
+        ),
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/operations.cc",
+        anchor="  if (sleep_duration > std::chrono::steady_clock::duration::zero()) {\n",
+        replacement=(
+            "  if (!RestUntilAsked(state) && sleep_duration > std::chrono::steady_clock::duration::zero()) {\n"
+        ),
+        reason=_WAKES_WHEN_ASKED,
+    ),
+    Edit(
+        file="horovod/common/operations.cc",
+        anchor="    horovod_global.shut_down = true;\n",
+        replacement="    horovod_global.shut_down = true;\n    TensorQueue::Wake();\n",
+        reason=_WAKES_WHEN_ASKED,
+    ),
+)
+
+_ALWAYS = (
+    *CXX17,
+    *MISSING_INCLUDES,
+    PROCESS_SET_INTERFACE,
+    *NO_CUDA_IN_CPU_BUILDS,
+    *SHORTER_COMPILE,
+    *WAKE_ON_ENQUEUE,
+)
 
 # One list per runtime; pins.py holds TensorFlow at a version above 2.16.
 EDITS: dict[str, tuple[Edit, ...]] = {
