@@ -23,6 +23,14 @@ def test_imports_load_nothing_heavy(statement: str) -> None:
         )
 
 
+def test_training_starts_without_waiting_for_numpy() -> None:
+    """What `hvdkit train` loads before its ranks are started holds up their start."""
+    code = "import sys, hvdkit.cli; from hvdkit import catalogue, train; from hvdkit.launch import direct; import "
+    code += "hvdkit.report.progress; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert set(out.split()).isdisjoint({"numpy", "safetensors", *HEAVY})
+
+
 def test_frameworks_are_named_in_the_adapters_alone() -> None:
     rooms = [*(ROOT / "hvdkit" / "core").glob("*.py"), *(ROOT / "hvdkit" / "launch").glob("*.py")]
     rooms += [*(ROOT / "hvdkit" / "report").glob("*.py"), *(ROOT / "hvdkit").glob("*.py")]
