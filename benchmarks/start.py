@@ -134,8 +134,8 @@ def page(outcome: dict[str, Any]) -> str:
     lines = [
         "# How long until a run begins",
         "",
-        "From the command to the end of the slower process's first step, in seconds: ResNet-20 on the digits, 32 images, "
-        "two processes of one thread. Bare: `benchmarks/bare.py` twice at once, without Horovod. Medians over "
+        "From the command to the end of the slower process's first step, in seconds: ResNet-20 on the digits, 32 "
+        "images, two processes of one thread. Bare: `benchmarks/bare.py` twice at once, without Horovod. Medians over "
         "interleaved rounds with their 95 % bootstrap intervals; ratios are of the same round.",
         "",
         "| framework | bare | hvdkit, direct | hvdkit, horovodrun | direct ÷ bare | horovodrun ÷ bare | rounds |",
@@ -146,8 +146,8 @@ def page(outcome: dict[str, Any]) -> str:
         lines.append(f"| {name} {one['versions'].get(PACKAGES[name], '')} | {' | '.join(cells)} | {one['rounds']} |")
     lines += [
         "",
-        f"Mark: direct ÷ bare at most {RATIO_MARK}. `hvdkit --help`: {shown(outcome['help_s'])} s, {HELPS} times, at most "
-        f"{max(outcome['help_s']['ratios']):.2f} s (mark: {HELP_MARK_S} s).",
+        f"Mark: direct ÷ bare at most {RATIO_MARK}. `hvdkit --help`: {shown(outcome['help_s'])} s, {HELPS} times, at "
+        f"most {max(outcome['help_s']['ratios']):.2f} s (mark: {HELP_MARK_S} s).",
         "",
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, {machine['system']}. "
         f"Made by `{outcome['command']}`.",

@@ -13,7 +13,7 @@ from typing import Any
 
 import hvdkit
 from hvdkit.config import Recipe
-from hvdkit.core import checkpoint, elastic, events, measurement, metrics, parity, resnet, tuning, usage, weights
+from hvdkit.core import boot, checkpoint, elastic, events, measurement, metrics, parity, resnet, tuning, usage, weights
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session, rival_of
 from hvdkit.core.checkpoint import Checkpoint
@@ -246,6 +246,7 @@ def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe:
     if recipe.model.weights:
         state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
     adapter.load_state(session, state)
+    boot.done()
     return session
 
 
