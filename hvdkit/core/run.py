@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,7 @@ def _result(
         corrupt_images=len(corrupt),
         native_pipeline=dataset.native,
         tuning=None if rival_of(adapter) else tuning.told(tuning.apply(recipe), adapter.CHOSEN[topology.device]),
+        ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest(parameters_of(adapter.state(session))),
     )
