@@ -292,8 +292,13 @@ def recipes_copy(
 
 
 def _title(plan: Plan) -> str:
+    from hvdkit.rivals import RIVALS
+
     by = f", {plan.rival}" if plan.rival else ""
-    return f"{plan.framework}{by}, {plan.np} rank{'s' if plan.np > 1 else ''}"
+    if plan.rival and not RIVALS[plan.rival].averaging:  # whose lines are one process's
+        return f"{plan.framework}{by}, one of {plan.np}"
+    since = "begun with " if plan.recipe.elastic else ""  # and nobody knows how many there will be
+    return f"{plan.framework}{by}, {since}{plan.np} rank{'s' if plan.np > 1 else ''}"
 
 
 @app.callback()
