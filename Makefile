@@ -26,7 +26,8 @@ bench-start: runtimes ## From a command to the first step, beside two bare proce
 	@$(BIN)/python benchmarks/start.py
 
 # 64 pixels and 16 images a rank: a run takes 20 s. The proof is of the same recipe; smaller batches do for it.
-RESNET50 := resnet50-synthetic data.height=64 data.width=64 data.train_images=480 data.val_images=32 warmup_steps=3
+RESNET50 := resnet50-synthetic data.height=64 data.width=64 data.train_images=640 data.val_images=32 steps=20 \
+	warmup_steps=3
 RIVALS := --rival plain --rival ddp --rival multiworker --rival kvstore
 ROUNDS ?= 5
 

@@ -44,7 +44,7 @@ def shot(browser: Browser, path: Path, width: int, height: int, scheme: str, sec
     """What a screen of so many CSS pixels shows, from a section's heading on where one is named."""
     page = browser.open(path, width, height, scheme)
     if section:
-        page.run(f"document.getElementById({section!r}).scrollIntoView({{behavior: 'instant'}})")
+        page.run(f"document.getElementById({'h-' + section!r}).scrollIntoView({{behavior: 'instant'}})")
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
         page.picture(Path(file.name), whole=False)
         return Image.open(io.BytesIO(Path(file.name).read_bytes())).convert("RGB")
