@@ -3,11 +3,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench browser test lint image-check clean
+.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 browser test lint image-check clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
-		printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
+		printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 bootstrap: ## Make the driver environment, .venv (no framework in it)
 	@$(PYTHON) scripts/bootstrap.py
@@ -21,6 +21,22 @@ compare: runtimes ## Train the digits with all four frameworks at 1 and 2 ranks;
 
 bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, interleaved; about 25 minutes
 	@$(BIN)/python benchmarks/cost.py
+
+bench-start: runtimes ## From a command to the first step, beside two bare processes; about 8 minutes
+	@$(BIN)/python benchmarks/start.py
+
+# 64 pixels and 16 images a rank: a run takes 20 s. The proof is of the same recipe; smaller batches do for it.
+RESNET50 := resnet50-synthetic data.height=64 data.width=64 data.train_images=640 data.val_images=32 steps=20 \
+	warmup_steps=3
+RIVALS := --rival plain --rival ddp --rival multiworker --rival kvstore
+ROUNDS ?= 5
+
+bench-resnet50: runtimes ## ResNet-50, four frameworks and all rivals at 2 ranks: runs/bench-resnet50/report.html; 35 minutes
+	@test -e runs/bench-resnet50-parity/parity.json || $(BIN)/hvdkit parity $(RESNET50) batch_size=4 $(RIVALS) \
+		--steps 2 --out runs/bench-resnet50-parity --overwrite
+	@$(BIN)/hvdkit compare $(RESNET50) -np 2 $(RIVALS) --rival independent --rounds $(ROUNDS) \
+		--parity runs/bench-resnet50-parity/parity.json --out runs/bench-resnet50 --resume
+	@$(BIN)/hvdkit report runs/bench-resnet50
 
 browser: # Chromium, in which pages are tested: Debian's package, where root may install it; elsewhere the tests tell
 	@for p in chromium chromium-browser google-chrome; do command -v $$p >/dev/null && exit; done; \

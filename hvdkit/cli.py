@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,16 +62,19 @@ def train(
     """Train a recipe under one framework."""
     from hvdkit import catalogue, config, paths
     from hvdkit import train as train_
+    from hvdkit.core.usage import process_began
     from hvdkit.report.progress import RunProgress
-    from hvdkit.report.tables import result_lines
 
     checked = config.load(catalogue.locate(recipe), overrides or [])
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
     plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
+    plan = replace(plan, began=process_began())
     with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite, resume) as folder:
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
+        from hvdkit.report.tables import result_lines
+
         typer.echo(result_lines(result))
         typer.echo(f"written to {folder}")
 
@@ -288,8 +292,13 @@ def recipes_copy(
 
 
 def _title(plan: Plan) -> str:
+    from hvdkit.rivals import RIVALS
+
     by = f", {plan.rival}" if plan.rival else ""
-    return f"{plan.framework}{by}, {plan.np} rank{'s' if plan.np > 1 else ''}"
+    if plan.rival and not RIVALS[plan.rival].averaging:  # whose lines are one process's
+        return f"{plan.framework}{by}, one of {plan.np}"
+    since = "begun with " if plan.recipe.elastic else ""  # and nobody knows how many there will be
+    return f"{plan.framework}{by}, {since}{plan.np} rank{'s' if plan.np > 1 else ''}"
 
 
 @app.callback()

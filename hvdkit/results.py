@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -73,7 +74,8 @@ class TrainResult(_Record):
 
     `corrupt_images` counts the files, of all ranks together, that could not be read and had others in their place. With
     `native_pipeline` the batches came from the user's own code: other frameworks need not have been fed with the same.
-    `tuning` is what was chosen by itself, by name: `value` (None for the library's own) and `why`.
+    `tuning` is what was chosen by itself, by name: `value` (None for the library's own) and `why`. `ended_at` is the
+    wall clock, UTC.
     """
 
     framework: str
@@ -120,6 +122,7 @@ class TrainResult(_Record):
     native_pipeline: bool = False
     recoveries: list[Recovery] = []
     tuning: dict[str, dict[str, Any]] | None = None
+    ended_at: datetime | None = None
     initial_state_sha256: str
     final_weights_sha256: str
 

@@ -15,7 +15,6 @@ from hvdkit.adapters.declared import CAPABILITIES
 from hvdkit.config import Recipe
 from hvdkit.core import tuning
 from hvdkit.core.precision import gaps
-from hvdkit.core.resume import pick
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
@@ -47,6 +46,7 @@ class Plan:
     rival: str | None = None  # of hvdkit.rivals: by what other means
     pinned: bool = False  # each rank gets cores of its own, where there are enough
     settings: Mapping[str, str] = field(default_factory=dict)  # of the ranks' environment, found by measuring
+    began: float | None = None  # by the wall clock, where starting counts from before the launch: with the command
 
     def by(self, script: Path) -> Plan:
         """The same, by another script."""
@@ -125,6 +125,8 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
         done = finished(plan, folder)
         if done:
             return done
+        from hvdkit.core.resume import pick  # NumPy comes with it
+
         found, complaints = pick(folder / "checkpoints", plan.recipe)
         step = f"step {found.record.progress.step}" if found else "the beginning: there is no checkpoint"
         for line in [*complaints, f"{folder}: goes on from {step}"]:
@@ -193,7 +195,7 @@ def launch(
 
 def _environment(plan: Plan) -> dict[str, str]:
     """Thread counts must stand in the environment before a framework loads; another host may have other cores."""
-    environment = {"HVDKIT_LAUNCHER": plan.launcher, "HVDKIT_STARTED": str(time.time())}
+    environment = {"HVDKIT_LAUNCHER": plan.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
     if plan.pinned:
         environment["HVDKIT_PIN"] = "1"
     if len(plan.hosts) == 1:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+from hvdkit.runtimes.store import find
+
+STEP = """
+import sys
+import numpy as np, torch
+from hvdkit.adapters import pytorch
+from hvdkit.config import AdamW, Lars, Loss, Sgd
+from hvdkit.core.data import Batch
+
+pytorch.init("cpu")
+kind, rate = sys.argv[1], {"learning_rate": 0.1}
+settings = Sgd(**rate) if kind == "sgd" else AdamW(name=kind, **rate) if kind == "adamw" else Lars(name=kind, **rate)
+network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+session = pytorch.prepare(network, settings, Loss())
+pytorch.broadcast_state(session)
+before = network[1].weight.detach().clone()
+pytorch.train_step(session, [Batch(np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3), np.array([0, 1]))])
+print(float((network[1].weight - before).abs().max()), "torch._dynamo" in sys.modules)
+"""
 HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "jinja2", "sklearn", "scipy")
 
 
@@ -21,6 +42,37 @@ def test_imports_load_nothing_heavy(statement: str) -> None:
         assert set(out.split()).isdisjoint({"numpy", "pydantic", "yaml"}), (
             "these are loaded by the commands that need them"
         )
+
+
+def test_training_starts_without_waiting_for_numpy() -> None:
+    """What `hvdkit train` loads before its ranks are started holds up their start."""
+    code = "import sys, hvdkit.cli; from hvdkit import catalogue, train; from hvdkit.launch import direct; import "
+    code += "hvdkit.report.progress; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert set(out.split()).isdisjoint({"numpy", "safetensors", *HEAVY})
+
+
+def test_the_collector_waits_until_all_is_loaded_and_no_longer() -> None:
+    code = "import gc, hvdkit.core.boot as boot; loading = gc.isenabled(); boot.done(); "
+    code += (
+        "print(loading, gc.isenabled(), gc.get_freeze_count() > 1000); gc.disable(); boot.done(); print(gc.isenabled())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert out.split() == ["False", "True", "True", "False"]  # and a user's own choice stays
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
+def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> None:
+    """Importing torch._dynamo takes a second of each start, and nobody compiles here."""
+    script = tmp_path / "step.py"
+    script.write_text(STEP)
+    runtime = find("pytorch")
+    environment = os.environ | runtime.environment | {"OMP_NUM_THREADS": "1"}
+    command = [str(runtime.python), str(script), optimizer]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    moved, compiler = done.stdout.split()
+    assert float(moved) > 0 and compiler == "False"
 
 
 def test_frameworks_are_named_in_the_adapters_alone() -> None:

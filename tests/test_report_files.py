@@ -55,6 +55,20 @@ def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
     assert page.make(gather.read(real), "").findings[0].text.startswith("mxnet: 500.0")
 
 
+def test_the_page_says_when_it_was_measured(real: Path) -> None:
+    def told() -> str:
+        return next(row[1].text for row in page.make(gather.read(real), "").machine.rows if row[0].text == "measured")
+
+    assert told() == "not recorded"  # these runs are of an earlier version
+
+    def dated(document: dict[str, Any]) -> None:
+        for minute, result in enumerate(document["runs"]):
+            result["ended_at"] = f"2026-11-21T23:{55 + minute}:00Z" if minute < 5 else "2026-11-22T00:10:30Z"
+
+    change(real, dated)
+    assert told() == "21 November 2026, 23:55 to 22 November 2026, 00:10 UTC"
+
+
 def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: Path) -> None:
     def three(document: dict[str, Any]) -> None:
         several_rounds(document)

@@ -87,6 +87,7 @@ def test_independent_processes_count_together(hvdkit: Hvdkit, recipe: Path, tmp_
     assert result.images_per_second == pytest.approx(2 * 8 * 3 / (sum(result.step_ms) / 1000), rel=1e-2)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 4], "one process writes"
+    assert "mxnet, independent, one of 2: step 4/4" in done.stderr
 
 
 @pytest.mark.timeout(400)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,17 @@ digests: dict[str, str] = {}
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_steps_on_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    began = time.time()
     done = hvdkit("train", recipe, "--framework", framework, "-np", 2, "--out", "run", *TWO_STEPS)
+    ended = time.time()
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run"
     result = TrainResult.model_validate_json((folder / "result.json").read_text())
     assert (result.framework, result.np, result.steps, result.launcher) == (framework, 2, 2, "direct")
     assert result.parameters == 272_474 and result.horovod_version == "0.28.1"
+    assert result.ended_at and began < result.ended_at.timestamp() + 1 < ended + 1
+    # from the command's start, and what comes after the first step is but a part
+    assert result.startup_s and 0.5 < result.startup_s < result.ended_at.timestamp() + 1 - began
     assert result.images_per_second > 0 and result.peak_rss_mib > 100 and result.step_ms_p50 <= result.step_ms_p90
     assert result.val_accuracy is not None and round(result.val_accuracy * 360, 6).is_integer()
     lines = [MetricLine.model_validate_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -34,6 +40,15 @@ def test_two_steps_on_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tm
     # all frameworks start from the same bytes; the first of these tests to run sets what the others must meet
     assert digests.setdefault("initial", result.initial_state_sha256) == result.initial_state_sha256
     digests[framework] = result.final_weights_sha256
+
+
+def test_a_start_counts_from_the_command() -> None:
+    """`startup_s` begins with the process of the command line, not with that of a rank."""
+    code = "import os, time; time.sleep(0.5); from hvdkit.core.usage import process_began, started_at; "
+    code += "print(process_began(), started_at()); os.environ['HVDKIT_STARTED'] = '7.5'; print(started_at())"
+    before = time.time()
+    began, alone, told = map(float, run([sys.executable, "-c", code], timeout=60).stdout.split())
+    assert before - 0.05 < began < before + 0.4 and abs(alone - began) < 0.05 and told == 7.5
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from hvdkit.core.adapter import Adapter
 from hvdkit.errors import RequestError
 from hvdkit.rivals import RIVALS, check
+
+if TYPE_CHECKING:
+    from hvdkit.core.adapter import Adapter
 
 NAMES = ("pytorch", "tensorflow", "keras", "mxnet", "local")
 
@@ -19,7 +21,7 @@ def load(name: str) -> Adapter:
     """
     if name not in NAMES:
         raise KeyError(name)
-    return cast(Adapter, importlib.import_module(f"hvdkit.adapters.{name}"))
+    return cast("Adapter", importlib.import_module(f"hvdkit.adapters.{name}"))
 
 
 def rival(framework: str, name: str) -> Adapter:
@@ -30,4 +32,4 @@ def rival(framework: str, name: str) -> Adapter:
     if name not in RIVALS or framework not in RIVALS[name].frameworks:
         raise RequestError("\n".join(check([name], [framework], [])))
     module = importlib.import_module(f"hvdkit.adapters.rivals.{framework}")
-    return cast(Adapter, module.RIVALS[name](load(framework)))
+    return cast("Adapter", module.RIVALS[name](load(framework)))

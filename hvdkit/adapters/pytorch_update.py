@@ -21,13 +21,36 @@ def make(settings: Optimizer, model: torch.nn.Module, ops: Ops) -> torch.optim.O
     grouped = [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
     rate = settings.learning_rate
     if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
-        return torch.optim.SGD(grouped, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov)
+        return _SGD(grouped, lr=rate, momentum=settings.momentum, nesterov=settings.nesterov)
     if isinstance(settings, AdamW):
-        return torch.optim.AdamW(grouped, lr=rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon)
+        return _AdamW(grouped, lr=rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon)
     return RuleOptimizer([group | {"lr": rate, "settings": settings, "ops": ops} for group in grouped])
 
 
-class RuleOptimizer(torch.optim.Optimizer):
+def _unwrapped(method: Any) -> Any:
+    """The method as it was before PyTorch's decorators, where it has any."""
+    return getattr(method, "__wrapped__", method)
+
+
+class _Eager(torch.optim.Optimizer):
+    """An optimizer without the decorators that keep torch.compile out of it.
+
+    Nobody compiles an update here, and their first call imports torch._dynamo: a second of a rank's start, 80 MiB.
+    """
+
+    add_param_group = _unwrapped(torch.optim.Optimizer.add_param_group)
+    zero_grad = _unwrapped(torch.optim.Optimizer.zero_grad)
+
+
+class _SGD(_Eager, torch.optim.SGD):
+    step = torch.no_grad()(_unwrapped(torch.optim.SGD.step))
+
+
+class _AdamW(_Eager, torch.optim.AdamW):
+    step = torch.no_grad()(_unwrapped(torch.optim.AdamW.step))
+
+
+class RuleOptimizer(_Eager):
     """Core's rule for `settings`, operation by operation with `ops`.
 
     Both stand in the groups: Horovod's DistributedOptimizer makes a new optimizer of this kind from the groups alone.

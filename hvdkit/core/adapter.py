@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core.topology import Topology
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line asks for capabilities, and starts without NumPy
+    import numpy as np
+
     from hvdkit.core.data import Batch
     from hvdkit.core.loop import Loop
 

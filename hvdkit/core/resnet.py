@@ -10,8 +10,10 @@ import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 BN_MOMENTUM = 0.9  # share of the old running statistic that is kept; PyTorch calls 1 - 0.9 its momentum
 BN_EPSILON = 1e-5
@@ -146,6 +148,8 @@ def initial_state(network: ResNet, seed: int) -> dict[str, np.ndarray]:
     normal with standard deviation 0.01 and its bias 0 (Goyal et al. 2017, section 5.1, also for `zero_init_residual`).
     Each tensor has a stream of its own, so that none depends on the order in which they are drawn.
     """
+    import numpy as np  # the command line counts parameters, and starts without it
+
     state: dict[str, np.ndarray] = {}
     for name, shape in parameter_shapes(network).items():
         random = np.random.default_rng([seed, zlib.crc32(name.encode())])

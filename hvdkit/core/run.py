@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hvdkit
 from hvdkit.config import Recipe
-from hvdkit.core import checkpoint, elastic, events, measurement, metrics, parity, resnet, tuning, usage, weights
+from hvdkit.core import boot, checkpoint, elastic, events, measurement, metrics, parity, resnet, tuning, usage, weights
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session, rival_of
 from hvdkit.core.checkpoint import Checkpoint
@@ -246,6 +247,7 @@ def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe:
     if recipe.model.weights:
         state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
     adapter.load_state(session, state)
+    boot.done()
     return session
 
 
@@ -296,6 +298,7 @@ def _result(
         corrupt_images=len(corrupt),
         native_pipeline=dataset.native,
         tuning=None if rival_of(adapter) else tuning.told(tuning.apply(recipe), adapter.CHOSEN[topology.device]),
+        ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest(parameters_of(adapter.state(session))),
     )

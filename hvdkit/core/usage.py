@@ -79,8 +79,11 @@ def pinned() -> list[int] | None:
 def started_at() -> float:
     """When the command that started this rank began, in seconds of the wall clock; without a launcher, this process."""
     told = os.environ.get("HVDKIT_STARTED")
-    if told:
-        return float(told)
+    return float(told) if told else process_began()
+
+
+def process_began() -> float:
+    """When this process was started, in seconds of the wall clock, to a hundredth of one."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - uptime + int(stat[19]) / os.sysconf("SC_CLK_TCK")

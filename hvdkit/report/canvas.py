@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.report import svg
-from hvdkit.report.rounds import label
 from hvdkit.report.tabular import Table
+from hvdkit.rivals import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from hvdkit import statistics
 from hvdkit.report.canvas import ranks
 from hvdkit.report.gather import Found
-from hvdkit.report.rounds import Group, efficiency, label, ratio
+from hvdkit.report.rounds import Group, efficiency, ratio
 from hvdkit.results import BaselineRow, Comparison
+from hvdkit.rivals import label
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hvdkit.config import Recipe
 from hvdkit.errors import RequestError
 from hvdkit.report.canvas import ranks
 from hvdkit.report.gather import Found, Run
-from hvdkit.report.rounds import label
+from hvdkit.rivals import label
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hvdkit import statistics
 from hvdkit.report.gather import Run
 from hvdkit.results import TrainResult
+from hvdkit.rivals import label
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,6 @@ def interval(values: Sequence[float]) -> Interval:
     if len(values) == 1:
         return Interval(found.median, None, None, 1)
     return Interval(found.median, found.low, found.high, len(values))
-
-
-def label(framework: str, rival: str | None) -> str:
-    """One name for both: the framework, or `framework-rival`."""
-    return f"{framework}-{rival}" if rival else framework
 
 
 @dataclass(frozen=True)

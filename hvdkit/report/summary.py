@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from hvdkit.report.gather import Found
 from hvdkit.report.parity import verdict
-from hvdkit.report.rounds import Group, Interval, efficiency, label
+from hvdkit.report.rounds import Group, Interval, efficiency
 from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results import BaselineRow, Parity
+from hvdkit.rivals import label
 
 
 def results_table(groups: list[Group], parity: Parity | None) -> Table:
@@ -110,6 +113,7 @@ def machine_table(found: Found) -> Table:
     else:
         rows["machine"] = "not recorded in a single run's folder"
     results = [run.result for run in found.runs]
+    rows["measured"] = _when([result.ended_at for result in results if result.ended_at])
     for result in results:
         rows[result.framework] = f"{result.framework_version}, Horovod {result.horovod_version or 'none'}"
     for name, values in {
@@ -122,6 +126,14 @@ def machine_table(found: Found) -> Table:
     }.items():
         rows[name] = ", ".join(dict.fromkeys(values))
     return Table("machine", ["what", "which"], [[Cell(key), Cell(value)] for key, value in rows.items()])
+
+
+def _when(ends: list[datetime]) -> str:
+    """From the end of the first run to that of the last, by UTC."""
+    if not ends:
+        return "not recorded"
+    first, last = (f"{end:%-d %B %Y, %H:%M}" for end in (min(ends), max(ends)))
+    return f"{first} UTC" if first == last else f"{first} to {last} UTC"
 
 
 def _share(found: Interval | None) -> Cell:

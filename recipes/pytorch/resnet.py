@@ -5,6 +5,9 @@
 One process without a launcher works too.
 """
 
+if __name__ == "__main__":
+    import hvdkit.core.boot  # noqa: F401 - before the framework, whose start it hastens
+
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
