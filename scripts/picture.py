@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from browser import Browser, chromium
 
-SCREEN, PHONE, GAP = 800, 360, 20
+SCREEN, PHONE, GAP = 1000, 360, 20
 COLOURS = 128
 
 
@@ -43,6 +43,7 @@ def main() -> None:
 def shot(browser: Browser, path: Path, width: int, height: int, scheme: str, section: str = "") -> Image.Image:
     """What a screen of so many CSS pixels shows, from a section's heading on where one is named."""
     page = browser.open(path, width, height, scheme)
+    page.run("document.documentElement.style.scrollbarWidth = 'none'")
     if section:
         page.run(f"document.getElementById({'h-' + section!r}).scrollIntoView({{behavior: 'instant'}})")
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
