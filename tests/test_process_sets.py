@@ -1,8 +1,4 @@
-"""Horovod's own edge: process sets over two hosts whose names resolve to loopback, as Debian's hosts file has it.
-
-Horovod 0.28.1 opens a process set's connections on whatever interface the host's name leads to; the build mends it
-(hvdkit/runtimes/edits.py). Without the edit every rank dies with `connect [127.0.1.1]: Connection refused`.
-"""
+"""Horovod's own edges, which the build mends (hvdkit/runtimes/edits.py)."""
 
 from __future__ import annotations
 
@@ -17,6 +13,11 @@ from hvdkit.runtimes.store import find
 
 @pytest.mark.timeout(150)
 def test_process_sets_reach_the_other_host() -> None:
+    """Two hosts whose names resolve to loopback, as Debian's hosts file has it.
+
+    Horovod 0.28.1 opens a process set's connections on whatever interface the host's name leads to: without the edit
+    every rank dies with `connect [127.0.1.1]: Connection refused`.
+    """
     namespaces = ["unshare", "-nm"] if os.geteuid() == 0 else ["unshare", "-Urnm"]
     folder = ROOT / "tests" / "hosts"
     ranks = [str(folder / "two_hosts.py"), str(find("mxnet").python), str(folder / "process_sets.py")]
@@ -25,3 +26,11 @@ def test_process_sets_reach_the_other_host() -> None:
     assert sorted(line for line in done.stdout.splitlines() if "sums are right" in line) == [
         f"rank {rank}: sums are right" for rank in range(4)
     ]
+
+
+@pytest.mark.timeout(150)
+def test_a_broadcast_that_is_over_at_once_is_left_alone() -> None:
+    """Horovod 0.28.1 reads a broadcast's name when MXNet may have freed it: without the edit, SIGSEGV in seconds."""
+    broadcasts = [str(find("mxnet").python), str(ROOT / "tests" / "broadcast_rank.py"), "20000"]
+    done = run(broadcasts, timeout=120, env={**os.environ, "HOROVOD_IDLE_CYCLE_TIME": "100"})
+    assert (done.returncode, done.stdout[-17:]) == (0, "20000 broadcasts\n"), done.stderr
