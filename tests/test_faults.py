@@ -64,6 +64,7 @@ FRAMEWORKS = ("pytorch", "mxnet")  # one whose calls return at once when they ar
         ("killed", ("rank 1 on localhost was killed by SIGKILL", "out-of-memory")),
         ("exits", ("rank 1 on localhost ended with exit code 7",)),
         ("leaves", ("rank 1 on localhost ended with exit code 3",)),
+        ("crashes", ("rank 1 on localhost was killed by SIGSEGV", "Segmentation fault", "rank.py", " in commit")),
         ("raises", ("rank 1 on localhost failed at step 3: ValueError: the seventh image is upside down",)),
         ("memory", ("rank 1 on localhost failed at step 3: MemoryError",)),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -33,6 +35,7 @@ def end_as_rank(work: Callable[[Lifeline], None]) -> NoReturn:
     The process ends without the interpreter's own farewell: everything is written by then, and threads of TensorFlow
     and Horovod have been seen to hang it.
     """
+    _tell_of_crashes()
     try:
         status = _guarded(work)
     except SystemExit as leaving:  # at once too: a slow farewell would let its peers fail before it
@@ -40,6 +43,16 @@ def end_as_rank(work: Callable[[Lifeline], None]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _tell_of_crashes() -> None:
+    """Where native code crashes, the log says what each thread was executing, and the process ends at once.
+
+    MXNet's own handler, in force since its import, says nothing and then waits for threads that it has taken apart.
+    """
+    faulthandler.disable()  # as PYTHONFAULTHANDLER had it, it would call MXNet's
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    faulthandler.enable()
 
 
 def _run(adapter: Adapter, build: Build, argv: list[str], lifeline: Lifeline) -> None:

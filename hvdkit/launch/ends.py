@@ -15,6 +15,7 @@ from hvdkit.files import write_atomic
 from hvdkit.launch.job import Job
 
 _TAIL_LINES = 15
+_CRASH = "Fatal Python error: "  # of faulthandler
 _LINE_LIMIT = 400
 
 
@@ -150,9 +151,11 @@ def failure(job: Job, end: RankEnd) -> HvdkitError:
 def shown_tail(log: str, tail: str) -> str:
     """`log` ends: and the last lines; of a line that was overwritten (a progress bar), what was last seen.
 
-    At most 15 lines of 400 characters.
+    At most 15 lines of 400 characters. A crash is shown from its beginning, as Python tells the innermost call first.
     """
-    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in tail.rstrip().split("\n")][-_TAIL_LINES:]
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in tail.rstrip().split("\n")]
+    crash = next((place for place, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)
+    lines = lines[max(0, crash) :][:_TAIL_LINES]
     if not any(lines):
         return f"{log}, is empty"
     return f"{log}, ends:\n" + "\n".join("    " + line[:_LINE_LIMIT] for line in lines)

@@ -5,6 +5,7 @@ Rank 1 commits FAULT as it takes its fourth step (three updates are done); every
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import resource
@@ -28,6 +29,8 @@ def commit(fault: str) -> None:
         os._exit(7)
     elif fault == "leaves":
         sys.exit(3)
+    elif fault == "crashes":
+        ctypes.string_at(0)
     elif fault == "raises":
         raise ValueError("the seventh image is upside down")
     elif fault == "memory":
