@@ -102,7 +102,7 @@ class Participant:
         part: Part,
         lifeline: Lifeline,
     ) -> None:
-        recipe = recipe.model_copy(update={"compression": "none", "steps": part.steps, "check_ranks": 0})
+        recipe = recipe.model_copy(update={"steps": part.steps, "check_ranks": 0})
         self._adapter, self._topology, self._dataset, self._part = adapter, topology, dataset, part
         self._recipe, self._lifeline = recipe, lifeline
         self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))
