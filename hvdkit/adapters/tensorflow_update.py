@@ -62,7 +62,6 @@ class DistributedUpdate:
         self.average: Callable[[list[tf.Tensor]], list[tf.Tensor]] = self._averaged
         if averaging is not None:
             self.average = self._averaged_otherwise
-        )
         self._sums: list[tf.Variable] = []  # of the gradients of an update's first parts
         self._parts, self._seen = _scalar(1, tf.int64), _scalar(0, tf.int64)
 
