@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.adapters import declared
+from hvdkit.adapters import tensorflow_tensors as tensors  # noqa: F401 - the seam's
 from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import loop as loop_
