@@ -16,7 +16,6 @@ import numpy as np
 
 from hvdkit.adapters import declared
 from hvdkit.adapters import tensorflow as tf_adapter
-from hvdkit.adapters import tensorflow_tensors as tensors
 from hvdkit.adapters.tensorflow import (
     allgather,
     allgather_object,
@@ -31,6 +30,7 @@ from hvdkit.adapters.tensorflow import (
     process_set,
     shutdown,
     synchronize,
+    tensors,
     to_numpy,
     watch_hosts,
 )

@@ -15,8 +15,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.adapters import declared
-from hvdkit.adapters import tensorflow_tensors as tensors  # noqa: F401 - the seam's
+from hvdkit.adapters import declared, tensorflow_tensors
 from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import loop as loop_
@@ -30,6 +29,7 @@ from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 NAME = "tensorflow"
 CAPABILITIES = declared.CAPABILITIES[NAME]
 CHOSEN = declared.CHOSEN[NAME]
+tensors = tensorflow_tensors
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 

@@ -141,6 +141,7 @@ class Reducer:
 
     def _finite_everywhere(self, vector: Tensor) -> bool:
         adapter = self.transport.adapter
-        mine = float(np.isfinite(adapter.to_numpy(adapter.tensors.norm(vector * 0)).sum()))
+        with np.errstate(invalid="ignore"):  # infinity times 0, where NumPy computes
+            mine = float(np.isfinite(adapter.to_numpy(adapter.tensors.norm(vector * 0)).sum()))
         flag = adapter.from_numpy(np.array([mine], np.float32))
         return bool(adapter.to_numpy(adapter.allreduce([flag], op="min", name="reducer.finite")[0])[0])
