@@ -132,9 +132,8 @@ def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast",
 
 
 def alltoall(tensor: torch.Tensor, name: str = "alltoall", splits: list[int] | None = None) -> torch.Tensor:
-    if splits is None:
-        return _wait_for_ranks(hvd.alltoall_async(tensor, name=name))
-    return _wait_for_ranks(hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32), name=name))[0]
+    lengths = None if splits is None else torch.tensor(splits, dtype=torch.int32)
+    return _wait_for_ranks(hvd.alltoall_async(tensor, lengths, name=name))[0]
 
 
 def process_set(ranks: list[int]) -> Any:

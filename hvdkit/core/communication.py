@@ -50,11 +50,6 @@ class Communication:
         return None if plain else self
 
     @property
-    def wire(self) -> str:
-        """How Horovod's own reduction sends: `none` for gradients as they are, or `fp16`."""
-        return self._recipe.compression.method if self.averaging is None else "none"
-
-    @property
     def optimizer(self) -> Optimizer:
         """The optimizer without what compression does in its place."""
         corrects = getattr(self._recipe.compression, "momentum_correction", False)
@@ -63,7 +58,8 @@ class Communication:
     def bind(self, session: Session, parameters: int) -> None:
         """The session whose weights are meant, with so many parameters."""
         self._session = session
-        itemsize = 2 if self.wire == "fp16" else np.dtype(PRECISIONS[self._recipe.precision].parameters).itemsize
+        half = self._recipe.compression.method == "fp16"
+        itemsize = 2 if half else np.dtype(PRECISIONS[self._recipe.precision].parameters).itemsize
         self._plain_bytes = ring_bytes(parameters * itemsize, self._topology.size)
 
     @property

@@ -243,7 +243,7 @@ def open_session(
 ) -> Session:
     """The recipe's network bound to its optimizer, with the initial weights that its seed draws or a file holds.
 
-    Gradients are averaged as `communication` says, or as they are by Horovod.
+    Gradients are averaged as `communication` says; without, by Horovod's own reduction, in float16 where asked for.
     Raises RequestError as `Adapter.prepare` does, and where `build` makes other tensors than the table has.
     """
     precision = PRECISIONS[recipe.precision]
@@ -255,10 +255,9 @@ def open_session(
         zero_init_residual=recipe.model.zero_init_residual,
     )
     model = build(network)
-    if communication is None:
-        session = adapter.prepare(model, recipe.optimizer, recipe.loss, "none", recipe.precision)
-    elif communication.averaging is None:
-        session = adapter.prepare(model, recipe.optimizer, recipe.loss, communication.wire, recipe.precision)
+    wire = "fp16" if recipe.compression.method == "fp16" else "none"
+    if communication is None or communication.averaging is None:
+        session = adapter.prepare(model, recipe.optimizer, recipe.loss, wire, recipe.precision)
     else:
         averaging = communication.averaging
         session = adapter.prepare(model, communication.optimizer, recipe.loss, "none", recipe.precision, averaging)
