@@ -204,7 +204,11 @@ def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(settings: dict[str, Any]) 
     "settings",
     [
         {"compression": {"method": "topk", "ratio": 0.01}},
-        {"compression": {"method": "topk", "ratio": 0.01, "momentum_correction": True, "warmup_epochs": 1}},
+        {
+            "compression": {"method": "topk", "ratio": 0.01, "momentum_correction": True, "warmup_epochs": 1},
+            "optimizer": {"learning_rate": 0.01, "momentum": 0.9},
+            "epochs": 3,
+        },
         {"compression": "int8"},
         {"compression": "bf16"},
         {"compression": {"method": "powersgd", "rank": 1}},

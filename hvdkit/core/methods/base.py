@@ -45,7 +45,7 @@ class Call:
     def random_seed(self, part: int) -> int:
         """A seed of its own for each run, rank, reduction and part of it."""
         numbers = np.random.SeedSequence((self.seed, self.transport.topology.rank, self.step, part))
-        return int(numbers.generate_state(1, np.uint64)[0] >> 1)
+        return int(numbers.generate_state(1, np.uint64)[0]) >> 1
 
     def constant(self, array: np.ndarray) -> Tensor:
         """An array as a tensor."""
