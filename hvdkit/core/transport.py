@@ -90,8 +90,9 @@ class Hierarchical(Ring):
             hosts.setdefault(host, []).append(rank)
         self._roots = sorted(ranks[0] for ranks in hosts.values())
         self._mine = next(ranks for ranks in hosts.values() if topology.rank in ranks)
-        groups = [ranks for ranks in [*hosts.values(), self._roots] if len(ranks) > 1]
+        groups = [ranks for ranks in [*hosts.values(), self._roots] if 1 < len(ranks) < topology.size]
         self._sets: dict[tuple[int, ...], Any] = {tuple(ranks): adapter.process_set(ranks) for ranks in groups}
+        self._sets[tuple(range(topology.size))] = None  # all, for which Horovod has a set already
 
     def mean(self, vector: Tensor) -> Tensor:
         """As `Ring.mean`; counted are the bytes of a host's first rank, of which part stays inside of the host."""
