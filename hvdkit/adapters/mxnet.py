@@ -19,7 +19,7 @@ import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 
-from hvdkit.adapters import declared
+from hvdkit.adapters import declared, mxnet_state
 from hvdkit.adapters import mxnet_tensors as tensors
 from hvdkit.adapters.mxnet_update import Updater
 from hvdkit.config import Loss, Optimizer
@@ -28,10 +28,10 @@ from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import clip, counts_steps, slot_names
+from hvdkit.core.optimizer import clip, counts_steps
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.splits import on_device
-from hvdkit.core.state import canonical_name, check_fits, slot_name
+from hvdkit.core.state import check_fits
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 
@@ -192,7 +192,7 @@ def _initialize(model: mx.gluon.Block) -> None:
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    tensors = {name: parameter.data() for name, parameter in _parameters(session).items()} | _slots(session)
+    tensors = mxnet_state.tensors(session)
     hvd.broadcast_parameters(tensors, root_rank=root_rank)
     session.optimizer.steps = hvd.broadcast_object(session.optimizer.steps, root_rank, name="steps")
 
@@ -218,10 +218,10 @@ def train_step(session: Session, batches: Sequence[Batch]) -> mx.nd.NDArray:
 
 def gradients(session: Session, batch: Batch) -> Gradients:
     logits, loss = _backward(session, batch)
-    own = _gradients(session)
+    own = mxnet_state.gradients(session)
     with peeking(session.averaging):
         session.average(session)
-    return Gradients(to_numpy(logits), float(loss.asscalar()), own, _gradients(session))
+    return Gradients(to_numpy(logits), float(loss.asscalar()), own, mxnet_state.gradients(session))
 
 
 def _backward(session: Session, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
@@ -256,7 +256,7 @@ def _average_gradients(session: Session) -> None:
 
 def _average_otherwise(session: Session) -> None:
     assert session.averaging is not None
-    gradients = {name: parameter.grad() for name, parameter in _trained(session).items()}
+    gradients = {name: parameter.grad() for name, parameter in mxnet_state.trained(session).items()}
     for name, mean in session.averaging(gradients).items():
         if mean is not gradients[name]:
             gradients[name][:] = mean
@@ -278,24 +278,23 @@ def set_learning_rate(session: Session, value: float) -> None:
 
 
 def weights(session: Session) -> dict[str, mx.nd.NDArray]:
-    return {name: parameter.data().copy() for name, parameter in _trained(session).items()}
+    return {name: parameter.data().copy() for name, parameter in mxnet_state.trained(session).items()}
 
 
 def set_weights(session: Session, weights: Mapping[str, mx.nd.NDArray]) -> None:
-    for name, parameter in _trained(session).items():
+    for name, parameter in mxnet_state.trained(session).items():
         parameter.data()[:] = weights[name]
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    values = {name: to_numpy(parameter.data()) for name, parameter in _parameters(session).items()}
-    values |= {name: to_numpy(slot) for name, slot in _slots(session).items()}
+    values = {name: to_numpy(tensor) for name, tensor in mxnet_state.tensors(session).items()}
     if counts_steps(session.settings):
         values["optimizer.step"] = np.array(session.optimizer.steps, np.int64)
     return values
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    tensors = {name: parameter.data() for name, parameter in _parameters(session).items()} | _slots(session)
+    tensors = mxnet_state.tensors(session)
     check_fits({name: tensor.shape for name, tensor in tensors.items()}, state)
     for name, tensor in tensors.items():
         if name in state:
@@ -309,30 +308,6 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 def _this() -> Adapter:
     return sys.modules[__name__]  # a module serves as the Protocol's object
-
-
-def _parameters(session: Session) -> dict[str, mx.gluon.Parameter]:
-    """By canonical name; Gluon's own names depend on how many networks a process has made."""
-    named = session.model._collect_params_with_prefix()
-    return {canonical_name(name): parameter for name, parameter in named.items()}
-
-
-def _trained(session: Session) -> dict[str, mx.gluon.Parameter]:
-    """Those that learn."""
-    return {name: one for name, one in _parameters(session).items() if one.grad_req != "null"}
-
-
-def _slots(session: Session) -> dict[str, mx.nd.NDArray]:
-    """The optimizer's slots by canonical name."""
-    return {
-        slot_name(slot, name): tensor
-        for name, parameter in _trained(session).items()
-        for slot, tensor in zip(slot_names(session.settings), session.optimizer.slots(parameter), strict=True)
-    }
-
-
-def _gradients(session: Session) -> dict[str, np.ndarray]:
-    return {name: to_numpy(parameter.grad()) for name, parameter in _trained(session).items()}
 
 
 def _pick(pool: mx.nd.NDArray, indices: np.ndarray) -> mx.nd.NDArray:

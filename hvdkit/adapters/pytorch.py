@@ -15,7 +15,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdkit.adapters import declared, pytorch_update
+from hvdkit.adapters import declared, pytorch_state, pytorch_update
 from hvdkit.adapters import pytorch_tensors as tensors
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
@@ -23,7 +23,7 @@ from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import clip, counts_steps
+from hvdkit.core.optimizer import clip
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS, Precision
 from hvdkit.core.splits import on_device
 from hvdkit.core.state import check_fits
@@ -196,9 +196,9 @@ def bound(
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
     # Not hvd.broadcast_optimizer_state: to make the slots it takes a step with zero gradients, and weight decay makes
     # that step move the weights.
-    scalars = {name: torch.from_numpy(value) for name, value in _scalars(session).items()}
-    hvd.broadcast_parameters(session.model.state_dict() | _slots(session) | scalars, root_rank=root_rank)
-    _load_scalars(session, {name: value.numpy() for name, value in scalars.items()})
+    scalars = {name: torch.from_numpy(value) for name, value in pytorch_state.scalars(session).items()}
+    hvd.broadcast_parameters(session.model.state_dict() | pytorch_state.slots(session) | scalars, root_rank=root_rank)
+    pytorch_state.load_scalars(session, {name: value.numpy() for name, value in scalars.items()})
 
 
 def train_step(session: Session, batches: Sequence[Batch]) -> torch.Tensor:
@@ -317,18 +317,18 @@ def set_weights(session: Session, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    tensors = _tensors(session) | _slots(session)
-    return {name: to_numpy(tensor) for name, tensor in tensors.items()} | _scalars(session)
+    tensors = pytorch_state.tensors(session) | pytorch_state.slots(session)
+    return {name: to_numpy(tensor) for name, tensor in tensors.items()} | pytorch_state.scalars(session)
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    tensors = _tensors(session) | _slots(session)
+    tensors = pytorch_state.tensors(session) | pytorch_state.slots(session)
     check_fits({name: tuple(tensor.shape) for name, tensor in tensors.items()}, state)
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name in state:
                 tensor.copy_(torch.from_numpy(state[name]))
-    _load_scalars(session, state)
+    pytorch_state.load_scalars(session, state)
 
 
 def fit(session: Session, loop: loop_.Loop) -> None:
@@ -337,38 +337,6 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 def _this() -> Adapter:
     return sys.modules[__name__]  # a module serves as the Protocol's object
-
-
-def _tensors(session: Session) -> dict[str, torch.Tensor]:
-    """Parameters and buffers; PyTorch alone counts a batch norm's batches, and nothing reads that here."""
-    named = session.model.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in named.items() if not name.endswith("num_batches_tracked")}
-
-
-def _slots(session: Session) -> dict[str, torch.Tensor]:
-    return dict(pytorch_update.slots(session.optimizer, session.settings, session.model))
-
-
-def _scalars(session: Session) -> dict[str, np.ndarray]:
-    """What the state holds beside tensors of a parameter."""
-    scalars: dict[str, np.ndarray] = {}
-    if counts_steps(session.settings):
-        steps = pytorch_update.steps(session.optimizer, session.settings, session.model)
-        scalars["optimizer.step"] = np.array(int(steps[0]))
-    if session.scaler.is_enabled():
-        scaler = session.scaler.state_dict()
-        scalars["optimizer.loss_scale"] = np.array(scaler["scale"], np.float64)
-        scalars["optimizer.good_steps"] = np.array(scaler["_growth_tracker"], np.int64)
-    return scalars
-
-
-def _load_scalars(session: Session, state: dict[str, np.ndarray]) -> None:
-    if "optimizer.step" in state:
-        for count in pytorch_update.steps(session.optimizer, session.settings, session.model):
-            count.fill_(int(state["optimizer.step"]))
-    if session.scaler.is_enabled() and "optimizer.loss_scale" in state:
-        values = {"scale": float(state["optimizer.loss_scale"]), "_growth_tracker": int(state["optimizer.good_steps"])}
-        session.scaler.load_state_dict(session.scaler.state_dict() | values)
 
 
 def _autocast(session: Session) -> torch.autocast:
