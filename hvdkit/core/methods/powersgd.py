@@ -21,6 +21,7 @@ class LowRank:
 
     def __init__(self, settings: PowerSgd) -> None:
         self._settings = settings
+        self._starts: dict[str, Tensor] = {}
 
     def rank(self, shape: tuple[int, ...]) -> int:
         """The rank for a gradient of this shape; 0 where it is sent as it is."""
@@ -65,9 +66,11 @@ class LowRank:
 
     def _start(self, call: Call, name: str, matrix: Tensor, rank: int) -> Tensor:
         """Qᵀ of the first update: random, and the same on every rank."""
-        number = list(call.shapes).index(name)
-        random = np.random.default_rng((call.seed, number)).standard_normal((rank, int(matrix.shape[1])))
-        return call.constant(random.astype(call.dtype(matrix)))
+        if name not in self._starts:
+            number = list(call.shapes).index(name)
+            random = np.random.default_rng((call.seed, number)).standard_normal((rank, int(matrix.shape[1])))
+            self._starts[name] = call.constant(random.astype(call.dtype(matrix)))
+        return self._starts[name]
 
 
 def orthonormal(ops: Tensors, matrix: Tensor, dtype: str) -> Tensor:
