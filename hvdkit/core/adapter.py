@@ -65,7 +65,7 @@ class Gradients:
 class Averaging(Protocol):
     """What makes gradients their means where Horovod's own reduction is not asked for (`core/communication.py`)."""
 
-    def __call__(self, gradients: Mapping[str, Tensor], scale: float | None = None) -> Mapping[str, Tensor]:
+    def __call__(self, gradients: Mapping[str, Tensor], /, scale: float | None = None) -> Mapping[str, Tensor]:
         """The means over all ranks by name; collective. Tensors are in the layouts of `Adapter.state`.
 
         `scale` is the factor of a scaled loss. Where a gradient of any rank is infinite or NaN then, all means are NaN.
