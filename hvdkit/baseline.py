@@ -17,7 +17,7 @@ from hvdkit.train import Plan
 # What must be equal for images per second to mean the same; keys of TrainResult.
 _KEYS = (
     "recipe", "model", "launcher", "threads", "batch_size", "compression", "optimizer", "precision", "accumulate",
-    "recompute",
+    "recompute", "sync", "allreduce",
 )  # fmt: skip
 Kind = tuple[str, int, str | None]  # framework, np, rival
 
@@ -95,7 +95,9 @@ def _recipe_keys(recipe: Recipe, plan: Plan) -> Mapping[str, Any]:
         "launcher": plan.launcher,
         "threads": plan.recipe.threads,
         "batch_size": recipe.batch_size,
-        "compression": recipe.compression,
+        "compression": str(recipe.compression),
+        "sync": recipe.sync and recipe.sync.model_dump(),
+        "allreduce": recipe.allreduce,
         "optimizer": recipe.optimizer.name,
         "precision": recipe.precision,
         "accumulate": recipe.accumulate,

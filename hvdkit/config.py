@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
+from hvdkit import communication
+from hvdkit.communication import METHODS, AnyCompression, Outer, Sync, Uncompressed
 from hvdkit.datakinds import (  # noqa: F401 - the recipe's classes, wherever they are written
     DATA_KINDS,
     AnyData,
@@ -26,6 +29,7 @@ from hvdkit.datakinds import (  # noqa: F401 - the recipe's classes, wherever th
     Synthetic,
 )
 from hvdkit.errors import RequestError
+from hvdkit.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401
 
 ModelName = Literal[
     "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
@@ -51,81 +55,6 @@ class Model(Strict):
         if self.new_head and self.weights is None:
             raise ValueError("expected new_head only where weights are given, got new_head true and no weights")
         return self
-
-
-class Optimizer(Strict):
-    """What all optimizers have; the recipe's `optimizer.name` chooses one of the classes below.
-
-    `learning_rate` belongs to a global batch of `schedule.base_batch_size` images. Weight decay acts on all parameters
-    or, with `decay: weights`, not on biases and batch-norm parameters. Formulas: `hvdkit/core/optimizer.py`.
-    """
-
-    name: str
-    learning_rate: float = Field(gt=0, le=1e6)
-    weight_decay: float = Field(1e-4, ge=0)
-    decay: Literal["all", "weights"] = "all"
-    clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of all gradients together")
-
-
-class Sgd(Optimizer):
-    """Stochastic gradient descent with momentum, as PyTorch defines it: the learning rate stays outside the velocity.
-
-    Weight decay is added to the gradient (coupled) or, with `decoupled`, taken from the weights beside the update.
-    """
-
-    name: Literal["sgd"] = "sgd"
-    momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = False
-    decoupled: bool = False
-
-    @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> Sgd:
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("expected momentum > 0 where nesterov is true, got momentum 0")
-        return self
-
-
-class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
-
-    name: Literal["adamw"] = "adamw"
-    weight_decay: float = Field(1e-2, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
-
-
-class Lars(Optimizer):
-    """SGD with a rate of its own for each layer (You et al. 2017). What decay spares has no such rate either."""
-
-    name: Literal["lars"] = "lars"
-    momentum: float = Field(0.9, ge=0, lt=1)
-    trust_coefficient: float = Field(1e-3, gt=0)
-
-
-class Lamb(Optimizer):
-    """Adam with a rate of its own for each layer (You et al. 2020). What decay spares has no such rate either."""
-
-    name: Literal["lamb"] = "lamb"
-    weight_decay: float = Field(1e-2, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-6, gt=0)
-
-
-def _optimizer_name(value: Any) -> str:
-    """Which optimizer a mapping asks for: `sgd` where it names none."""
-    name = value.get("name", "sgd") if isinstance(value, dict) else getattr(value, "name", "sgd")
-    return name if isinstance(name, str) else repr(name)
-
-
-AnyOptimizer = Annotated[
-    Annotated[Sgd, Tag("sgd")]
-    | Annotated[AdamW, Tag("adamw")]
-    | Annotated[Lars, Tag("lars")]
-    | Annotated[Lamb, Tag("lamb")],
-    Discriminator(_optimizer_name),
-]
 
 
 class Schedule(Strict):
@@ -217,7 +146,9 @@ class Recipe(Strict):
     optimizer: AnyOptimizer
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
-    compression: Literal["none", "fp16"] = Field("none", description="of gradients on the wire")
+    compression: AnyCompression = Field(Uncompressed(), description="of gradients on the wire")
+    sync: Sync | None = Field(None, description="updates by a rank's own gradients between two meetings of all")
+    allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="by which way sums are made")
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
         "fp32", description="of the network's arithmetic; weights are fp32, under fp64 fp64"
     )
@@ -235,10 +166,18 @@ class Recipe(Strict):
     tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
     warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
 
+    @model_validator(mode="after")
+    def _communication_goes_together(self) -> Recipe:
+        found = communication.faults(self)
+        if found:
+            raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(found)})
+        return self
+
 
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
     "data": DATA_KINDS,
-    "optimizer": {"sgd": Sgd, "adamw": AdamW, "lars": Lars, "lamb": Lamb},
+    "compression": dict(METHODS),
+    "optimizer": dict(OPTIMIZERS),
 }
 
 
@@ -347,6 +286,9 @@ def _override(document: dict[str, Any], text: str) -> str | None:
 def _explain(error: ValidationError) -> list[str]:
     lines = []
     for fault in error.errors(include_url=False):
+        if fault["type"] == "together":
+            lines += fault["msg"].splitlines()
+            continue
         loc = [str(part) for part in fault["loc"]]
         # pydantic names the chosen kind of data or optimizer as if it were a key
         kind = None
@@ -371,11 +313,13 @@ def _reason(fault: Any, loc: list[str], section: type[BaseModel] | None) -> str:
     if kind == "missing":
         return "required key is missing"
     if kind == "union_tag_not_found":
-        return f"required key data.name is missing; expected one of {', '.join(map(repr, _KINDS['data']))}"
+        tag = f"{loc[0]}.{'method' if loc[0] == 'compression' else 'name'}"
+        return f"required key {tag} is missing; expected one of {', '.join(map(repr, _KINDS[loc[0]]))}"
     if kind == "value_error":
         return str(fault["ctx"]["error"])
     if kind == "union_tag_invalid":
-        return f"expected {loc[0]}.name to be {fault['ctx']['expected_tags']}, got {fault['ctx']['tag']!r}"
+        tag = "method" if loc[0] == "compression" else "name"
+        return f"expected {loc[0]}.{tag} to be {fault['ctx']['expected_tags']}, got {fault['ctx']['tag']!r}"
     if kind == "string_pattern_mismatch":
         allowed = "letters, digits, '.', '_' or '-', at most 100, the first a letter or digit"
         return f"expected {allowed}; got {_brief(received)}"
@@ -390,6 +334,7 @@ def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
         "loss": [Loss],
         "checkpoint": [Checkpointing],
         "elastic": [Elastic],
+        "sync": [Outer] if loc[1:2] == ["outer"] and len(loc) > 2 else [Sync],
     }
     models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
     known = {key for model in models for key in model.model_fields}

@@ -29,7 +29,8 @@ class MetricLine(_Record):
 
     `step` counts finished updates of `total_steps`, `epoch` from 0. `loss` is the mean over all ranks and the updates
     since the line before (of the whole epoch at its end), `learning_rate` the last update's. `images_per_second` are
-    by rank 0's clock. `val_loss` is without label smoothing.
+    by rank 0's clock. `val_loss` is without label smoothing. `bytes_per_step` is what one rank has sent of gradients
+    and weights for an update, on average since the process began.
     """
 
     step: int
@@ -39,6 +40,7 @@ class MetricLine(_Record):
     loss: float
     learning_rate: float
     images_per_second: float
+    bytes_per_step: float | None = None
     val_accuracy: float | None = None
     val_loss: float | None = None
 
@@ -75,7 +77,9 @@ class TrainResult(_Record):
     `corrupt_images` counts the files, of all ranks together, that could not be read and had others in their place. With
     `native_pipeline` the batches came from the user's own code: other frameworks need not have been fed with the same.
     `tuning` is what was chosen by itself, by name: `value` (None for the library's own) and `why`. `ended_at` is the
-    wall clock, UTC.
+    wall clock, UTC. `bytes_per_step` is what one rank (that which sends most) sends of gradients and weights for an
+    update, without what protocols add; None with a rival. `compression` names the method and what of it is not at its
+    default, `sync` is the recipe's.
     """
 
     framework: str
@@ -94,6 +98,9 @@ class TrainResult(_Record):
     seed: int
     batch_size: int
     compression: str
+    sync: dict[str, Any] | None = None
+    allreduce: str = "ring"
+    bytes_per_step: float | None = None
     optimizer: str
     precision: str
     accumulate: int

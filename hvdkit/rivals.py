@@ -86,8 +86,13 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
     """Check that a rival can do what the recipe asks, there. Raises RequestError naming what it cannot."""
     rival = RIVALS[name]
     faults = []
-    if recipe.compression != "none" and not rival.compresses:
+    able = ("none", "fp16") if rival.compresses else ("none",)
+    if recipe.compression.method not in able:
         faults.append(f"--rival {name}: knows no compression: {recipe.compression}; choose compression=none")
+    if recipe.sync is not None:
+        faults.append(f"--rival {name}: knows no Local SGD; leave out the recipe's `sync`")
+    if recipe.allreduce != "ring":
+        faults.append(f"--rival {name}: knows no other way of adding up; choose allreduce=ring")
     if recipe.accumulate > 1 and not rival.accumulates:
         faults.append(f"--rival {name}: cannot reduce one update in several; choose accumulate=1")
     if recipe.elastic:

@@ -180,7 +180,8 @@ def local_run(folder: Path, recipe: Recipe, resume: bool = False, kill_at: int |
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in found]
+    own = ("images_per_second", "bytes_per_step")  # of each process
+    return [{key: value for key, value in line.items() if key not in own} for line in found]
 
 
 def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -195,6 +196,29 @@ def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bits(tmp_path: Pat
         assert (resumed.val_accuracy, resumed.train_loss) == (whole.val_accuracy, whole.train_loss)
         assert lines(folder) == lines(tmp_path / "whole"), kill_at
         assert resumed.first_step == max(step for step in (0, *range(4, 45, 4), 15, 30) if step <= kill_at)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"compression": {"method": "topk", "ratio": 0.05}},
+        {"compression": "int8", "sync": {"every": 3, "start": 0.5, "outer": "nesterov"}},
+    ],
+    ids=str,
+)
+def test_what_compression_and_local_sgd_keep_is_gone_on_from(sent: dict[str, Any], tmp_path: Path) -> None:
+    recipe = local_recipe(**sent)
+    whole = local_run(tmp_path / "whole", recipe)
+    for kill_at in (3, 6, 14, 30):
+        folder = tmp_path / f"killed-{kill_at}"
+        assert local_run(folder, recipe, kill_at=kill_at) is None
+        resumed = local_run(folder, recipe, resume=True)
+        assert resumed and whole and resumed.final_weights_sha256 == whole.final_weights_sha256, kill_at
+    place = checkpoint.newest(tmp_path / "whole" / "checkpoints")[0]
+    assert place and set(place.record.files) >= {"communication.safetensors"}
+    assert any(name.startswith("communication.") for name in place.state)
+    without = local_run(tmp_path / "killed-3", local_recipe(epochs=4, **sent | {"compression": "none"}), resume=True)
+    assert without and without.steps == 60
 
 
 def test_a_checkpoint_of_another_recipe_is_refused_by_key(tmp_path: Path) -> None:
@@ -261,16 +285,23 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -
 
 
 SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "accumulate=2")
+# What each rank keeps for itself is in a checkpoint too: residuals and momentum, rounds of Local SGD, PowerSGD's Q.
+SENT = {
+    "pytorch": ("compression={method: topk, ratio: 0.02, momentum_correction: true}",),
+    "tensorflow": ("sync={every: 4, outer: nesterov}", "compression={method: int8, error_feedback: true}"),
+    "keras": (),
+    "mxnet": ("compression=powersgd",),
+}
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_kill_9_and_resume(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """11 batches an epoch and rank in 6 updates."""
-    options = ("--framework", framework, "-np", 2)
-    whole = hvdkit("train", recipe, *options, "--out", "whole", *SETTINGS)
+    options, settings = ("--framework", framework, "-np", 2), (*SETTINGS, *SENT[framework])
+    whole = hvdkit("train", recipe, *options, "--out", "whole", *settings)
     assert whole.returncode == 0, whole.stderr
-    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), *map(str, options), "--out", "killed", *SETTINGS]
+    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), *map(str, options), "--out", "killed", *settings]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     checkpoints = tmp_path / "killed" / "checkpoints"
     deadline = time.monotonic() + 90
@@ -279,7 +310,7 @@ def test_kill_9_and_resume(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_pat
         time.sleep(0.02)
     kill_ranks(tmp_path / "killed", framework)
     assert process.wait(timeout=30) == 1, process.communicate()[1]
-    resumed = hvdkit("train", recipe, *options, "--out", "killed", "--resume", *SETTINGS)
+    resumed = hvdkit("train", recipe, *options, "--out", "killed", "--resume", *settings)
     assert resumed.returncode == 0, resumed.stderr
     results = [
         TrainResult.model_validate_json((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed")

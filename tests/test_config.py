@@ -146,3 +146,71 @@ def test_the_same_keys_serve_where_they_are_read(tmp_path: Path) -> None:
         recipe = config.load(tmp_path / "recipe.yaml", [f"schedule={override}"])
         (tmp_path / "resolved.yaml").write_text(config.dump(recipe))
         assert config.load(tmp_path / "resolved.yaml") == recipe
+
+
+TOPK = "compression={method: topk, ratio: 0.01, momentum_correction: true}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["compression={method: topk, ratio: 0}"], "compression.ratio: expected greater than 0, got 0"),
+        (["compression={method: topk, ratio: 1.5}"], "compression.ratio: expected less than or equal to 1, got 1.5"),
+        (["compression={method: topk, ration: 1}"], "compression.ration: unknown key; did you mean 'ratio'?"),
+        (
+            ["compression.ratio=0.1"],
+            "compression: required key compression.method is missing; expected one of 'none', ",
+        ),
+        (
+            ["compression=topq"],
+            "compression: expected compression.method to be 'none', 'fp16', 'bf16', 'int8', 'topk', ",
+        ),
+        (["compression={method: powersgd, rank: 0}"], "compression.rank: expected greater than or equal to 1, got 0"),
+        (["compression={method: int8, bucket_mib: 0}"], "compression.bucket_mib: expected greater than 0, got 0"),
+        (
+            ["compression={method: topk, error_feedback: false, momentum_correction: true}"],
+            "compression: expected error_feedback true where momentum_correction is true",
+        ),
+        (
+            ["compression={method: topk, warmup_epochs: 9}"],
+            "compression.warmup_epochs: expected at most the recipe's 1 epochs, got 9",
+        ),
+        (
+            [TOPK, "optimizer.nesterov=true"],
+            "momentum_correction: expected optimizer sgd with plain momentum, got sgd w",
+        ),
+        (
+            [TOPK, "optimizer={name: adamw, learning_rate: 0.1}"],
+            "expected optimizer sgd with plain momentum, got adamw",
+        ),
+        ([TOPK, "sync.every=2"], "compression.momentum_correction: expected no sync"),
+        (["sync.every=0"], "sync.every: expected greater than or equal to 1, got 0"),
+        (["sync={start: 1}"], "sync.every: required key is missing"),
+        (["sync={every: 2, outer: adam}"], "sync.outer.method: expected 'nesterov', got 'adam'"),
+        (["sync={every: 2, outer: {rate: 1}}"], "sync.outer.rate: unknown key"),
+        (["sync.every=2", "precision=fp16"], "sync: expected precision fp32, fp64 or bf16, got fp16"),
+        (["allreduce=tree"], "allreduce: expected 'ring', 'hierarchical' or 'central', got 'tree'"),
+        (["allreduce=central", "compression=int8"], "allreduce: central adds up, which int8 does not; expected ring"),
+        (["allreduce=central", "elastic={max_np: 2}"], "allreduce: expected ring where elastic is given, got central"),
+    ],
+)
+def test_communication_that_cannot_be_is_told_by_its_key(overrides: list[str], told: str, tmp_path: Path) -> None:
+    (line,) = faults(tmp_path, GOOD, *overrides)
+    assert told in line
+
+
+def test_faults_of_communication_are_told_together(tmp_path: Path) -> None:
+    told = faults(tmp_path, GOOD, TOPK, "optimizer.nesterov=true", "sync.every=2", "precision=fp16")
+    assert [line.partition(": expected")[0].rpartition(" ")[2] for line in told] == [
+        "compression.momentum_correction", "compression.momentum_correction", "sync",
+    ]  # fmt: skip
+
+
+def test_a_name_is_a_method_with_its_defaults(tmp_path: Path) -> None:
+    for text in ("topk", "{method: topk}", "{method: topk, ratio: 0.01}"):
+        recipe = config.load(written(tmp_path, GOOD), [f"compression={text}"])
+        assert str(recipe.compression) == "topk" and recipe.compression.method == "topk"
+        assert config.load(written(tmp_path, config.dump(recipe))) == recipe
+    assert str(config.load(written(tmp_path, GOOD), ["compression={method: topk, ratio: 0.1}"]).compression) == (
+        "topk (ratio 0.1)"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import sys
@@ -16,7 +17,8 @@ from conftest import FRAMEWORKS, ROOT
 from hvdkit import adapters
 from hvdkit.adapters.declared import CAPABILITIES as DECLARED
 from hvdkit.config import Loss, Optimizer, Sgd
-from hvdkit.core.adapter import CAPABILITIES, Adapter
+from hvdkit.core.adapter import CAPABILITIES, Adapter, Averaging
+from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
 from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.hosts import Host
@@ -25,6 +27,7 @@ from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
 import grown  # noqa: F401  # adds its cases
+import squeezed  # noqa: F401  # adds its cases
 from cases import CASES, CLASSES, FEATURES, PROBED, SHAPE, error, probe  # the ranks import it the same way
 
 
@@ -40,7 +43,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
             arguments=[str(ROOT / "tests" / "contract" / "rank.py"), framework, str(folder / "report.json")],
             np=2,
             hosts=[Host("localhost", 2)],
-            environment=runtime.environment | {"OMP_NUM_THREADS": "1"},
+            environment=runtime.environment | {"OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
             log_dir=folder / "logs",
         )
         LAUNCHERS["direct"](job)
@@ -96,12 +99,17 @@ def test_null_adapter(name: str) -> None:
         precision: str = "fp64",
         tiny: bool = False,
         optimizer: Optimizer | None = None,
+        averaging: Averaging | None = None,
         **settings: Any,
     ) -> Any:
         features = FEATURES if tiny else int(np.prod(SHAPE))
         optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
         return local.prepare(
-            local.Linear(features, CLASSES), optimizer, Loss(label_smoothing=label_smoothing), compression
+            local.Linear(features, CLASSES),
+            optimizer,
+            Loss(label_smoothing=label_smoothing),
+            compression,
+            averaging=averaging,
         )
 
     CASES[name](local, Topology(), make)
@@ -122,18 +130,6 @@ def test_one_step_is_the_same_as_pytorchs(framework: str, report: Any) -> None:
 @pytest.mark.parametrize("framework", adapters.NAMES)
 def test_signatures_are_the_protocols(framework: str) -> None:
     """Read from the source, as no framework is here to import."""
-    import ast
-
-    def functions(path: Path, scope: str | None = None) -> dict[str, list[str]]:
-        tree: Any = ast.parse(path.read_text())
-        if scope:
-            tree = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == scope)
-        return {
-            node.name: [argument.arg for argument in node.args.args if argument.arg != "self"]
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-        }
-
     protocol = functions(Path(inspect.getfile(Adapter)), "Adapter")
     source = Path(inspect.getfile(adapters)).with_name(f"{framework}.py")
     offered = functions(source)
@@ -143,3 +139,22 @@ def test_signatures_are_the_protocols(framework: str) -> None:
         taken = {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
         assert protocol.keys() <= taken | functions(source).keys()
     assert {name: offered.get(name) for name in protocol} == protocol
+
+
+@pytest.mark.parametrize("framework", sorted(set(adapters.NAMES) - {"keras"}))
+def test_tensor_operations_are_the_protocols(framework: str) -> None:
+    """Keras takes TensorFlow's."""
+    protocol = functions(Path(inspect.getfile(Tensors)), "Tensors")
+    assert functions(Path(inspect.getfile(adapters)).with_name(f"{framework}_tensors.py")) == protocol
+
+
+def functions(path: Path, scope: str | None = None) -> dict[str, list[str]]:
+    """Public functions and their arguments' names, of a module or a class in it."""
+    tree: Any = ast.parse(path.read_text())
+    if scope:
+        tree = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == scope)
+    return {
+        node.name: [argument.arg for argument in node.args.args if argument.arg != "self"]
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }

@@ -282,7 +282,7 @@ def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
 def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
     adapter: Any = adapters.load("local")
     dataset = data.open_dataset(recipe.data, 10, recipe.seed)
-    session = adapter.prepare(adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss, recipe.compression)
+    session = adapter.prepare(adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"
     loop = Loop(adapter, session, recipe, Topology(), dataset, metrics.MetricsFile(path))
     adapter.fit(session, loop)

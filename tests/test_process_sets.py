@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -11,6 +12,16 @@ from conftest import ROOT, run
 from hvdkit.runtimes.store import find
 
 
+def on_two_hosts(script: str) -> list[str]:
+    """What four ranks print that run a script of tests/hosts."""
+    namespaces = ["unshare", "-nm"] if os.geteuid() == 0 else ["unshare", "-Urnm"]
+    folder = ROOT / "tests" / "hosts"
+    ranks = [str(folder / "two_hosts.py"), str(find("mxnet").python), str(folder / script)]
+    done = run([*namespaces, sys.executable, *ranks], timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.mark.timeout(150)
 def test_process_sets_reach_the_other_host() -> None:
     """Two hosts whose names resolve to loopback, as Debian's hosts file has it.
@@ -18,14 +29,19 @@ def test_process_sets_reach_the_other_host() -> None:
     Horovod 0.28.1 opens a process set's connections on whatever interface the host's name leads to: without the edit
     every rank dies with `connect [127.0.1.1]: Connection refused`.
     """
-    namespaces = ["unshare", "-nm"] if os.geteuid() == 0 else ["unshare", "-Urnm"]
-    folder = ROOT / "tests" / "hosts"
-    ranks = [str(folder / "two_hosts.py"), str(find("mxnet").python), str(folder / "process_sets.py")]
-    done = run([*namespaces, sys.executable, *ranks], timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if "sums are right" in line) == [
+    told = on_two_hosts("process_sets.py")
+    assert sorted(line for line in told if "sums are right" in line) == [
         f"rank {rank}: sums are right" for rank in range(4)
     ]
+
+
+@pytest.mark.timeout(150)
+def test_a_hierarchy_sends_one_vector_a_host_between_the_hosts() -> None:
+    """A ring of four ranks sends 2 · 3/4 vectors from host to host, one of two roots 2 · 1/2."""
+    told = [json.loads(line) for line in on_two_hosts("ways.py") if line.startswith("[")]
+    crossed = {way: sent / payload for way, payload, sent, _ in told}
+    assert 1.5 < crossed["ring"] < 1.6 and 1.0 < crossed["hierarchical"] < 1.1, crossed
+    assert 0.9 < crossed["central"] < 2.2, crossed
 
 
 @pytest.mark.timeout(150)

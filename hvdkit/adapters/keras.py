@@ -7,7 +7,7 @@ Horovod's own Keras front end does not work under Keras 3, so gradients are redu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,23 +20,23 @@ from hvdkit.adapters.tensorflow import (
     allgather,
     allgather_object,
     allreduce,
+    alltoall,
     broadcast,
     cast,
     dtype,
     from_numpy,
     init,
-    norm,
     placed,
+    process_set,
     shutdown,
-    sqrt,
     synchronize,
+    tensors,
     to_numpy,
     watch_hosts,
-    where,
 )
 from hvdkit.adapters.tensorflow_update import DistributedUpdate
 from hvdkit.config import Loss, Optimizer
-from hvdkit.core.adapter import Adapter, Gradients
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, peeking
 from hvdkit.core.data import Batch
 from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS
@@ -57,6 +57,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "broadcast",
     "broadcast_state",
     "cast",
@@ -67,20 +68,21 @@ __all__ = [
     "gradients",
     "init",
     "load_state",
-    "norm",
     "placed",
     "prepare",
+    "process_set",
     "seed",
     "set_learning_rate",
+    "set_weights",
     "shutdown",
-    "sqrt",
     "state",
     "synchronize",
+    "tensors",
     "to_numpy",
     "train_step",
     "versions",
     "watch_hosts",
-    "where",
+    "weights",
 ]  # fmt: skip
 
 
@@ -182,13 +184,18 @@ def seed(value: int) -> None:
 
 
 def prepare(
-    model: keras.Model, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+    model: keras.Model,
+    optimizer: Optimizer,
+    loss: Loss,
+    compression: str = "none",
+    precision: str = "fp32",
+    averaging: Averaging | None = None,
 ) -> Session:
     variables = [(_name(variable), variable.value) for variable in model.variables]
     trained = [_name(variable) for variable in model.trainable_variables]
     keras_optimizer = DistributedOptimizer(optimizer.learning_rate)
     update = keras_optimizer.update = DistributedUpdate(
-        variables, trained, optimizer, compression, precision, _this(), keras_optimizer.learning_rate.value
+        variables, trained, optimizer, compression, precision, _this(), keras_optimizer.learning_rate.value, averaging
     )
     keras_optimizer.build(model.trainable_variables)
     parameters = PRECISIONS[precision].parameters
@@ -224,7 +231,8 @@ def train_step(session: Session, batches: Sequence[Batch]) -> np.ndarray:
 
 
 def gradients(session: Session, batch: Batch) -> Gradients:
-    return session.update.to_gradients(*session.probe(tf.constant(batch.images), tf.constant(batch.labels)))
+    with peeking(session.update.averaging):
+        return session.update.to_gradients(*session.probe(tf.constant(batch.images), tf.constant(batch.labels)))
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -233,6 +241,14 @@ def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
 
 def set_learning_rate(session: Session, value: float) -> None:
     session.update.learning_rate.assign(value)
+
+
+def weights(session: Session) -> dict[str, tf.Tensor]:
+    return session.update.weights()
+
+
+def set_weights(session: Session, weights: Mapping[str, tf.Tensor]) -> None:
+    session.update.set_weights(weights)
 
 
 def state(session: Session) -> dict[str, np.ndarray]:

@@ -6,17 +6,18 @@ Core's tests run on it in milliseconds.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hvdkit.adapters import declared
+from hvdkit.adapters import local_tensors as tensors
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.metrics import cross_entropy
@@ -53,6 +54,7 @@ class Session:
     optimizer: Optimizer
     loss: Loss
     compressor: Compressor
+    averaging: Averaging | None
     learning_rate: float
     slots: dict[str, tuple[np.ndarray, ...]]  # by parameter
     steps: int = 0
@@ -100,7 +102,9 @@ def cast(tensor: np.ndarray, dtype: str) -> np.ndarray:
     return tensor.astype(dtype)
 
 
-def allreduce(tensors: list[np.ndarray], op: Op = "average", name: str = "allreduce") -> list[np.ndarray]:
+def allreduce(
+    tensors: list[np.ndarray], op: Op = "average", name: str = "allreduce", within: Any = None
+) -> list[np.ndarray]:
     return [tensor.copy() for tensor in tensors]
 
 
@@ -108,32 +112,34 @@ def allgather(tensor: np.ndarray, name: str = "allgather") -> np.ndarray:
     return tensor.copy()
 
 
-def broadcast(tensor: np.ndarray, root_rank: int = 0, name: str = "broadcast") -> np.ndarray:
+def broadcast(tensor: np.ndarray, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> np.ndarray:
     return tensor.copy()
+
+
+def alltoall(tensor: np.ndarray, name: str = "alltoall", splits: list[int] | None = None) -> np.ndarray:
+    return tensor.copy()
+
+
+def process_set(ranks: list[int]) -> Any:
+    return tuple(ranks)
 
 
 def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return [value]
 
 
-def sqrt(tensor: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sqrt(tensor))
-
-
-def norm(tensor: np.ndarray) -> np.ndarray:
-    return np.asarray(np.linalg.norm(tensor))
-
-
-def where(condition: np.ndarray, if_true: np.ndarray, if_false: np.ndarray) -> np.ndarray:
-    return np.where(condition, if_true, if_false)
-
-
 def prepare(
-    model: Linear, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+    model: Linear,
+    optimizer: Optimizer,
+    loss: Loss,
+    compression: str = "none",
+    precision: str = "fp32",
+    averaging: Averaging | None = None,
 ) -> Session:
     count = len(slot_names(optimizer))
     slots = {name: (np.zeros_like(value),) * count for name, value in model.parameters.items()}
-    return Session(model, optimizer, loss, compression_.make(compression, _this()), optimizer.learning_rate, slots)
+    compressor = compression_.make(compression, _this())
+    return Session(model, optimizer, loss, compressor, averaging, optimizer.learning_rate, slots)
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
@@ -141,21 +147,39 @@ def broadcast_state(session: Session, root_rank: int = 0) -> None:
 
 
 def train_step(session: Session, batches: Sequence[Batch]) -> np.ndarray:
-    found = [gradients(session, batch) for batch in batches]
+    found = [_backward(session, batch) for batch in batches]
     optimizer, parameters = session.optimizer, session.model.parameters
-    means = [sum(each.averaged[name] for each in found) / np.float64(len(found)) for name in parameters]
+    own = {name: np.sum([each[2][name] for each in found], axis=0) / len(found) for name in parameters}
+    averaged = _average(session, own)
+    means = [averaged[name] for name in parameters]
     if optimizer.clip_norm is not None:
-        means = clip(means, optimizer.clip_norm, _this())
+        means = clip(means, optimizer.clip_norm, tensors)
     session.steps += 1
     corrections = bias_corrections(optimizer, session.steps)
     for name, gradient in zip(parameters, means, strict=True):
         parameters[name], session.slots[name] = update(
-            optimizer, _this(), parameters[name], gradient, session.slots[name], session.learning_rate, corrections
+            optimizer, tensors, parameters[name], gradient, session.slots[name], session.learning_rate, corrections
         )
-    return np.asarray(np.mean([each.loss for each in found]))
+    return np.asarray(np.mean([loss for _, loss, _ in found]))
 
 
 def gradients(session: Session, batch: Batch) -> Gradients:
+    logits, loss, own = _backward(session, batch)
+    with peeking(session.averaging):
+        return Gradients(logits, loss, own, dict(_average(session, own)))
+
+
+def _average(session: Session, own: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    if session.averaging is not None:
+        return session.averaging(own)
+    names, packed = list(own), [session.compressor.compress(value) for value in own.values()]
+    sent = _this().allreduce([tensor for tensor, _ in packed], name="gradients")
+    means = zip(names, sent, packed, strict=True)
+    return {name: session.compressor.decompress(mean, context) for name, mean, (_, context) in means}
+
+
+def _backward(session: Session, batch: Batch) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
+    """Logits, mean loss and the rank's own gradients."""
     logits, count = session.model(batch.images), len(batch.labels)
     classes = logits.shape[1]
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -163,10 +187,9 @@ def gradients(session: Session, batch: Batch) -> Gradients:
     smoothing = session.loss.label_smoothing
     target = np.eye(classes)[batch.labels] * (1 - smoothing) + smoothing / classes
     own = session.model.gradients(batch.images, (shares - target) / count)
-    sent = {name: session.compressor.decompress(*session.compressor.compress(value)) for name, value in own.items()}
     every = [cross_entropy(logits, np.full(count, label)) for label in range(classes)]
     loss = (1 - smoothing) * cross_entropy(logits, batch.labels).mean() + smoothing * np.mean(every)
-    return Gradients(logits, float(loss), own, sent)
+    return logits, float(loss), own
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -175,6 +198,15 @@ def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
 
 def set_learning_rate(session: Session, value: float) -> None:
     session.learning_rate = value
+
+
+def weights(session: Session) -> dict[str, np.ndarray]:
+    return {name: value.copy() for name, value in session.model.parameters.items()}
+
+
+def set_weights(session: Session, weights: Mapping[str, np.ndarray]) -> None:
+    for name in session.model.parameters:
+        session.model.parameters[name] = weights[name].copy()
 
 
 def state(session: Session) -> dict[str, np.ndarray]:

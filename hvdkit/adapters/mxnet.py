@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,18 +19,19 @@ import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 
-from hvdkit.adapters import declared
+from hvdkit.adapters import declared, mxnet_state
+from hvdkit.adapters import mxnet_tensors as tensors
 from hvdkit.adapters.mxnet_update import Updater
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import clip, counts_steps, slot_names
+from hvdkit.core.optimizer import clip, counts_steps
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.splits import on_device
-from hvdkit.core.state import canonical_name, check_fits, slot_name
+from hvdkit.core.state import check_fits
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 
@@ -58,6 +59,7 @@ class Session:
     # Names the reduction: two networks may have theirs under way at once, as the engine runs all that is ready.
     group: str
     average: Callable[[Session], None]  # makes the gradients their means over all ranks
+    averaging: Averaging | None = None  # what it does so by, where not by Horovod's own reduction
     pools: dict[int, Any] = field(default_factory=dict)  # of images that stay on the device
 
 
@@ -117,37 +119,42 @@ def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
     return tensor.astype(dtype)
 
 
-def allreduce(tensors: list[mx.nd.NDArray], op: Op = "average", name: str = "allreduce") -> list[mx.nd.NDArray]:
-    return list(hvd.grouped_allreduce(tensors, op=_OPS[op], name=name))
+def allreduce(
+    tensors: list[mx.nd.NDArray], op: Op = "average", name: str = "allreduce", within: Any = None
+) -> list[mx.nd.NDArray]:
+    group = within or hvd.global_process_set
+    return list(hvd.grouped_allreduce(tensors, op=_OPS[op], name=name, process_set=group))
 
 
 def allgather(tensor: mx.nd.NDArray, name: str = "allgather") -> mx.nd.NDArray:
     return hvd.allgather(tensor, name=name)
 
 
-def broadcast(tensor: mx.nd.NDArray, root_rank: int = 0, name: str = "broadcast") -> mx.nd.NDArray:
-    return hvd.broadcast(tensor, root_rank, name=name)
+def broadcast(tensor: mx.nd.NDArray, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> mx.nd.NDArray:
+    return hvd.broadcast(tensor, root_rank, name=name, process_set=within or hvd.global_process_set)
+
+
+def alltoall(tensor: mx.nd.NDArray, name: str = "alltoall", splits: list[int] | None = None) -> mx.nd.NDArray:
+    if splits is None:
+        return hvd.alltoall(tensor, name=name)
+    return hvd.alltoall(tensor, mx.nd.array(splits, dtype="int32"), name=name)[0]
+
+
+def process_set(ranks: list[int]) -> Any:
+    return hvd.add_process_set(ranks)
 
 
 def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return list(hvd.allgather_object(value, name=name))
 
 
-def sqrt(tensor: mx.nd.NDArray) -> mx.nd.NDArray:
-    return mx.nd.sqrt(tensor)
-
-
-def norm(tensor: mx.nd.NDArray) -> mx.nd.NDArray:
-    # mx.nd.norm adds up without care: over a million float32 it is 3e-4 off, this 3e-8.
-    return mx.nd.sqrt(mx.nd.sum(tensor * tensor))
-
-
-def where(condition: mx.nd.NDArray, if_true: mx.nd.NDArray, if_false: mx.nd.NDArray) -> mx.nd.NDArray:
-    return mx.nd.where(condition, if_true, if_false)
-
-
 def prepare(
-    model: mx.gluon.Block, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+    model: mx.gluon.Block,
+    optimizer: Optimizer,
+    loss: Loss,
+    compression: str = "none",
+    precision: str = "fp32",
+    averaging: Averaging | None = None,
 ) -> Session:
     dtype = PRECISIONS[precision].parameters
     model.cast(dtype)
@@ -156,7 +163,7 @@ def prepare(
     trained = [parameter for parameter in model.collect_params().values() if parameter.grad_req != "null"]
     return Session(
         model,
-        Updater(optimizer, trained, _this()),
+        Updater(optimizer, trained, tensors),
         optimizer,
         dtype,
         mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=loss.label_smoothing == 0),
@@ -164,7 +171,8 @@ def prepare(
         compression_.make(compression, _this()),
         trained,
         f"gradients.{next(_sessions)}",
-        _average_gradients,
+        _average_gradients if averaging is None else _average_otherwise,
+        averaging,
     )
 
 
@@ -184,7 +192,7 @@ def _initialize(model: mx.gluon.Block) -> None:
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    tensors = {name: parameter.data() for name, parameter in _parameters(session).items()} | _slots(session)
+    tensors = mxnet_state.tensors(session)
     hvd.broadcast_parameters(tensors, root_rank=root_rank)
     session.optimizer.steps = hvd.broadcast_object(session.optimizer.steps, root_rank, name="steps")
 
@@ -203,16 +211,17 @@ def train_step(session: Session, batches: Sequence[Batch]) -> mx.nd.NDArray:
             gradient[:] = (total + gradient) / len(batches)
     session.average(session)
     if session.settings.clip_norm is not None:
-        gradients = clip(gradients, session.settings.clip_norm, _this())
+        gradients = clip(gradients, session.settings.clip_norm, tensors)
     session.optimizer.update(gradients)
     return mx.nd.concat(*losses, dim=0).mean() if len(losses) > 1 else losses[0]
 
 
 def gradients(session: Session, batch: Batch) -> Gradients:
     logits, loss = _backward(session, batch)
-    own = _gradients(session)
-    session.average(session)
-    return Gradients(to_numpy(logits), float(loss.asscalar()), own, _gradients(session))
+    own = mxnet_state.gradients(session)
+    with peeking(session.averaging):
+        session.average(session)
+    return Gradients(to_numpy(logits), float(loss.asscalar()), own, mxnet_state.gradients(session))
 
 
 def _backward(session: Session, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
@@ -245,6 +254,14 @@ def _average_gradients(session: Session) -> None:
             gradient[:] = session.compressor.decompress(sent, context)
 
 
+def _average_otherwise(session: Session) -> None:
+    assert session.averaging is not None
+    gradients = {name: parameter.grad() for name, parameter in mxnet_state.trained(session).items()}
+    for name, mean in session.averaging(gradients).items():
+        if mean is not gradients[name]:
+            gradients[name][:] = mean
+
+
 def _labels(session: Session, labels: np.ndarray, classes: int) -> mx.nd.NDArray:
     smoothing, tensor = session.label_smoothing, from_numpy(labels)
     if smoothing == 0:
@@ -260,16 +277,24 @@ def set_learning_rate(session: Session, value: float) -> None:
     session.optimizer.rate = value
 
 
+def weights(session: Session) -> dict[str, mx.nd.NDArray]:
+    return {name: parameter.data().copy() for name, parameter in mxnet_state.trained(session).items()}
+
+
+def set_weights(session: Session, weights: Mapping[str, mx.nd.NDArray]) -> None:
+    for name, parameter in mxnet_state.trained(session).items():
+        parameter.data()[:] = weights[name]
+
+
 def state(session: Session) -> dict[str, np.ndarray]:
-    values = {name: to_numpy(parameter.data()) for name, parameter in _parameters(session).items()}
-    values |= {name: to_numpy(slot) for name, slot in _slots(session).items()}
+    values = {name: to_numpy(tensor) for name, tensor in mxnet_state.tensors(session).items()}
     if counts_steps(session.settings):
         values["optimizer.step"] = np.array(session.optimizer.steps, np.int64)
     return values
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    tensors = {name: parameter.data() for name, parameter in _parameters(session).items()} | _slots(session)
+    tensors = mxnet_state.tensors(session)
     check_fits({name: tensor.shape for name, tensor in tensors.items()}, state)
     for name, tensor in tensors.items():
         if name in state:
@@ -283,27 +308,6 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 def _this() -> Adapter:
     return sys.modules[__name__]  # a module serves as the Protocol's object
-
-
-def _parameters(session: Session) -> dict[str, mx.gluon.Parameter]:
-    """By canonical name; Gluon's own names depend on how many networks a process has made."""
-    named = session.model._collect_params_with_prefix()
-    return {canonical_name(name): parameter for name, parameter in named.items()}
-
-
-def _slots(session: Session) -> dict[str, mx.nd.NDArray]:
-    """The optimizer's slots by canonical name."""
-    return {
-        slot_name(slot, name): tensor
-        for name, parameter in _parameters(session).items()
-        if parameter.grad_req != "null"
-        for slot, tensor in zip(slot_names(session.settings), session.optimizer.slots(parameter), strict=True)
-    }
-
-
-def _gradients(session: Session) -> dict[str, np.ndarray]:
-    parameters = _parameters(session).items()
-    return {name: to_numpy(parameter.grad()) for name, parameter in parameters if parameter.grad_req != "null"}
 
 
 def _pick(pool: mx.nd.NDArray, indices: np.ndarray) -> mx.nd.NDArray:

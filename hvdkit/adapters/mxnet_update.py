@@ -7,7 +7,7 @@ import numpy as np
 
 from hvdkit.config import Optimizer, Sgd
 from hvdkit.core import optimizer as rules
-from hvdkit.core.optimizer import Ops
+from hvdkit.core.tensors import Tensors
 
 _KERNEL_TENSORS = 60  # what one call of MXNet's multi-tensor kernels takes at most
 
@@ -19,7 +19,7 @@ class Updater:
     recipes use, goes through MXNet's multi-tensor kernels. They know float32 only: 0.9 is 0.89999998 to them.
     """
 
-    def __init__(self, settings: Optimizer, parameters: list[mx.gluon.Parameter], ops: Ops) -> None:
+    def __init__(self, settings: Optimizer, parameters: list[mx.gluon.Parameter], ops: Tensors) -> None:
         self.rate = settings.learning_rate
         self.steps = 0  # updates made
         self._settings, self._parameters, self._ops = settings, parameters, ops

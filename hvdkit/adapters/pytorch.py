@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,14 +15,15 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdkit.adapters import declared, pytorch_update
+from hvdkit.adapters import declared, pytorch_state, pytorch_update
+from hvdkit.adapters import pytorch_tensors as tensors
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import clip, counts_steps
+from hvdkit.core.optimizer import clip
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS, Precision
 from hvdkit.core.splits import on_device
 from hvdkit.core.state import check_fits
@@ -55,6 +56,7 @@ class Session:
     layout: torch.memory_format  # of images, and so of activations
     forward: Any  # what makes logits in training: the network, or a rival's wrapper
     average: Callable[[Session], None]  # makes the gradients their means over all ranks
+    averaging: Averaging | None = None  # what it does so by, where not by Horovod's own reduction
     pools: dict[int, Any] = field(default_factory=dict)  # of images that stay on the device
 
 
@@ -113,42 +115,51 @@ def cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(getattr(torch, dtype))
 
 
-def allreduce(tensors: list[torch.Tensor], op: Op = "average", name: str = "allreduce") -> list[torch.Tensor]:
-    return list(hvd.grouped_allreduce(tensors, name=name, op=_OPS[op]))
+def allreduce(
+    tensors: list[torch.Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
+) -> list[torch.Tensor]:
+    group = within or hvd.global_process_set
+    return list(_wait_for_ranks(hvd.grouped_allreduce_async(tensors, name=name, op=_OPS[op], process_set=group)))
 
 
 def allgather(tensor: torch.Tensor, name: str = "allgather") -> torch.Tensor:
-    return hvd.allgather(tensor, name=name)
+    return _wait_for_ranks(hvd.allgather_async(tensor, name=name))
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast") -> torch.Tensor:
-    return hvd.broadcast(tensor, root_rank, name=name)
+def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> torch.Tensor:
+    group = within or hvd.global_process_set
+    return _wait_for_ranks(hvd.broadcast_async(tensor, root_rank, name=name, process_set=group))
+
+
+def alltoall(tensor: torch.Tensor, name: str = "alltoall", splits: list[int] | None = None) -> torch.Tensor:
+    lengths = None if splits is None else torch.tensor(splits, dtype=torch.int32)
+    return _wait_for_ranks(hvd.alltoall_async(tensor, lengths, name=name))[0]
+
+
+def process_set(ranks: list[int]) -> Any:
+    return hvd.add_process_set(ranks)
 
 
 def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return list(hvd.allgather_object(value, name=name))
 
 
-def sqrt(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.sqrt(tensor)
-
-
-def norm(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(tensor)
-
-
-def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor) -> torch.Tensor:
-    return torch.where(condition, if_true, if_false)
-
-
 def prepare(
-    model: torch.nn.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+    model: torch.nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    compression: str = "none",
+    precision: str = "fp32",
+    averaging: Averaging | None = None,
 ) -> Session:
     # With the channels last, as core gives images: a step took 0.83 of the CPU time so in one process with AVX2
     # (docs/benchmarking.md), and tensor cores want it. The weights stay contiguous, as Horovod wants them; activations
     # follow the images.
-    overlapped = _device.type in _OVERLAPPED_ON
-    return bound(model, optimizer, loss, compression, precision, overlapped, torch.channels_last)
+    overlapped = _device.type in _OVERLAPPED_ON and averaging is None
+    session = bound(model, optimizer, loss, compression, precision, overlapped, torch.channels_last)
+    if averaging is not None:
+        session.averaging, session.average = averaging, _average_otherwise
+    return session
 
 
 def bound(
@@ -163,7 +174,7 @@ def bound(
     """As `prepare`; `overlapped` gradients are sent by Horovod's own optimizer while backward goes on."""
     dtypes = PRECISIONS[precision]
     model.to(_device, getattr(torch, dtypes.parameters))
-    updater: Any = pytorch_update.make(optimizer, model, _this())
+    updater: Any = pytorch_update.make(optimizer, model, tensors)
     compressor = compression_.make(compression, _this())
     if overlapped:
         names = model.named_parameters()
@@ -185,9 +196,9 @@ def bound(
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
     # Not hvd.broadcast_optimizer_state: to make the slots it takes a step with zero gradients, and weight decay makes
     # that step move the weights.
-    scalars = {name: torch.from_numpy(value) for name, value in _scalars(session).items()}
-    hvd.broadcast_parameters(session.model.state_dict() | _slots(session) | scalars, root_rank=root_rank)
-    _load_scalars(session, {name: value.numpy() for name, value in scalars.items()})
+    scalars = {name: torch.from_numpy(value) for name, value in pytorch_state.scalars(session).items()}
+    hvd.broadcast_parameters(session.model.state_dict() | pytorch_state.slots(session) | scalars, root_rank=root_rank)
+    pytorch_state.load_scalars(session, {name: value.numpy() for name, value in scalars.items()})
 
 
 def train_step(session: Session, batches: Sequence[Batch]) -> torch.Tensor:
@@ -217,7 +228,8 @@ def gradients(session: Session, batch: Batch) -> Gradients:
     logits, loss = _backward(session, batch, 1)
     scale = session.scaler.get_scale()
     own = _gradients(session.model, scale)
-    session.average(session)
+    with peeking(session.averaging):
+        session.average(session)
     averaged = _gradients(session.model, scale)
     return Gradients(to_numpy(logits), float(loss), own, averaged)
 
@@ -237,11 +249,7 @@ def _average_gradients(session: Session) -> None:
     if session.overlapped:
         session.optimizer.synchronize()
         return
-    gradients = []
-    for parameter in session.model.parameters():
-        if parameter.grad is None:  # unused on this rank, maybe not on the others
-            parameter.grad = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
+    gradients = list(_whole(session.model).values())
     packed = [session.compressor.compress(gradient) for gradient in gradients]
     handle = hvd.grouped_allreduce_async_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
     _wait_for_ranks(handle)
@@ -250,15 +258,32 @@ def _average_gradients(session: Session) -> None:
             gradient.copy_(session.compressor.decompress(sent, context))
 
 
-def _wait_for_ranks(handle: int) -> None:  # the launcher knows a rank that waits by this name (launch/stalls.py)
+def _average_otherwise(session: Session) -> None:
+    gradients, scaler = _whole(session.model), session.scaler
+    assert session.averaging is not None
+    means = session.averaging(gradients, scaler.get_scale() if scaler.is_enabled() else None)
+    for name, gradient in gradients.items():
+        if means[name] is not gradient:
+            gradient.copy_(means[name])
+
+
+def _whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter's gradient by name; zeros where it is unused on this rank, maybe not on the others."""
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def _wait_for_ranks(handle: int) -> Any:  # the launcher knows a rank that waits by this name (launch/stalls.py)
     while not hvd.poll(handle):
         time.sleep(_POLL_S)  # Horovod's own wait never leaves the core, which those threads need that reduce
-    hvd.synchronize(handle)
+    return hvd.synchronize(handle)
 
 
 def _clip(model: torch.nn.Module, max_norm: float) -> None:
     gradients = [parameter.grad for parameter in model.parameters()]
-    for gradient, clipped in zip(gradients, clip(gradients, max_norm, _this()), strict=True):
+    for gradient, clipped in zip(gradients, clip(gradients, max_norm, tensors), strict=True):
         gradient.copy_(clipped)
 
 
@@ -281,19 +306,29 @@ def set_learning_rate(session: Session, value: float) -> None:
         group["lr"] = value
 
 
+def weights(session: Session) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in session.model.named_parameters()}
+
+
+def set_weights(session: Session, weights: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in session.model.named_parameters():
+            parameter.copy_(weights[name])
+
+
 def state(session: Session) -> dict[str, np.ndarray]:
-    tensors = _tensors(session) | _slots(session)
-    return {name: to_numpy(tensor) for name, tensor in tensors.items()} | _scalars(session)
+    tensors = pytorch_state.tensors(session) | pytorch_state.slots(session)
+    return {name: to_numpy(tensor) for name, tensor in tensors.items()} | pytorch_state.scalars(session)
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    tensors = _tensors(session) | _slots(session)
+    tensors = pytorch_state.tensors(session) | pytorch_state.slots(session)
     check_fits({name: tuple(tensor.shape) for name, tensor in tensors.items()}, state)
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name in state:
                 tensor.copy_(torch.from_numpy(state[name]))
-    _load_scalars(session, state)
+    pytorch_state.load_scalars(session, state)
 
 
 def fit(session: Session, loop: loop_.Loop) -> None:
@@ -302,38 +337,6 @@ def fit(session: Session, loop: loop_.Loop) -> None:
 
 def _this() -> Adapter:
     return sys.modules[__name__]  # a module serves as the Protocol's object
-
-
-def _tensors(session: Session) -> dict[str, torch.Tensor]:
-    """Parameters and buffers; PyTorch alone counts a batch norm's batches, and nothing reads that here."""
-    named = session.model.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in named.items() if not name.endswith("num_batches_tracked")}
-
-
-def _slots(session: Session) -> dict[str, torch.Tensor]:
-    return dict(pytorch_update.slots(session.optimizer, session.settings, session.model))
-
-
-def _scalars(session: Session) -> dict[str, np.ndarray]:
-    """What the state holds beside tensors of a parameter."""
-    scalars: dict[str, np.ndarray] = {}
-    if counts_steps(session.settings):
-        steps = pytorch_update.steps(session.optimizer, session.settings, session.model)
-        scalars["optimizer.step"] = np.array(int(steps[0]))
-    if session.scaler.is_enabled():
-        scaler = session.scaler.state_dict()
-        scalars["optimizer.loss_scale"] = np.array(scaler["scale"], np.float64)
-        scalars["optimizer.good_steps"] = np.array(scaler["_growth_tracker"], np.int64)
-    return scalars
-
-
-def _load_scalars(session: Session, state: dict[str, np.ndarray]) -> None:
-    if "optimizer.step" in state:
-        for count in pytorch_update.steps(session.optimizer, session.settings, session.model):
-            count.fill_(int(state["optimizer.step"]))
-    if session.scaler.is_enabled() and "optimizer.loss_scale" in state:
-        values = {"scale": float(state["optimizer.loss_scale"]), "_growth_tracker": int(state["optimizer.good_steps"])}
-        session.scaler.load_state_dict(session.scaler.state_dict() | values)
 
 
 def _autocast(session: Session) -> torch.autocast:

@@ -9,11 +9,11 @@ import torch
 
 from hvdkit.config import AdamW, Optimizer, Sgd
 from hvdkit.core import optimizer as rules
-from hvdkit.core.optimizer import Ops
 from hvdkit.core.state import slot_name
+from hvdkit.core.tensors import Tensors
 
 
-def make(settings: Optimizer, model: torch.nn.Module, ops: Ops) -> torch.optim.Optimizer:
+def make(settings: Optimizer, model: torch.nn.Module, ops: Tensors) -> torch.optim.Optimizer:
     """The optimizer of all the model's parameters; those that decay spares are in a group of their own."""
     groups: dict[float, list[torch.nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -67,7 +67,7 @@ class RuleOptimizer(_Eager):
                 if parameter.grad is not None:
                     self._update(parameter, group["settings"], group["ops"], group["lr"])
 
-    def _update(self, parameter: torch.nn.Parameter, settings: Optimizer, ops: Ops, rate: float) -> None:
+    def _update(self, parameter: torch.nn.Parameter, settings: Optimizer, ops: Tensors, rate: float) -> None:
         state = prepared(self, settings, parameter)
         slots = tuple(state[_key(name)] for name in rules.slot_names(settings))
         state["step"] += 1

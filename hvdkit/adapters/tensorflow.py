@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,11 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.adapters import declared
+from hvdkit.adapters import declared, tensorflow_tensors
 from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Gradients, HostWatch, Op
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
 from hvdkit.core.data import Batch
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.splits import on_device
@@ -29,6 +29,7 @@ from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 NAME = "tensorflow"
 CAPABILITIES = declared.CAPABILITIES[NAME]
 CHOSEN = declared.CHOSEN[NAME]
+tensors = tensorflow_tensors
 
 _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 
@@ -106,40 +107,46 @@ def cast(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(tensor, dtype)
 
 
-def allreduce(tensors: list[tf.Tensor], op: Op = "average", name: str = "allreduce") -> list[tf.Tensor]:
-    return list(hvd.grouped_allreduce(tensors, op=_OPS[op], name=name))
+def allreduce(
+    tensors: list[tf.Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
+) -> list[tf.Tensor]:
+    group = within or hvd.global_process_set
+    return list(hvd.grouped_allreduce(tensors, op=_OPS[op], name=name, process_set=group))
 
 
 def allgather(tensor: tf.Tensor, name: str = "allgather") -> tf.Tensor:
     return hvd.allgather(tensor, name=name)
 
 
-def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str = "broadcast") -> tf.Tensor:
-    return hvd.broadcast(tensor, root_rank, name=name)
+def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> tf.Tensor:
+    return hvd.broadcast(tensor, root_rank, name=name, process_set=within or hvd.global_process_set)
+
+
+def alltoall(tensor: tf.Tensor, name: str = "alltoall", splits: list[int] | None = None) -> tf.Tensor:
+    if splits is None:
+        return hvd.alltoall(tensor, name=name)
+    return hvd.alltoall(tensor, tf.constant(splits, tf.int32), name=name)[0]
+
+
+def process_set(ranks: list[int]) -> Any:
+    return hvd.add_process_set(ranks)
 
 
 def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return list(hvd.allgather_object(value, name=name))
 
 
-def sqrt(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.sqrt(tensor)
-
-
-def norm(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.norm(tensor)
-
-
-def where(condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.Tensor:
-    return tf.where(condition, if_true, if_false)
-
-
 def prepare(
-    model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+    model: tf.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    compression: str = "none",
+    precision: str = "fp32",
+    averaging: Averaging | None = None,
 ) -> Session:
     variables = [(_name(variable), variable) for variable in model.variables]
     trained = [_name(variable) for variable in model.trainable_variables]
-    update = DistributedUpdate(variables, trained, optimizer, compression, precision, _this())
+    update = DistributedUpdate(variables, trained, optimizer, compression, precision, _this(), averaging=averaging)
     parameters = tf.as_dtype(PRECISIONS[precision].parameters)
 
     def logits_of(images: tf.Tensor, training: bool) -> tf.Tensor:
@@ -202,7 +209,8 @@ def inputs(pools: dict[int, tf.Tensor], batch: Batch) -> tf.Tensor:
 
 
 def gradients(session: Session, batch: Batch) -> Gradients:
-    return session.update.to_gradients(*session.probe(tf.constant(batch.images), tf.constant(batch.labels)))
+    with peeking(session.update.averaging):
+        return session.update.to_gradients(*session.probe(tf.constant(batch.images), tf.constant(batch.labels)))
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -211,6 +219,14 @@ def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
 
 def set_learning_rate(session: Session, value: float) -> None:
     session.update.learning_rate.assign(value)
+
+
+def weights(session: Session) -> dict[str, tf.Tensor]:
+    return session.update.weights()
+
+
+def set_weights(session: Session, weights: Mapping[str, tf.Tensor]) -> None:
+    session.update.set_weights(weights)
 
 
 def state(session: Session) -> dict[str, np.ndarray]:

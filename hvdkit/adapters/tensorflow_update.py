@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from hvdkit.adapters import tensorflow_tensors as tensors
 from hvdkit.config import Optimizer, Sgd
 from hvdkit.core import compression as compression_
-from hvdkit.core.adapter import Adapter, Gradients
+from hvdkit.core.adapter import Adapter, Averaging, Gradients
 from hvdkit.core.optimizer import bias_corrections, clip, counts_steps, decay_of, slot_names, update
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.state import check_distinct, check_fits, from_canonical, slot_name, to_canonical
@@ -37,12 +38,13 @@ class DistributedUpdate:
         precision: str,
         adapter: Adapter,
         learning_rate: tf.Variable | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
         check_distinct([name for name, _ in variables])
         self._network = dict(variables)
         self._trained = {name: self._network[name] for name in trained}
         _check_dtypes(self._trained, precision)
-        self._settings, self._ops = settings, adapter
+        self._settings, self.averaging = settings, averaging
         self._compressor = compression_.make(compression, adapter)
         self._scales_loss = PRECISIONS[precision].scales_loss
         self.learning_rate = learning_rate or _scalar(settings.learning_rate, tf.float64)
@@ -58,6 +60,8 @@ class DistributedUpdate:
             self._scalars["optimizer.good_steps"] = _scalar(0, tf.int64)
         # What makes gradients their means over all ranks; a rival puts its own here before the first step is compiled.
         self.average: Callable[[list[tf.Tensor]], list[tf.Tensor]] = self._averaged
+        if averaging is not None:
+            self.average = self._averaged_otherwise
         self._sums: list[tf.Variable] = []  # of the gradients of an update's first parts
         self._parts, self._seen = _scalar(1, tf.int64), _scalar(0, tf.int64)
 
@@ -135,6 +139,19 @@ class DistributedUpdate:
             )
         )
 
+    def _averaged_otherwise(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """By `averaging`, outside of the graph: what it keeps from step to step is none of the graph's affair."""
+        scale = self._scale(tf.float64) if self._scales_loss else tf.constant(0.0, tf.float64)
+        dtypes = [gradient.dtype for gradient in gradients]
+        means = tf.py_function(self._average_now, [scale, *gradients], dtypes, name="averaging")
+        return [tf.ensure_shape(mean, gradient.shape) for mean, gradient in zip(means, gradients, strict=True)]
+
+    def _average_now(self, scale: tf.Tensor, *gradients: tf.Tensor) -> list[tf.Tensor]:
+        assert self.averaging is not None
+        named = {name: turned(gradient) for name, gradient in zip(self._trained, gradients, strict=True)}
+        means = self.averaging(named, float(scale) if self._scales_loss else None)
+        return [turned_back(means[name]) for name in self._trained]
+
     def _scale(self, dtype: tf.DType) -> tf.Tensor:
         return tf.cast(self._scalars["optimizer.loss_scale"], dtype)
 
@@ -158,7 +175,7 @@ class DistributedUpdate:
     def _apply(self, gradients: list[tf.Tensor]) -> None:
         settings = self._settings
         if settings.clip_norm is not None:
-            gradients = clip(gradients, settings.clip_norm, self._ops)
+            gradients = clip(gradients, settings.clip_norm, tensors)
         corrections = (1.0, 1.0)
         if counts_steps(settings):
             step = self._scalars["optimizer.step"].assign_add(1, read_value=True)
@@ -171,9 +188,7 @@ class DistributedUpdate:
                 continue
             values = tuple(tf.convert_to_tensor(slot) for slot in slots)
             factors = (tf.cast(corrections[0], dtype), tf.cast(corrections[1], dtype))
-            weight, values = update(
-                settings, self._ops, tf.convert_to_tensor(variable), gradient, values, rate, factors
-            )
+            weight, values = update(settings, tensors, tf.convert_to_tensor(variable), gradient, values, rate, factors)
             variable.assign(weight)
             for slot, value in zip(slots, values, strict=True):
                 slot.assign(value)
@@ -183,17 +198,26 @@ class DistributedUpdate:
         variables = [*self._network.values(), *dict(self._named_slots()).values(), *self._scalars.values()]
         hvd.broadcast_variables(variables, root_rank=root_rank)
 
+    def weights(self) -> dict[str, tf.Tensor]:
+        """The seam's `weights`."""
+        return {name: turned(tf.identity(variable)) for name, variable in self._trained.items()}
+
+    def set_weights(self, weights: Mapping[str, tf.Tensor]) -> None:
+        """The seam's `set_weights`."""
+        for name, variable in self._trained.items():
+            variable.assign(turned_back(weights[name]))
+
     def state(self) -> dict[str, np.ndarray]:
         """The seam's `state`."""
-        tensors = self._network | dict(self._named_slots())
+        named = self._network | dict(self._named_slots())
         scalars = {name: np.array(scalar.numpy()) for name, scalar in self._scalars.items()}
-        return {name: to_canonical(variable.numpy()) for name, variable in tensors.items()} | scalars
+        return {name: to_canonical(variable.numpy()) for name, variable in named.items()} | scalars
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """The seam's `load_state`."""
-        tensors = self._network | dict(self._named_slots())
-        check_fits({name: to_canonical(np.empty(v.shape, bool)).shape for name, v in tensors.items()}, state)
-        for name, variable in tensors.items():
+        named = self._network | dict(self._named_slots())
+        check_fits({name: to_canonical(np.empty(v.shape, bool)).shape for name, v in named.items()}, state)
+        for name, variable in named.items():
             if name in state:
                 variable.assign(from_canonical(state[name]).astype(variable.dtype.as_numpy_dtype))
         for name, scalar in self._scalars.items():
@@ -204,6 +228,16 @@ class DistributedUpdate:
         for name, slots in self._slots.items():
             for slot, variable in zip(slot_names(self._settings), slots, strict=True):
                 yield slot_name(slot, name), variable
+
+
+def turned(tensor: tf.Tensor) -> tf.Tensor:
+    """`hvdkit.core.state.to_canonical`, of a tensor."""
+    return tf.transpose(tensor, {4: (3, 2, 0, 1), 2: (1, 0)}[tensor.ndim]) if tensor.ndim in (2, 4) else tensor
+
+
+def turned_back(tensor: tf.Tensor) -> tf.Tensor:
+    """`hvdkit.core.state.from_canonical`, of a tensor."""
+    return tf.transpose(tensor, {4: (2, 3, 1, 0), 2: (1, 0)}[tensor.ndim]) if tensor.ndim in (2, 4) else tensor
 
 
 def dense(gradients: list[tf.Tensor | None], variables: list[tf.Variable]) -> list[tf.Tensor]:

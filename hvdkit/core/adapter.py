@@ -6,11 +6,13 @@ bare act in its framework. Tensors are the framework's own; core speaks NumPy, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hvdkit.config import Loss, Optimizer
+from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
 
 if TYPE_CHECKING:  # the command line asks for capabilities, and starts without NumPy
@@ -60,6 +62,24 @@ class Gradients:
     averaged: dict[str, np.ndarray]
 
 
+class Averaging(Protocol):
+    """What makes gradients their means where Horovod's own reduction is not asked for (`core/communication.py`)."""
+
+    def __call__(self, gradients: Mapping[str, Tensor], /, scale: float | None = None) -> Mapping[str, Tensor]:
+        """The means over all ranks by name; collective. Tensors are in the layouts of `Adapter.state`.
+
+        `scale` is the factor of a scaled loss. Where a gradient of any rank is infinite or NaN then, all means are NaN.
+        """
+
+    def peek(self) -> AbstractContextManager[None]:
+        """What is asked inside leaves no trace."""
+
+
+def peeking(averaging: Averaging | None) -> AbstractContextManager[None]:
+    """`Averaging.peek`, of nothing where there is none."""
+    return nullcontext() if averaging is None else averaging.peek()
+
+
 def rival_of(adapter: Adapter) -> str | None:
     """Which of `hvdkit.rivals` stands behind the seam; None where it is hvdkit's own adapter."""
     return getattr(adapter, "RIVAL", None)
@@ -81,6 +101,7 @@ class Adapter(Protocol):
     NAME: str
     CAPABILITIES: frozenset[str]  # of the keys above
     CHOSEN: dict[str, dict[str, tuple[str, str]]]  # by device: what was chosen to be fast, how, and why
+    tensors: Tensors
 
     def versions(self) -> dict[str, str]:
         """Versions by package: at least `framework`; `horovod` where there is one."""
@@ -116,8 +137,10 @@ class Adapter(Protocol):
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         """The tensor in another dtype, by NumPy's name."""
 
-    def allreduce(self, tensors: list[Tensor], op: Op = "average", name: str = "allreduce") -> list[Tensor]:
-        """Reduce each tensor over all ranks; a list is reduced as one group.
+    def allreduce(
+        self, tensors: list[Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
+    ) -> list[Tensor]:
+        """Reduce each tensor over all ranks, or those `within` a process set; a list is reduced as one group.
 
         Where ranks disagree on a shape or dtype, Horovod's error, which names both, is raised on all of them.
         """
@@ -125,26 +148,36 @@ class Adapter(Protocol):
     def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
         """The ranks' tensors joined along the first axis, which may differ between ranks."""
 
-    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast") -> Tensor:
-        """The root's tensor on every rank; all bring one of the same shape and dtype."""
+    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
+        """The root's tensor on every rank, or each one `within` a process set; all bring one of its shape and dtype."""
+
+    def alltoall(self, tensor: Tensor, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
+        """Give rank r the r-th part along the first axis; returns the parts got, joined in the order of ranks.
+
+        Parts are equal, or as long as `splits` says, which is never nothing for any rank.
+        """
+
+    def process_set(self, ranks: list[int]) -> Any:
+        """A group of ranks, for `within`; all ranks ask for the same ones in the same order.
+
+        Horovod must have been started with HOROVOD_DYNAMIC_PROCESS_SETS=1.
+        """
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """Every rank's value, by rank."""
 
-    def sqrt(self, tensor: Tensor) -> Tensor:
-        """Element by element."""
-
-    def norm(self, tensor: Tensor) -> Tensor:
-        """The Euclidean norm over all elements, as a tensor of one element and the same dtype."""
-
-    def where(self, condition: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
-        """Choose by a comparison's result; the three have one element each."""
-
     def prepare(
-        self, model: Any, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
+        self,
+        model: Any,
+        optimizer: Optimizer,
+        loss: Loss,
+        compression: str = "none",
+        precision: str = "fp32",
+        averaging: Averaging | None = None,
     ) -> Session:
         """Bind a network of this framework to its optimizer, whose gradients are averaged over all ranks.
 
+        By Horovod's grouped allreduce, in float16 where `compression` is fp16, not none; or else by `averaging`.
         `precision` is a key of `hvdkit.core.precision.PRECISIONS` that `CAPABILITIES` has. Where a framework cannot
         change a network's dtypes afterwards, the network has been built in them already. Raises RequestError for a
         network that cannot be trained so, for example where variables share a name.
@@ -171,6 +204,12 @@ class Adapter(Protocol):
 
     def set_learning_rate(self, session: Session, value: float) -> None:
         """The rate of the next updates."""
+
+    def weights(self, session: Session) -> dict[str, Tensor]:
+        """Copies of the parameters on the device, by the names and in the layouts of `state`."""
+
+    def set_weights(self, session: Session, weights: Mapping[str, Tensor]) -> None:
+        """The inverse of `weights`, which may be of other values."""
 
     def state(self, session: Session) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts, the optimizer's slots as `optimizer.SLOT.NAME`.

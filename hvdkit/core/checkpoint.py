@@ -2,6 +2,7 @@
 
     checkpoints/step-00000440/model.safetensors       parameters and running statistics, torchvision's names and layouts
                               optimizer.safetensors   slots and counts, as in an adapter's state
+                              communication.safetensors   what compression and Local SGD keep, where they keep anything
                               checkpoint.json         where training stood, and a digest of each file
     checkpoints/best -> step-00000440                 the highest validation accuracy
 
@@ -32,6 +33,7 @@ from hvdkit.files import write_atomic
 
 FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
+COMMUNICATION = "communication.safetensors"
 _BEST = "best"
 State = dict[str, np.ndarray]
 
@@ -77,7 +79,7 @@ def read(folder: Path) -> Checkpoint:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {key}: {fault['msg']}") from None
     if min(record.progress.step, record.progress.epoch, record.progress.images) < 0:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: progress: expected no negative counts")
-    if set(record.files) != {MODEL, OPTIMIZER}:
+    if set(record.files) - {COMMUNICATION} != {MODEL, OPTIMIZER}:
         raise RequestError(f"{path}: files: expected {MODEL} and {OPTIMIZER}, got {', '.join(record.files) or 'none'}")
     if record.format != FORMAT:
         raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
@@ -211,10 +213,11 @@ def _accuracy(place: Path) -> float | None:
 
 def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:
     """A state by the file that holds it."""
-    parts: dict[str, State] = {MODEL: {}, OPTIMIZER: {}}
+    parts: dict[str, State] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}}
     for name, array in state.items():
-        parts[OPTIMIZER if name.startswith("optimizer.") else MODEL][name] = np.asarray(array, order="C")
-    return parts
+        file = {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL)
+        parts[file][name] = np.asarray(array, order="C")
+    return {file: part for file, part in parts.items() if part or file != COMMUNICATION}
 
 
 def _write_tensors(path: Path, state: State) -> str:

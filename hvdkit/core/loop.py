@@ -25,6 +25,7 @@ from hvdkit.results import MetricLine
 
 if TYPE_CHECKING:
     from hvdkit.core.adapter import Adapter, Session, Tensor
+    from hvdkit.core.communication import Communication
 
 
 class Loop:
@@ -35,7 +36,8 @@ class Loop:
     `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update that the epoch has left.
     `tell(phase, step)` hears what the rank does and how many updates it has finished. `keep` writes a checkpoint of the
     progress, `commit` keeps it in memory (all ranks call them); where `asked_to_stop` says so on any rank, an update
-    within seconds ends in Stopped.
+    within seconds ends in Stopped. `communication` hears of epochs and steps, and brings ranks together where there is
+    to be one model; None where every update does so by Horovod's own reduction.
     Raises RequestError where the training split is smaller than one global batch.
     """
 
@@ -52,11 +54,13 @@ class Loop:
         keep: Callable[[Progress], None] | None = None,
         commit: Callable[[Progress], None] | None = None,
         asked_to_stop: Callable[[], bool] | None = None,
+        communication: Communication | None = None,
     ) -> None:
         self._adapter, self._session = adapter, session
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
         self._metrics_file, self._tell = metrics_file, tell
-        self._keep, self._commit = keep, commit
+        self._keep, self._commit, self._communication = keep, commit, communication
+        self._unchecked = False  # whether ranks are to be compared as soon as they have one model
         self._global_batch = recipe.batch_size * topology.size
         if len(dataset.train) < self._global_batch:
             raise RequestError(
@@ -124,12 +128,16 @@ class Loop:
         """Start the clock. Epochs count from 0."""
         self._tell("input", self.progress.step)
         self.enter_epoch(epoch)
+        if self._communication:
+            self._communication.begin_epoch(epoch)
         self.clock.resume()
 
     def begin_step(self) -> None:
         """Set the step's learning rate."""
         self._tell("train step", self.progress.step)
         self._adapter.set_learning_rate(self._session, self.rate(self.progress.step))
+        if self._communication:
+            self._communication.begin_step(self.progress.step, self.steps_per_epoch)
 
     def end_step(self, loss: Tensor) -> None:
         """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks.
@@ -138,6 +146,8 @@ class Loop:
         ranks have come to differ (`check_ranks`) or a file cannot be written.
         """
         self._tell("end of step", self.progress.step)
+        if self._communication:
+            self._communication.end_step()
         self._adapter.synchronize()
         self.clock.tick()
         progress = self.progress
@@ -147,7 +157,9 @@ class Loop:
         progress.evaluated = False
         progress.images += self.step_images[-1]
         self._unread.append(loss)
-        if _due(self._recipe.check_ranks, progress.step):
+        self._unchecked |= _due(self._recipe.check_ranks, progress.step)
+        if self._unchecked and not (self._communication and self._communication.apart):
+            self._unchecked = False
             self._tell("comparing ranks", progress.step)
             check_ranks(self._adapter, self._session, self._topology, progress.step)  # its time counts to the next step
         stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
@@ -161,6 +173,7 @@ class Loop:
         elastic = self._recipe.elastic
         if self._commit and elastic and _due(elastic.commit_every, progress.step):
             self._tell("commit", progress.step)
+            self._settle()
             self._read_losses()
             self._commit(progress)  # its time counts to the next step
         if stopping:
@@ -191,6 +204,8 @@ class Loop:
 
     def evaluate(self) -> tuple[float | None, float | None]:
         """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as `evaluate` below."""
+        if self._communication:
+            self._communication.meet()
         merge_statistics(self._adapter, self._session, self._topology)
         split, batch_size = self._dataset.val, self._recipe.batch_size
         on_batch = partial(self._tell, "evaluation", self.progress.step)
@@ -200,10 +215,15 @@ class Loop:
         if self._keep is None:
             return
         self._tell("checkpoint", self.progress.step)
+        self._settle()
         self._read_losses()
         merge_statistics(self._adapter, self._session, self._topology)
         self._keep(self.progress)
         self.clock.resume()
+
+    def _settle(self) -> None:
+        if self._communication:
+            self._communication.settle()
 
     def _read_losses(self) -> None:
         """Fetch the losses left on the device, averaged over all ranks."""
@@ -236,6 +256,7 @@ class Loop:
                 loss=loss,
                 learning_rate=self.rate(self.progress.step - 1),
                 images_per_second=speed,
+                bytes_per_step=self._communication.bytes_per_step if self._communication else None,
                 **rest,
             )
         )

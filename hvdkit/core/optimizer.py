@@ -6,24 +6,12 @@ rates come by the step and, LARS excepted, stay outside of every slot, so that a
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from hvdkit.config import AdamW, Lamb, Lars, Optimizer, Sgd
+from hvdkit.core.tensors import Tensors
 
 Tensor = Any
-
-
-class Ops(Protocol):
-    """The tensor operations that the rules need; every adapter has them."""
-
-    def sqrt(self, tensor: Tensor) -> Tensor:
-        """Element by element."""
-
-    def norm(self, tensor: Tensor) -> Tensor:
-        """The Euclidean norm over all elements, as a tensor of one element and the same dtype."""
-
-    def where(self, condition: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
-        """Choose by a comparison's result; the three have one element each."""
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
@@ -53,7 +41,7 @@ def bias_corrections(optimizer: Optimizer, step: Any) -> tuple[Any, Any]:
 
 def update(
     optimizer: Optimizer,
-    ops: Ops,
+    ops: Tensors,
     weight: Tensor,
     gradient: Tensor,
     slots: tuple[Tensor, ...],
@@ -78,7 +66,7 @@ def update(
     return _lamb(optimizer, ops, weight, gradient, slots, rate, decay, spared, corrections)
 
 
-def clip(gradients: list[Tensor], max_norm: float, ops: Ops) -> list[Tensor]:
+def clip(gradients: list[Tensor], max_norm: float, ops: Tensors) -> list[Tensor]:
     """Scale all gradients by one factor so that their joint Euclidean norm is at most `max_norm`.
 
     Pascanu et al. 2013, algorithm 1. The gradients have one dtype.
@@ -113,7 +101,7 @@ def _sgd(
 
 def _lars(
     optimizer: Lars,
-    ops: Ops,
+    ops: Tensors,
     weight: Tensor,
     gradient: Tensor,
     slots: tuple[Tensor, ...],
@@ -137,7 +125,7 @@ def _lars(
 
 
 def _adam(
-    optimizer: AdamW | Lamb, ops: Ops, gradient: Tensor, slots: tuple[Tensor, ...], corrections: tuple[Any, Any]
+    optimizer: AdamW | Lamb, ops: Tensors, gradient: Tensor, slots: tuple[Tensor, ...], corrections: tuple[Any, Any]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Kingma and Ba 2015, algorithm 1: the direction, bias-corrected. AdamW adds its decay to it (Loshchilov and Hutter
     2019, algorithm 2, line 12, where the rate multiplies both terms, as in PyTorch)."""
@@ -150,7 +138,7 @@ def _adam(
 
 def _lamb(
     optimizer: Lamb,
-    ops: Ops,
+    ops: Tensors,
     weight: Tensor,
     gradient: Tensor,
     slots: tuple[Tensor, ...],
@@ -170,7 +158,7 @@ def _lamb(
     return weight - rate * trust * direction, slots
 
 
-def _ratio(ops: Ops, above: Tensor, below: Tensor) -> Tensor:
+def _ratio(ops: Tensors, above: Tensor, below: Tensor) -> Tensor:
     """above / below of two norms, 1 where either is 0."""
     ratio = ops.where(above > 0, above / ops.where(below > 0, below, _one(below)), _one(above))
     return ops.where(below > 0, ratio, _one(above))

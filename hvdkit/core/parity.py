@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load_file, save
 
+from hvdkit.communication import Uncompressed
 from hvdkit.config import Recipe
 from hvdkit.core import diagnosis, resnet
 from hvdkit.core.adapter import Adapter, Gradients, Session, rival_of
@@ -102,7 +103,7 @@ class Participant:
         part: Part,
         lifeline: Lifeline,
     ) -> None:
-        recipe = recipe.model_copy(update={"compression": "none", "steps": part.steps, "check_ranks": 0})
+        recipe = recipe.model_copy(update={"compression": Uncompressed(), "steps": part.steps, "check_ranks": 0})
         self._adapter, self._topology, self._dataset, self._part = adapter, topology, dataset, part
         self._recipe, self._lifeline = recipe, lifeline
         self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))

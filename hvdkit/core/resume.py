@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from hvdkit.config import Recipe
 from hvdkit.core import checkpoint, metrics
 from hvdkit.core.adapter import Adapter, Session
 from hvdkit.core.checkpoint import Checkpoint, Record
+from hvdkit.core.communication import without_communication
 from hvdkit.core.data import Dataset
 from hvdkit.core.loop import Loop
 from hvdkit.core.progress import Progress
@@ -20,7 +22,7 @@ from hvdkit.errors import RequestError
 # What may differ between a checkpoint's recipe and the one that goes on from it.
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
-    "compression", "recompute", "batch_size", "accumulate", "elastic", "tune",
+    "compression", "allreduce", "recompute", "batch_size", "accumulate", "elastic", "tune",
 }  # fmt: skip
 
 
@@ -48,11 +50,11 @@ def resumed(
     session: Session,
     place: Path | None,
     held: Checkpoint | None = None,
-) -> tuple[Progress, bool, int]:
+) -> tuple[Progress, bool, int, dict[str, np.ndarray]]:
     """Load the state of the rank that is furthest (`held` is this rank's), or else rank 0's newest whole checkpoint.
 
-    Returns where training stands, whether updates are counted anew since they have another size, and the rank from
-    which the others get the state. Collective.
+    Returns where training stands, whether updates are counted anew since they have another size, the rank from which
+    the others get the adapter's state, and, on all ranks, the rest of the state. Collective.
     Raises RequestError, the same on every rank, as `pick` does, and where the tensors do not fit.
     """
     positions = adapter.allgather_object(held and held.record.progress.position, name="held")
@@ -63,15 +65,17 @@ def resumed(
         try:
             found = held or (pick(place, recipe)[0] if place else None)
             if found:
-                adapter.load_state(session, found.state)
+                state = without_communication(found.state)
+                adapter.load_state(session, state)
                 told = {"progress": found.record.progress, "np": found.record.np, "recipe": found.record.recipe}
+                told["rest"] = {name: value for name, value in found.state.items() if name not in state}
         except RequestError as error:
             told = {"error": str(error)}
     told = adapter.allgather_object(told, name="resume")[root]
     if "error" in told:
         raise RequestError(told["error"])
     if not told:
-        return Progress(), False, root
+        return Progress(), False, root, {}
     progress: Progress = told["progress"]
     before = told["recipe"]["batch_size"] * told["np"], told["recipe"]["accumulate"]
     recounted = before != (recipe.batch_size * topology.size, recipe.accumulate)
@@ -80,7 +84,7 @@ def resumed(
         shape = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None))
         step = (progress.epoch + 1) * shape.steps_per_epoch - len(shape.sizes(progress.images))
         progress.step = min(step, shape.total_steps)  # `steps` may be behind it, counted anew
-    return progress, recounted, root
+    return progress, recounted, root, told["rest"]
 
 
 def _check_same(record: Record, recipe: Recipe, place: Path) -> None:
@@ -108,10 +112,15 @@ def _of_another_kind(key: str, mine: dict[str, Any], theirs: dict[str, Any]) -> 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
     """What decides the training, by dotted key; files may have moved, and be read by other threads."""
-    flat: dict[str, Any] = {}
+    elsewhere = ("data.path", "data.workers", "model.weights")
+    settings = flat(recipe).items()
+    return {key: value for key, value in settings if key.partition(".")[0] not in _FREE and key not in elsewhere}
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """The recipe by dotted key."""
+    found: dict[str, Any] = {}
     for key, value in recipe.model_dump(mode="json").items():
-        if key in _FREE:
-            continue
         inner = value.items() if isinstance(value, dict) else [(None, value)]
-        flat |= {key if part is None else f"{key}.{part}": each for part, each in inner}
-    return {key: value for key, value in flat.items() if key not in ("data.path", "data.workers", "model.weights")}
+        found |= {key if part is None else f"{key}.{part}": each for part, each in inner}
+    return found

@@ -18,13 +18,14 @@ from hvdkit.core import boot, checkpoint, elastic, events, measurement, metrics,
 from hvdkit.core import loop as loop_
 from hvdkit.core.adapter import Adapter, Session, rival_of
 from hvdkit.core.checkpoint import Checkpoint
+from hvdkit.core.communication import Communication, check_alike
 from hvdkit.core.data import Dataset, open_dataset
 from hvdkit.core.elastic import Commits
 from hvdkit.core.lifeline import Lifeline
 from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.progress import Progress
-from hvdkit.core.resume import resumed
+from hvdkit.core.resume import flat, resumed
 from hvdkit.core.state import digest, network_of, parameters_of
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError, Stopped
@@ -65,13 +66,15 @@ def _train(
     topology, dataset, network = start(adapter, recipe)
     lifeline.beat("building the network")
     check_trainable(network, dataset, recipe)
-    session = open_session(adapter, build, network, recipe)
+    communication = Communication(adapter, topology, recipe)
+    session = open_session(adapter, build, network, recipe, communication)
     initial = network_of(adapter.state(session))
     place = out / "checkpoints" if out else None
     progress, recounted, root = Progress(), False, 0
     if commits or (resume and place):
         held = commits.held if commits else None
-        progress, recounted, root = resumed(adapter, recipe, topology, dataset, session, place, held)
+        progress, recounted, root, rest = resumed(adapter, recipe, topology, dataset, session, place, held)
+        communication.load_state(rest)
         if progress.step:
             adapter.seed(_seed_at(recipe, progress))
     adapter.broadcast_state(session, root_rank=root)
@@ -81,11 +84,14 @@ def _train(
     checkpoints = checkpoint.Checkpoints(place, recipe.checkpoint) if writes and place and recipe.checkpoint else None
 
     def snapshot(progress: Progress) -> Checkpoint:
-        return Checkpoint(_record(adapter, recipe, topology, progress), adapter.state(session))
+        rest = communication.state()
+        return Checkpoint(_record(adapter, recipe, topology, progress), adapter.state(session) | rest)
 
     def keep(progress: Progress) -> None:
-        if checkpoints:
-            checkpoints.write(snapshot(progress))
+        if checkpoints or communication.averaging:  # which asks all ranks for their part
+            taken = snapshot(progress)
+            if checkpoints:
+                checkpoints.write(taken)
         # Whoever goes on from here draws the same random numbers, killed in between or not.
         adapter.seed(_seed_at(recipe, progress))
 
@@ -114,6 +120,7 @@ def _train(
         keep=keep,
         commit=commit if commits else None,
         asked_to_stop=lifeline.asked_to_stop if recipe.checkpoint else None,
+        communication=communication if rival_of(adapter) is None else None,
     )
     started = time.perf_counter()
     try:
@@ -128,6 +135,7 @@ def _train(
 
     lifeline.beat("gathering the result")
     result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
+    result.bytes_per_step = communication.bytes_per_step if rival_of(adapter) is None else None
     if commits:
         commits.stepped(result.steps, topology.size)  # a loss behind the last update is one too
         result.recoveries = commits.recoveries
@@ -215,6 +223,7 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     usage.pin_where_asked(topology.local_rank, topology.local_size, each)
     adapter.seed(recipe.seed)
     check_can(adapter, recipe, topology)
+    check_alike(adapter, topology, flat(recipe))
     dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed, topology, recipe.batch_size)
     return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
 
@@ -229,9 +238,12 @@ def check_trainable(network: resnet.ResNet, dataset: Dataset, recipe: Recipe) ->
         )
 
 
-def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe) -> Session:
+def open_session(
+    adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe, communication: Communication | None = None
+) -> Session:
     """The recipe's network bound to its optimizer, with the initial weights that its seed draws or a file holds.
 
+    Gradients are averaged as `communication` says; without, by Horovod's own reduction, in float16 where asked for.
     Raises RequestError as `Adapter.prepare` does, and where `build` makes other tensors than the table has.
     """
     precision = PRECISIONS[recipe.precision]
@@ -242,7 +254,15 @@ def open_session(adapter: Adapter, build: Build, network: resnet.ResNet, recipe:
         recompute=recipe.recompute,
         zero_init_residual=recipe.model.zero_init_residual,
     )
-    session = adapter.prepare(build(network), recipe.optimizer, recipe.loss, recipe.compression, recipe.precision)
+    model = build(network)
+    wire = "fp16" if recipe.compression.method == "fp16" else "none"
+    if communication is None or communication.averaging is None:
+        session = adapter.prepare(model, recipe.optimizer, recipe.loss, wire, recipe.precision)
+    else:
+        averaging = communication.averaging
+        session = adapter.prepare(model, communication.optimizer, recipe.loss, "none", recipe.precision, averaging)
+    if communication is not None:
+        communication.bind(session, resnet.parameter_count(network))
     state = resnet.initial_state(network, recipe.seed)
     if recipe.model.weights:
         state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
@@ -282,7 +302,9 @@ def _result(
         threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
         seed=recipe.seed,
         batch_size=recipe.batch_size,
-        compression=recipe.compression,
+        compression=str(recipe.compression),
+        sync=recipe.sync and recipe.sync.model_dump(),
+        allreduce=recipe.allreduce,
         optimizer=recipe.optimizer.name,
         precision=recipe.precision,
         accumulate=recipe.accumulate,

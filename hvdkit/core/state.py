@@ -55,8 +55,8 @@ def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def network_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parameters and running statistics, without the optimizer's part."""
-    return {name: value for name, value in state.items() if not name.startswith("optimizer.")}
+    """Parameters and running statistics, without the parts of optimizer and communication."""
+    return {name: value for name, value in state.items() if not name.startswith(("optimizer.", "communication."))}
 
 
 def to_canonical(array: np.ndarray) -> np.ndarray:

@@ -41,14 +41,20 @@ def apply(recipe: Recipe) -> dict[str, Choice]:
     """See that Horovod's settings for the recipe are in force, once a process and before `init`; what was chosen."""
     if not _applied:
         _applied.update(choose(recipe, os.environ))
-        os.environ.update({name: value for name, value in _values(_applied).items() if name not in os.environ})
+        wanted = _values(_applied) | needed(recipe)
+        os.environ.update({name: value for name, value in wanted.items() if name not in os.environ})
     return _applied
 
 
 def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
     """What a launcher adds to the environment that is `given`, so that a rank has nothing to change."""
     choices = choose(recipe, given)
-    return _values(choices) | {CHOSEN: json.dumps(told(choices, {}))}
+    return _values(choices) | needed(recipe) | {CHOSEN: json.dumps(told(choices, {}))}
+
+
+def needed(recipe: Recipe) -> dict[str, str]:
+    """What Horovod must find in the environment to do what the recipe asks for at all."""
+    return {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if recipe.allreduce == "hierarchical" else {}
 
 
 def _values(choices: Mapping[str, Choice]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from hvdkit.report.gather import Found
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Group, Interval, efficiency
 from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results import BaselineRow, Parity
+from hvdkit.results import BaselineRow, Parity, TrainResult
 from hvdkit.rivals import label
 
 
@@ -121,7 +121,7 @@ def machine_table(found: Found) -> Table:
         "device": [result.device for result in results],
         "threads a rank": [str(result.threads) for result in results],
         "launcher": [result.launcher for result in results],
-        "gradients on the wire": [f"compression {result.compression}" for result in results],
+        "gradients on the wire": [_wire(result) for result in results],
         "initial weights": [result.initial_state_sha256[:16] for result in results if not result.rival],
     }.items():
         rows[name] = ", ".join(dict.fromkeys(values))
@@ -149,3 +149,10 @@ def _middle(found: Interval | None, digits: int) -> Cell:
 
 def _optional(value: float | None, digits: int, factor: float = 1) -> Cell:
     return Cell("–") if value is None else number(factor * value, digits)
+
+
+def _wire(result: TrainResult) -> str:
+    told = f"compression {result.compression}"
+    if result.sync:
+        told += f", weights every {result.sync['every']} updates"
+    return told if result.allreduce == "ring" else f"{told}, allreduce {result.allreduce}"

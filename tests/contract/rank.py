@@ -16,12 +16,14 @@ from typing import Any
 
 import grown  # noqa: F401  # adds its cases
 import numpy as np
+import squeezed  # noqa: F401  # adds its cases
 from cases import CASES, CLASSES, PROBED, batch, probe
 from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
 from hvdkit.config import Loss, Optimizer, Sgd
 from hvdkit.core import resnet
+from hvdkit.core.adapter import Averaging
 from hvdkit.core.precision import PRECISIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +64,7 @@ def main(framework: str, report: Path) -> None:
         recompute: bool = False,
         tiny: bool = False,
         optimizer: Optimizer | None = None,
+        averaging: Averaging | None = None,
         **settings: Any,
     ) -> Any:
         if tiny:
@@ -69,7 +72,8 @@ def main(framework: str, report: Path) -> None:
         else:
             built, state = network(framework, table(precision, recompute)), resnet.initial_state(table(), seed=3)
         optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
-        session = adapter.prepare(built, optimizer, Loss(label_smoothing=label_smoothing), compression, precision)
+        loss = Loss(label_smoothing=label_smoothing)
+        session = adapter.prepare(built, optimizer, loss, compression, precision, averaging)
         adapter.load_state(session, state)
         return session
 

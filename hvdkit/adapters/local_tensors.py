@@ -1,0 +1,70 @@
+"""NumPy's tensor operations (`hvdkit/core/tensors.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def sqrt(tensor: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sqrt(tensor))
+
+
+def norm(tensor: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.norm(tensor))
+
+
+def where(condition: np.ndarray, if_true: np.ndarray, if_false: np.ndarray) -> np.ndarray:
+    return np.where(condition, if_true, if_false)
+
+
+def reshape(tensor: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    return tensor.reshape(tuple(shape))
+
+
+def concat(tensors: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
+    return np.concatenate(tensors, axis)
+
+
+def absolute(tensor: np.ndarray) -> np.ndarray:
+    return np.asarray(np.abs(tensor))
+
+
+def floor(tensor: np.ndarray) -> np.ndarray:
+    return np.asarray(np.floor(tensor))
+
+
+def largest(matrix: np.ndarray) -> np.ndarray:
+    return np.asarray(matrix.max(axis=1, keepdims=True))
+
+
+def top_k(matrix: np.ndarray, count: int) -> np.ndarray:
+    return np.argsort(-matrix, axis=1, kind="stable")[:, :count].astype(np.int32)
+
+
+def gather(vector: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return np.asarray(vector[indices])
+
+
+def scatter_add(vector: np.ndarray, indices: np.ndarray, values: np.ndarray) -> np.ndarray:
+    vector[indices] += values
+    return vector
+
+
+def matmul(
+    left: np.ndarray, right: np.ndarray, transpose_left: bool = False, transpose_right: bool = False
+) -> np.ndarray:
+    return np.asarray((left.T if transpose_left else left) @ (right.T if transpose_right else right))
+
+
+def uniform(like: np.ndarray, seed: int) -> np.ndarray:
+    return np.random.Generator(np.random.SFC64(seed)).random(like.shape, dtype=like.dtype)
+
+
+def to_bytes(tensor: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(tensor).view(np.uint8)
+
+
+def from_bytes(tensor: np.ndarray, dtype: str) -> np.ndarray:
+    return np.ascontiguousarray(tensor).view(dtype)

@@ -1,0 +1,70 @@
+"""PyTorch's tensor operations (`hvdkit/core/tensors.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def sqrt(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(tensor)
+
+
+def norm(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor)
+
+
+def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor) -> torch.Tensor:
+    return torch.where(condition, if_true, if_false)
+
+
+def reshape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return tensor.reshape(tuple(shape))
+
+
+def concat(tensors: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
+    return torch.cat(list(tensors), dim=axis)
+
+
+def absolute(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.abs(tensor)
+
+
+def floor(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.floor(tensor)
+
+
+def largest(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.amax(matrix, dim=1, keepdim=True)
+
+
+def top_k(matrix: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.topk(matrix, count, dim=1, sorted=False).indices.to(torch.int32)
+
+
+def gather(vector: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return vector[indices]
+
+
+def scatter_add(vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return vector.index_add_(0, indices, values)
+
+
+def matmul(
+    left: torch.Tensor, right: torch.Tensor, transpose_left: bool = False, transpose_right: bool = False
+) -> torch.Tensor:
+    return (left.T if transpose_left else left) @ (right.T if transpose_right else right)
+
+
+def uniform(like: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+
+
+def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def from_bytes(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format).view(getattr(torch, dtype))  # a copy begins aligned

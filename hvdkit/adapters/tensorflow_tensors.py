@@ -1,0 +1,69 @@
+"""TensorFlow's tensor operations (`hvdkit/core/tensors.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+def sqrt(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tensor)
+
+
+def norm(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.norm(tensor)
+
+
+def where(condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.Tensor:
+    return tf.where(condition, if_true, if_false)
+
+
+def reshape(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    return tf.reshape(tensor, tuple(shape))
+
+
+def concat(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
+    return tf.concat(list(tensors), axis)
+
+
+def absolute(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.abs(tensor)
+
+
+def floor(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.floor(tensor)
+
+
+def largest(matrix: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_max(matrix, axis=1, keepdims=True)
+
+
+def top_k(matrix: tf.Tensor, count: int) -> tf.Tensor:
+    return tf.math.top_k(matrix, count, sorted=False).indices
+
+
+def gather(vector: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    return tf.gather(vector, indices)
+
+
+def scatter_add(vector: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    return tf.tensor_scatter_nd_add(vector, tf.expand_dims(indices, 1), values)
+
+
+def matmul(left: tf.Tensor, right: tf.Tensor, transpose_left: bool = False, transpose_right: bool = False) -> tf.Tensor:
+    return tf.matmul(left, right, transpose_a=transpose_left, transpose_b=transpose_right)
+
+
+def uniform(like: tf.Tensor, seed: int) -> tf.Tensor:
+    return tf.random.stateless_uniform(like.shape, seed=(seed & 0x7FFFFFFF, seed >> 31), dtype=like.dtype)
+
+
+def to_bytes(tensor: tf.Tensor) -> tf.Tensor:
+    spread = tf.bitcast(tensor, tf.uint8)  # with an axis of its own for an element's bytes
+    return tf.reshape(spread, (*tensor.shape[:-1], tensor.shape[-1] * spread.shape[-1]))
+
+
+def from_bytes(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
+    size = tf.as_dtype(dtype).size
+    return tf.bitcast(tf.reshape(tensor, (*tensor.shape[:-1], tensor.shape[-1] // size, size)), dtype)

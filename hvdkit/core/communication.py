@@ -1,0 +1,188 @@
+"""What ranks say to each other in training: means of gradients at each update, or of weights now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from hvdkit.config import Optimizer, Recipe
+from hvdkit.core.adapter import Adapter, Session
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.reducer import Reducer
+from hvdkit.core.topology import Topology
+from hvdkit.core.transport import TRANSPORTS, ring_bytes
+from hvdkit.errors import RequestError
+
+Tensor = Any
+PREFIX = "communication."  # of its part in a checkpoint's state
+
+
+class Communication:
+    """How the recipe's ranks come to their mean, and all that is to be kept of it.
+
+    The hooks `begin_epoch`, `begin_step` and `end_step` are called by the loop, on all ranks alike. Local SGD (Stich
+    2019): from `sync.start` on ranks update by their own gradients, and every `sync.every` updates their weights become
+    their mean. `settle` ends such a round before its time, so that there is one model to evaluate or keep.
+    """
+
+    def __init__(self, adapter: Adapter, topology: Topology, recipe: Recipe) -> None:
+        self._adapter, self._topology, self._recipe = adapter, topology, recipe
+        self._transport = TRANSPORTS[recipe.allreduce](adapter, topology, "gradients")
+        optimizer = recipe.optimizer
+        momentum = float(getattr(optimizer, "momentum", 0.0))
+        self._gradients = Reducer(self._transport, recipe.compression, recipe.seed, momentum, optimizer.clip_norm)
+        self._differences = Reducer(self._transport, recipe.compression, recipe.seed)
+        self._session: Session = None
+        self._alone = False  # whether the update at hand is by the rank's own gradients
+        self._taken = 0  # updates since ranks have met
+        self._updates, self._plain_bytes = 0, 0.0
+        self._anchor: dict[str, Tensor] | None = None  # the weights when they met
+        self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
+
+    @property
+    def averaging(self) -> Communication | None:
+        """What an adapter averages by; None for Horovod's own reduction, which overlaps where that helps."""
+        recipe = self._recipe
+        plain = recipe.compression.method in ("none", "fp16") and recipe.sync is None and recipe.allreduce == "ring"
+        return None if plain else self
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer without what compression does in its place."""
+        corrects = getattr(self._recipe.compression, "momentum_correction", False)
+        return self._recipe.optimizer.model_copy(update={"clip_norm": None}) if corrects else self._recipe.optimizer
+
+    def bind(self, session: Session, parameters: int) -> None:
+        """The session whose weights are meant, with so many parameters."""
+        self._session = session
+        half = self._recipe.compression.method == "fp16"
+        itemsize = 2 if half else np.dtype(PRECISIONS[self._recipe.precision].parameters).itemsize
+        self._plain_bytes = ring_bytes(parameters * itemsize, self._topology.size)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that a rank has sent for an update, on average over all of this process."""
+        if self.averaging is None:
+            return self._plain_bytes
+        return self._transport.sent / max(1, self._updates)
+
+    def __call__(self, gradients: Mapping[str, Tensor], scale: float | None = None) -> Mapping[str, Tensor]:
+        """As `hvdkit.core.adapter.Averaging`."""
+        return gradients if self._alone else self._gradients(gradients, scale)
+
+    @contextmanager
+    def peek(self) -> Iterator[None]:
+        """As `hvdkit.core.adapter.Averaging`."""
+        with self._gradients.peek():
+            yield
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Epochs count from 0."""
+        self._gradients.epoch = self._differences.epoch = epoch
+
+    def begin_step(self, step: int, steps_per_epoch: int) -> None:
+        """Before the update behind which `step` others are."""
+        sync = self._recipe.sync
+        self._alone = sync is not None and step >= round(sync.start * steps_per_epoch)
+        if self._alone and self._anchor is None:
+            self._anchor = self._adapter.weights(self._session)
+            self._gradients.reset()
+
+    def end_step(self) -> None:
+        """Behind an update: ranks meet where it is time to."""
+        self._updates += 1
+        if not self._alone:
+            return
+        self._taken += 1
+        assert self._recipe.sync
+        if self._taken >= self._recipe.sync.every:
+            self.meet()
+
+    @property
+    def apart(self) -> bool:
+        """Whether ranks have weights of their own, as they have taken updates alone since they met."""
+        return self._taken > 0
+
+    def meet(self) -> None:
+        """End a round: one model on all ranks; collective. Nothing where there is one already.
+
+        The mean difference since the last meeting is taken from the weights then, by SGD with Nesterov's momentum where
+        the recipe has an outer optimizer: v = μ v + Δ, w = w - η (Δ + μ v) (Douillard et al. 2023, algorithm 1).
+        """
+        if not self.apart:
+            return
+        before, now = self._anchor, self._adapter.weights(self._session)
+        assert before is not None and self._recipe.sync
+        steps = dict(self._differences({name: before[name] - now[name] for name in now}))
+        outer = self._recipe.sync.outer
+        if outer is not None:
+            held = self._velocity
+            self._velocity = {
+                name: outer.momentum * held[name] + step if name in held else step for name, step in steps.items()
+            }
+            steps = {
+                name: outer.learning_rate * (step + outer.momentum * self._velocity[name])
+                for name, step in steps.items()
+            }
+        self._anchor = {name: before[name] - steps[name] for name in before}
+        self._adapter.set_weights(self._session, self._anchor)
+        self._taken = 0
+
+    def settle(self) -> None:
+        """As `meet`, and optimizers' slots become their mean too: what goes on from here needs no rank's own."""
+        self.meet()
+        if self._anchor is None or self._topology.size == 1:
+            return
+        adapter = self._adapter
+        state = adapter.state(self._session)
+        slots = {name: value for name, value in state.items() if name.startswith("optimizer.") and name.count(".") > 1}
+        means = adapter.allreduce([adapter.from_numpy(value) for value in slots.values()], name="optimizer_slots")
+        merged = {name: adapter.to_numpy(mean) for name, mean in zip(slots, means, strict=True)}
+        adapter.load_state(self._session, state | merged)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What a checkpoint keeps of it, each name with PREFIX; collective, when ranks have one model."""
+        parts = {"gradients": self._gradients.state(), "differences": self._differences.state()}
+        parts["outer"] = {f"momentum.{name}": self._adapter.to_numpy(held) for name, held in self._velocity.items()}
+        return {f"{PREFIX}{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from `state`, on any number of ranks (`Reducer.load_state`)."""
+        parts: dict[str, dict[str, np.ndarray]] = {"gradients": {}, "differences": {}, "outer": {}}
+        for key, value in state.items():
+            if key.startswith(PREFIX):
+                part, _, name = key.removeprefix(PREFIX).partition(".")
+                parts[part][name] = value
+        self._gradients.load_state(parts["gradients"])
+        self._differences.load_state(parts["differences"])
+        self._velocity = {
+            name.removeprefix("momentum."): self._adapter.from_numpy(value) for name, value in parts["outer"].items()
+        }
+
+
+def without_communication(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What of a checkpoint's state is the adapter's."""
+    return {name: value for name, value in state.items() if not name.startswith(PREFIX)}
+
+
+def check_alike(adapter: Adapter, topology: Topology, settings: Mapping[str, Any]) -> None:
+    """Check that all ranks have the same settings, by dotted key; collective.
+
+    Raises RequestError, the same on every rank, naming each key that differs and the ranks' values.
+    """
+    if topology.size == 1:
+        return
+    everyone = adapter.allgather_object(dict(settings), name="settings")
+    faults = []
+    for key in sorted({key for each in everyone for key in each}):
+        values = [each.get(key, "nothing") for each in everyone]
+        apart = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if apart is not None:
+            faults.append(
+                f"{key}: expected the same on all ranks, got {values[0]} on rank 0 and {values[apart]} on rank {apart}"
+            )
+    if faults:
+        raise RequestError("\n".join(faults))

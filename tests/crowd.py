@@ -1,0 +1,101 @@
+"""Several ranks in one process: threads over the null adapter, with collectives that are right by inspection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hvdkit.adapters import local
+from hvdkit.core.topology import Topology
+
+T = TypeVar("T")
+_REDUCED: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max}
+
+
+class Crowd:
+    """Where `size` members meet. Names must agree, as Horovod would have it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._lock, self._barriers, self._boards = threading.Lock(), {}, {}  # type: ignore[var-annotated]
+
+    def exchange(self, rank: int, value: Any, name: str, group: tuple[int, ...]) -> list[Any]:
+        """Everyone's value in the order of the group."""
+        with self._lock:
+            barrier = self._barriers.setdefault(group, threading.Barrier(len(group)))
+            board = self._boards.setdefault(group, {})
+        board[rank] = (name, value)
+        barrier.wait(timeout=20)
+        found = [board[each] for each in group]
+        barrier.wait(timeout=20)
+        assert {told for told, _ in found} == {name}, found
+        return [value for _, value in found]
+
+    def abort(self) -> None:
+        with self._lock:
+            for barrier in self._barriers.values():
+                barrier.abort()
+
+
+class Member:
+    """One rank's adapter; `sent` counts the bytes that have left it, as rings would send them."""
+
+    def __init__(self, crowd: Crowd, rank: int) -> None:
+        self._crowd, self._rank = crowd, rank
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(local, name)
+
+    def _everyone(self, value: Any, name: str, group: tuple[int, ...] | None = None) -> list[Any]:
+        return self._crowd.exchange(self._rank, value, name, group or tuple(range(self._crowd.size)))
+
+    def allreduce(self, tensors: list[Any], op: str = "average", name: str = "allreduce", within: Any = None) -> Any:
+        everyone = self._everyone(tensors, name, within)
+        return [np.asarray(_REDUCED[op](each, axis=0), each[0].dtype) for each in zip(*everyone, strict=True)]
+
+    def allgather(self, tensor: Any, name: str = "allgather") -> Any:
+        return np.concatenate(self._everyone(tensor, name))
+
+    def broadcast(self, tensor: Any, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Any:
+        group = within or tuple(range(self._crowd.size))
+        return self._everyone(tensor, name, group)[group.index(root_rank)].copy()
+
+    def alltoall(self, tensor: Any, name: str = "alltoall", splits: list[int] | None = None) -> Any:
+        size = self._crowd.size
+        ends = np.cumsum(splits if splits else [len(tensor) // size] * size)
+        assert ends[-1] == len(tensor)
+        everyone = self._everyone(np.split(tensor, ends[:-1]), name)
+        return np.concatenate([parts[self._rank] for parts in everyone])
+
+    def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
+        return self._everyone(value, name)
+
+    def process_set(self, ranks: list[int]) -> Any:
+        return tuple(ranks)
+
+
+def together(size: int, work: Callable[[Any, Topology], T], hosts: int = 1) -> list[T]:
+    """What `work` returns on each of so many ranks, which run at once on so many hosts."""
+    crowd, results, faults = Crowd(size), [None] * size, []
+    each = size // hosts
+
+    def one(rank: int) -> None:
+        topology = Topology(rank, size, rank % each, each, rank // each, hosts)
+        try:
+            results[rank] = work(Member(crowd, rank), topology)  # type: ignore[call-overload]
+        except BaseException as error:
+            faults.append(error)
+            crowd.abort()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    real = [fault for fault in faults if not isinstance(fault, threading.BrokenBarrierError)]
+    if faults:
+        raise (real or faults)[0]
+    return results  # type: ignore[return-value]

@@ -1,0 +1,50 @@
+"""One rank of two hosts with two each: every way of adding up is right, and tells what crosses between the hosts.
+
+Rank 0 prints, by way, the bytes of the vector, those that its host has sent to the other one, and seconds a reduction.
+With RATE_MBIT in the environment the first rank of each host limits its end of the cable before anything is measured.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+from hvdkit import adapters
+from hvdkit.core.transport import TRANSPORTS
+
+CALLS, ELEMENTS = 5, 500_000
+adapter = adapters.load("mxnet")
+topology = adapter.init("cpu")
+assert (topology.size, topology.local_size, topology.cross_size) == (4, 2, 2)
+if "RATE_MBIT" in os.environ and topology.local_rank == 0:
+    rate = f"{os.environ['RATE_MBIT']}mbit"
+    limit = ["tc", "qdisc", "add", "dev", "link0", "root", "tbf", "rate", rate, "burst", "3000", "latency", "400ms"]
+    subprocess.run(["ethtool", "-K", "link0", "tso", "off", "gso", "off", "gro", "off"], check=False)
+    subprocess.run(limit, check=True)
+
+
+def sent() -> int:
+    adapter.allgather_object(None, name="quiet")
+    return int(Path("/sys/class/net/link0/statistics/tx_bytes").read_text())
+
+
+mine = np.arange(ELEMENTS, dtype=np.float32) % 1000 * (topology.rank + 1)
+expected = np.arange(ELEMENTS) % 1000 * 2.5
+for way, make in TRANSPORTS.items():
+    transport = make(adapter, topology, f"ways.{way}")
+    mean = adapter.to_numpy(transport.mean(adapter.from_numpy(mine)))
+    assert np.allclose(mean, expected, rtol=1e-6), way
+    before, began = sent(), time.perf_counter()
+    for _ in range(CALLS):
+        adapter.to_numpy(transport.mean(adapter.from_numpy(mine)))
+    seconds = (time.perf_counter() - began) / CALLS
+    crossed = (sent() - before) / CALLS
+    if topology.is_root:
+        sys.stdout.write(json.dumps([way, mine.nbytes, crossed, seconds]) + "\n")
+        sys.stdout.flush()
+adapter.shutdown()

@@ -1,0 +1,268 @@
+"""Local SGD and what surrounds compression in a run: rounds, checkpoints, settings; ranks as threads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from crowd import together
+
+from hvdkit.config import Recipe
+from hvdkit.core import data
+from hvdkit.core import loop as loop_
+from hvdkit.core.communication import Communication, check_alike, without_communication
+from hvdkit.core.loop import Loop
+from hvdkit.core.metrics import MetricsFile
+from hvdkit.core.progress import Progress
+from hvdkit.core.resume import flat
+from hvdkit.core.state import parameters_of
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
+
+DIGITS: dict[str, Any] = {
+    "name": "local",
+    "model": {"name": "resnet20"},
+    "data": {"name": "digits"},
+    "batch_size": 32,
+    "optimizer": {"learning_rate": 0.05, "momentum": 0.9},
+    "schedule": {"decay": "constant"},
+    "steps": 12,
+}
+Weights = dict[str, np.ndarray]
+
+
+def recipe_of(**settings: Any) -> Recipe:
+    return Recipe.model_validate(DIGITS | settings)
+
+
+@cache
+def digits() -> data.Dataset:
+    recipe = recipe_of()
+    return data.open_dataset(recipe.data, 10, recipe.seed)
+
+
+def weights_of(state: Weights) -> np.ndarray:
+    return np.concatenate([value.reshape(-1) for _, value in sorted(parameters_of(state).items())])
+
+
+class Run:
+    """One rank's training; `watch(run)` is called behind each update."""
+
+    def __init__(self, adapter: Any, topology: Topology, recipe: Recipe, held: Any = None) -> None:
+        self.adapter, self.topology, self.recipe = adapter, topology, recipe
+        self.communication = Communication(adapter, topology, recipe)
+        model = adapter.Linear(32 * 32 * 3, 10)
+        # always by the communication's own reduction, as the null adapter's reduces nothing
+        self.session = adapter.prepare(model, self.communication.optimizer, recipe.loss, averaging=self.communication)
+        self.communication.bind(self.session, 30730)
+        progress = Progress()
+        if held:
+            progress, state = copy.copy(held[0]), held[1]
+            adapter.load_state(self.session, without_communication(state))
+            self.communication.load_state(state)
+        self.kept: list[Any] = []
+        self.final: Weights = {}  # the state at the end
+        self.loop = Loop(
+            adapter, self.session, recipe, topology, digits(), MetricsFile(None), progress=progress, keep=self._keep,
+            communication=self.communication,
+        )  # fmt: skip
+
+    def _keep(self, progress: Progress) -> None:
+        self.kept.append((copy.copy(progress), self.state()))
+
+    def state(self) -> Weights:
+        return self.adapter.state(self.session) | self.communication.state()
+
+    def train(self, watch: Callable[[Run], None] = lambda run: None) -> Run:
+        end_step = self.loop.end_step
+
+        def watched(loss: Any) -> None:
+            end_step(loss)
+            watch(self)
+
+        self.loop.end_step = watched  # type: ignore[method-assign]
+        loop_.drive(self.adapter, self.session, self.loop)
+        self.final = self.state()
+        return self
+
+
+def trained(recipe: Recipe, size: int = 2, held: Any = None) -> list[Run]:
+    digits()
+    return together(size, lambda adapter, topology: Run(adapter, topology, recipe, held).train())
+
+
+def histories(recipe: Recipe, size: int = 2) -> list[list[np.ndarray]]:
+    """By rank: the weights behind each update."""
+
+    def work(adapter: Any, topology: Topology) -> list[np.ndarray]:
+        seen: list[np.ndarray] = []
+        Run(adapter, topology, recipe).train(lambda run: seen.append(weights_of(run.adapter.state(run.session))))
+        return seen
+
+    digits()
+    return together(size, work)
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"nesterov": True}, {"weight_decay": 0.1, "momentum": 0.5}])
+def test_local_sgd_that_meets_at_each_update_is_synchronous_sgd(optimizer: dict[str, Any]) -> None:
+    settings = {"optimizer": DIGITS["optimizer"] | optimizer}
+    one = histories(recipe_of(**settings))[0]
+    other = histories(recipe_of(**settings, sync={"every": 1}))[1]
+    for mine, theirs in zip(one, other, strict=True):
+        assert np.linalg.norm(mine - theirs) / np.linalg.norm(theirs) < 1e-13
+
+
+def test_ranks_go_apart_and_meet_at_their_mean() -> None:
+    alone = histories(recipe_of(sync={"every": 1000}))  # the mean only at the end, behind the last watch
+    met = histories(recipe_of(sync={"every": 4}))
+    for step in range(12):
+        same = np.array_equal(met[0][step], met[1][step])
+        assert same == ((step + 1) % 4 == 0), step
+    assert np.allclose(met[0][3], (alone[0][3] + alone[1][3]) / 2, rtol=1e-12)
+    assert not np.allclose(alone[0][3], alone[1][3], rtol=1e-3)
+
+
+def test_post_local_sgd_begins_where_it_is_told_to() -> None:
+    steps_per_epoch = len(digits().train) // 64
+    start = 6 / steps_per_epoch
+    seen = histories(recipe_of(sync={"every": 4, "start": start}))
+    synchronous = histories(recipe_of())
+    for step in range(12):
+        assert np.array_equal(seen[0][step], seen[1][step]) == (step < 6 or step == 9), step
+    assert np.array_equal(seen[0][5], synchronous[0][5])
+
+
+def test_diloco_follows_its_paper() -> None:
+    """Algorithm 1 of Douillard et al. 2023 with Nesterov's momentum, written out over what ranks do in between."""
+    rate, momentum = 0.7, 0.9
+    sync = {"every": 3, "outer": {"method": "nesterov", "learning_rate": rate, "momentum": momentum}}
+
+    def work(adapter: Any, topology: Topology) -> Any:
+        seen: list[np.ndarray] = []
+        run = Run(adapter, topology, recipe_of(sync=sync))
+        meet = run.communication.meet
+
+        def watched() -> None:
+            if run.communication.apart:
+                seen.append(weights_of(adapter.state(run.session)))
+            meet()
+            seen.append(weights_of(adapter.state(run.session)))
+
+        run.communication.meet = watched  # type: ignore[method-assign]
+        run.train()
+        return seen
+
+    digits()
+    seen = together(2, work)
+    anchor, velocity = np.zeros(30730), np.zeros(30730)
+    for first, second, after in [(seen[0][i], seen[1][i], seen[0][i + 1]) for i in range(0, 8, 2)]:
+        difference = anchor - (first + second) / 2
+        velocity = momentum * velocity + difference
+        anchor = anchor - rate * (difference + momentum * velocity)
+        assert np.allclose(after, anchor, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compression": {"method": "topk", "ratio": 0.05}},
+        {"compression": {"method": "topk", "ratio": 0.05, "momentum_correction": True}},
+        {"compression": {"method": "powersgd", "rank": 2}},
+        {"compression": {"method": "int8", "error_feedback": True}},
+        {"sync": {"every": 4}},
+        {"sync": {"every": 4, "outer": "nesterov"}, "compression": {"method": "topk", "ratio": 0.05}},
+        {
+            "sync": {"every": 3, "start": 0.2},
+            "compression": "int8",
+            "optimizer": {"name": "adamw", "learning_rate": 0.01},
+        },
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(settings: dict[str, Any]) -> None:
+    """A checkpoint in the middle of a round too: what is kept is one model, from which the run itself goes on."""
+    recipe = recipe_of(**settings, checkpoint={"every_steps": 5, "every_epochs": 0})
+    whole = trained(recipe)
+    progress, state = whole[0].kept[0]
+    assert progress.step == 5
+    for name, value in whole[1].kept[0][1].items():
+        assert value.tobytes() == state[name].tobytes(), name
+    again = trained(recipe, held=(progress, state))
+    for before, after in zip(whole, again, strict=True):
+        mine, theirs = before.final, after.final
+        assert mine.keys() == theirs.keys()
+        assert [name for name in mine if mine[name].tobytes() != theirs[name].tobytes()] == []
+    more = trained(recipe, size=3, held=(progress, state))
+    assert np.isfinite(weights_of(more[2].final)).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compression": {"method": "topk", "ratio": 0.01}},
+        {
+            "compression": {"method": "topk", "ratio": 0.01, "momentum_correction": True, "warmup_epochs": 1},
+            "optimizer": {"learning_rate": 0.01, "momentum": 0.9},
+            "epochs": 3,
+        },
+        {"compression": "int8"},
+        {"compression": "bf16"},
+        {"compression": {"method": "powersgd", "rank": 1}},
+        {"sync": {"every": 8}},
+        {"sync": {"every": 8, "outer": {"method": "nesterov", "learning_rate": 0.7, "momentum": 0.5}}},
+        {"sync": {"every": 4}, "compression": {"method": "topk", "ratio": 0.05}, "accumulate": 2},
+        {"allreduce": "central", "compression": "fp16", "optimizer": DIGITS["optimizer"] | {"clip_norm": 1.0}},
+    ],
+    ids=str,
+)
+def test_each_way_learns(settings: dict[str, Any]) -> None:
+    run, other = trained(recipe_of(**{"epochs": 2, "steps": None} | settings))
+    assert run.loop.progress.val_accuracy is not None and run.loop.progress.val_accuracy > 0.85
+    assert run.loop.progress.val_accuracy == other.loop.progress.val_accuracy
+    assert weights_of(run.final).tobytes() == weights_of(other.final).tobytes(), "one model at the end"
+    dense = 8 * 30730
+    assert 0 < run.communication.bytes_per_step < 0.6 * dense or settings.get("allreduce") or "bf16" in str(settings)
+
+
+def test_clipping_with_momentum_correction_is_the_ranks_own() -> None:
+    settings = {"optimizer": DIGITS["optimizer"] | {"clip_norm": 0.1}}
+    corrected = {"compression": {"method": "topk", "ratio": 1.0, "momentum_correction": True}}
+    run = trained(recipe_of(**settings, **corrected))[0]
+    assert run.communication.optimizer.clip_norm is None and run.recipe.optimizer.clip_norm == 0.1
+    plain = trained(recipe_of(**settings))[0]
+    # smaller: each rank's part is at most 0.1 / √2 long
+    assert np.linalg.norm(weights_of(run.final)) < np.linalg.norm(weights_of(plain.final))
+
+
+def test_ranks_are_compared_when_they_have_met() -> None:
+    """`check_ranks` falls into rounds here; nobody has drifted apart who was told to go alone."""
+    trained(recipe_of(sync={"every": 4}, check_ranks=3))
+
+
+def test_bytes_of_horovods_own_reduction_are_counted_too() -> None:
+    def work(adapter: Any, topology: Topology) -> Any:
+        found = {}
+        for name in ("none", "fp16"):
+            communication = Communication(adapter, topology, recipe_of(compression=name))
+            assert communication.averaging is None
+            communication.bind(None, 1000)
+            found[name] = communication.bytes_per_step
+        return found
+
+    assert together(4, work)[0] == {"none": 1.5 * 4000, "fp16": 1.5 * 2000}
+
+
+def test_ranks_that_disagree_on_a_setting_are_told() -> None:
+    def work(adapter: Any, topology: Topology) -> str:
+        theirs = recipe_of(compression={"method": "topk", "ratio": 0.01 if topology.rank < 2 else 0.02})
+        with pytest.raises(RequestError) as caught:
+            check_alike(adapter, topology, flat(theirs))
+        check_alike(adapter, topology, flat(recipe_of()))
+        return str(caught.value)
+
+    told = set(together(3, work))
+    assert told == {"compression.ratio: expected the same on all ranks, got 0.01 on rank 0 and 0.02 on rank 2"}

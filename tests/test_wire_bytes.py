@@ -1,0 +1,24 @@
+"""The bytes that core counts are those that go over the wire: held against the interface's own counters."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from conftest import ROOT, run
+
+from hvdkit.communication import METHODS
+
+
+@pytest.mark.timeout(90)
+def test_counted_bytes_are_those_of_the_interface() -> None:
+    namespace = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-Urn"]
+    done = run([*namespace, sys.executable, str(ROOT / "tests" / "hosts" / "wire_bytes.py"), "mxnet"], timeout=80)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {name for name, _, _ in told} == {*METHODS, "central"}
+    for name, counted, measured in told:
+        # what the wire adds: TCP's headers and acknowledgements, and Horovod's words about what is ready
+        assert 0.999 * counted < measured < 1.05 * counted + 40_000, (name, counted, measured)
