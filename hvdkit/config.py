@@ -307,13 +307,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise RequestError(f"{path}: no text (byte {error.start} is not UTF-8); expected a YAML recipe") from None
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a YAML recipe") from None
-    document = _parse(text, str(path))
+    document = parse_yaml(text, str(path))
     if not isinstance(document, dict):
         raise RequestError(f"{path}: expected keys with values (a mapping), got {_brief(document)}")
     return document
 
 
-def _parse(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    """What a YAML text holds. Raises RequestError, one line that begins with `where`, where it is damaged."""
     try:
         return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -338,7 +339,7 @@ def _override(document: dict[str, Any], text: str) -> str | None:
             return f"override {text!r}: {parent!r} holds {_brief(inner)}, so nothing can be set below it"
         place = inner
     try:
-        place[leaf] = _parse(value, f"override {text!r}")
+        place[leaf] = parse_yaml(value, f"override {text!r}")
     except RequestError as error:
         return str(error)
     return None
