@@ -281,7 +281,7 @@ def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[st
 
     Raises RequestError with all faults, one a line.
     """
-    faults = [fault for text in overrides if (fault := _override(document, text))]
+    faults = [fault for text in overrides if (fault := override(document, text))]
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -326,7 +326,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise RequestError(f"{where}: damaged YAML: {reason}") from None
 
 
-def _override(document: dict[str, Any], text: str) -> str | None:
+def override(document: dict[str, Any], text: str) -> str | None:
     """Set one `key=value` in the document; returns the fault, if any."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

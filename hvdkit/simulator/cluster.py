@@ -23,7 +23,7 @@ from hvdkit.files import write_atomic
 SCHEMA_VERSION = 1
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
 Operation = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
-Algorithm = Literal["ring", "halving-doubling", "tree", "two-level", "central"]
+Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
 
 Positive = Annotated[float, Field(gt=0, le=1e18)]
 Percent = Annotated[float, Field(ge=0, le=1000)]
@@ -191,7 +191,7 @@ def read(document: Any, where: str) -> Cluster:
     try:
         return Cluster.model_validate(document)
     except ValidationError as error:
-        raise RequestError("\n".join(dict.fromkeys(f"{where}: {line}" for line in _told(error)))) from None
+        raise RequestError("\n".join(dict.fromkeys(f"{where}: {line}" for line in told(error)))) from None
 
 
 def save(cluster: Cluster, path: Path) -> None:
@@ -221,7 +221,8 @@ def _check_pieces(pieces: list[Piece]) -> None:
         raise ValueError(f"pieces: expected from_bytes that begin at 0 and rise, got {starts}")
 
 
-def _told(error: ValidationError) -> list[str]:
+def told(error: ValidationError) -> list[str]:
+    """A line for each fault that pydantic has found: key, what was expected, what was received."""
     lines = []
     for fault in error.errors(include_url=False):
         key = ".".join(map(str, fault["loc"])) or "file"
