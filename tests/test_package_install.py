@@ -45,7 +45,7 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
         metadata = message_from_string(wheel.read(f"{folder}/METADATA").decode())
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "report" / "templates").iterdir()}
-    clusters = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "simulator" / "clusters").iterdir()}
+    clusters = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "simulator").rglob("*.yaml")}
     recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
     assert len(recipes) >= 5
     assert len(templates) == 4

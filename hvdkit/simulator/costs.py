@@ -7,8 +7,8 @@ With p ranks, hops of time t(m) for m bytes, and γ seconds to add up a byte:
   power of two first hand theirs to a neighbour and get the sum at the end, 2 t(n) + nγ;
 - tree (two binary trees at once, Sanders, Speck and Träff 2009, as NCCL has it): 2⌈log₂p⌉ latencies, 2n through the
   slowest link;
-- hierarchical (Jia et al. 2018): reduce-scatter in a host, ring among hosts on 1/r of the bytes by r ranks at once,
-  allgather in a host;
+- hierarchical (Jia et al. 2018), as hvdkit has it: a ring in each host, a ring of the hosts' first ranks, a broadcast
+  in each host;
 - central: every rank sends all to one and gets all back (a parameter server), (p-1)n in and out of its links;
 - allgather (p-1) t(k), all-to-all (p-1) t(n/p), reduce-scatter half a ring, broadcast the half of a tree.
 
@@ -98,17 +98,19 @@ class Network:
         name = names[0] if len(names) == 1 else "fastest of " + ", ".join(names)
         return Cost(lines.least(each), name, *self._belief(operation, algorithm))
 
-    def two_level(self) -> tuple[Line, Line]:
-        """The parts of a two-level allreduce: inside hosts (both halves), and between them."""
+    def hierarchical(self) -> tuple[Line, Line, Line]:
+        """The parts of a hierarchical allreduce: inside hosts, between their first ranks, and back within hosts."""
         if len(self.levels) < 2:
-            return self._ring(self.ranks, 1.0), lines.ZERO
-        local = self._size(0)
-        inner = self._hop(0, 1.0).repeated(2 * (local - 1), 1 / local)
+            return self._ring(self.ranks, 1.0), lines.ZERO, lines.ZERO
+        local, near = self._size(0), self._hop(0, 1.0)
         hosts = self.ranks / local
-        outer = Network._path(self, range(1, len(self.levels)), flows=local)
-        across = outer.repeated(2 * (hosts - 1), 1 / (hosts * local))
-        return lines.total([inner, self._adding((local - 1) / local)]), lines.total(
-            [across, self._adding((hosts - 1) / hosts / local)]
+        inside = near.repeated(2 * (local - 1), 1 / local)
+        between = self._path(range(1, len(self.levels)), flows=1.0).repeated(2 * (hosts - 1), 1 / hosts)
+        depth = math.ceil(math.log2(local))
+        return (
+            lines.total([inside, self._adding((local - 1) / local)]),
+            lines.total([between, self._adding((hosts - 1) / hosts)]),
+            Line(near.starts, near.latency * depth, near.slope),
         )
 
     def _allreduce(self, algorithm: str, servers: int) -> Line:
@@ -123,12 +125,12 @@ class Network:
             path = lines.bottleneck([self._hop(i, 1.0) for i in range(len(self.levels))], shares)
             return lines.total([Line(path.starts, path.latency * 2 * depth, path.slope * 2), self._adding(1.0)])
         if algorithm == "hierarchical":
-            return lines.total(list(self.two_level()))
+            return lines.total(list(self.hierarchical()))
         # central: in turn through the server's links, from within the host and from outside at once
         local = self._size(0) if len(self.levels) > 1 else 1
         flows = max(1, p - local) / servers
-        path = self._path(range(len(self.levels) - 1, len(self.levels)), flows=flows)
-        return lines.total([path.repeated(2, 1.0), self._adding((p - 1) / servers)])
+        link = self._hop(len(self.levels) - 1, 1.0)
+        return lines.total([link.repeated(2, flows), self._adding((p - 1) / servers)])
 
     def _other(self, operation: Operation) -> Line:
         p = self.ranks
@@ -147,13 +149,12 @@ class Network:
 
     def _halving(self) -> Line:
         whole = 2 ** int(math.log2(self.ranks))
-        steps, distance, sizes = [], 1, []
+        steps, distance = [], 1
         while distance < whole:
             level = next(i for i in range(len(self.levels)) if distance < self._size(i) or i == len(self.levels) - 1)
             # the near exchange the large halves; those that leave a group leave it all at once
             flows = 1.0 if level == 0 else float(min(self._size(level - 1), distance))
             steps.append(self._path(range(level, level + 1), flows).repeated(2, 1 / (2 * distance)))
-            sizes.append(distance)
             distance *= 2
         rest = self.ranks - whole
         if rest:
@@ -180,8 +181,7 @@ class Network:
         level, _ = self.levels[index]
         pieces = self._from_measured(index) or level.pieces
         line = lines.of_pieces(pieces)
-        factor = max(flows, 1.0) / level.ports if flows > 1 else 1 / level.ports
-        return line.slowed(factor * level.oversubscription / (1 - level.busy))
+        return line.slowed(max(flows, 1.0) / level.ports * level.oversubscription / (1 - level.busy))
 
     def _size(self, index: int) -> int:
         """Ranks within a group of this level."""

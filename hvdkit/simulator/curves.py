@@ -23,10 +23,11 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
 
     Raises ValueError where the lengths differ, nothing is given, or a size is negative or a time not above 0.
     """
-    order = np.argsort(np.asarray(sizes, float), kind="stable")
-    x, y = np.asarray(sizes, float)[order], np.asarray(seconds, float)[order]
-    if x.shape != y.shape or not len(x) or x[0] < 0 or not (np.isfinite(y).all() and (y > 0).all()):
+    x, y = np.asarray(sizes, float), np.asarray(seconds, float)
+    if x.shape != y.shape or not len(x) or not (x >= 0).all() or not ((y > 0) & np.isfinite(y)).all():
         raise ValueError("expected as many sizes >= 0 as times > 0, and at least one")
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
     count, scale = len(x), max(float(x[-1]), 1.0)
     lines, cost = _lines(x / scale, y)
     best, choice = cost[0].copy(), {(1, end): 0 for end in range(count + 1)}

@@ -60,14 +60,14 @@ class Schedule:
                 seconds[task.resource] = seconds.get(task.resource, 0.0) + task.seconds
         return seconds
 
-    def critical_path(self) -> list[Span]:
-        """What the last step's length hangs on, from the end of the step before to its own; of one case.
+    def critical_path(self, number: int = -1) -> list[Span]:
+        """What the length of a step (the last) hangs on, from the end of the step before to its own; of one case.
 
         Going back from the last task, always to the latest of what it waited for or followed on its resource. Tasks of
         other iterations (input that was read ahead) belong to it where they decide.
         """
         index, before = _before(self.graph)
-        iteration, number = len(self.ends) - 1, index[self.graph.last]
+        iteration, number = number % len(self.ends), index[self.graph.last]
         begin = float(self.ends[iteration - 1][number]) if iteration else 0.0
         path: list[Span] = []
         while True:

@@ -26,14 +26,13 @@ class Options:
     """What may be set, for each what-if (arrays of one length). Seconds and bytes.
 
     `negotiation_s` is what Horovod's ranks need to agree in a cycle; with `synchronous` its loop waits for a collective
-    to end before it looks again. `latency_s` is what a collective costs at least.
+    to end before it looks again.
     """
 
     threshold: Floats
     cycle_s: Floats
     bucket: Floats
     negotiation_s: Floats
-    latency_s: Floats
     synchronous: Bools
 
 
@@ -97,16 +96,24 @@ def filled(gradients: Gradients, options: Options) -> Buckets:
 
 
 def merged(gradients: Gradients, options: Options) -> Buckets:
-    """MG-WFBP (Shi et al. 2019, arXiv 1811.11141): wait for the next gradient where that costs less than a latency."""
+    """MG-WFBP (Shi et al. 2019, arXiv 1811.11141): the buckets that end first, whatever they have to wait for.
+
+    The paper merges by a rule that is optimal for costs of one latency and one rate but for what ties leave. Here it is
+    the optimum for any costs: the earliest end with a bucket closed at each gradient, out of all places to begin it.
+    """
     count, cases = gradients.ready.shape
-    closes = np.zeros((count, cases), bool)
-    free, first = np.zeros(cases), np.zeros(cases, int)
-    for i in range(count - 1):
-        start = np.maximum(gradients.ready[i], free)
-        closes[i] = gradients.ready[i + 1] >= start + options.latency_s
-        free = np.where(closes[i], start + gradients.seconds(first, i), free)
-        first = np.where(closes[i], i + 1, first)
-    closes[-1] = True
+    closes, ends = np.zeros((count, cases), bool), np.zeros((count + 1, cases))
+    begins = np.zeros((count, cases), int)
+    for i in range(count):
+        firsts = np.broadcast_to(np.arange(i + 1)[:, None], (i + 1, cases))
+        each = np.maximum(ends[: i + 1], gradients.ready[i]) + gradients.seconds(firsts, i)
+        begins[i] = each.argmin(axis=0)
+        ends[i + 1] = each.min(axis=0)
+    last = np.full(cases, count - 1)
+    while (last >= 0).any():
+        here = np.flatnonzero(last >= 0)
+        closes[last[here], here] = True
+        last[here] = begins[last[here], here] - 1
     return Buckets(closes)
 
 

@@ -29,7 +29,9 @@ from hvdkit.simulator.workload import Workload, of_profile
 
 SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
 MOST_RANKS = 10**9
+_DRAWN = 10  # iterations of which one is drawn, in the middle of those whose input is read ahead
 _LEAST = 3.0  # percent that no figure is believed closer
+_ALONE = 5.0  # percent, where the profile had one rank and the prediction has more
 _UNCHECKED = 10.0  # percent, where the profile's own step could not be predicted
 
 
@@ -90,12 +92,17 @@ class Prediction(_Record):
 
 @dataclass(frozen=True)
 class Basis:
-    """What predictions start from. `check_percent` is how far the model misses the profile's own step, None where that
-    cannot be told; `known` are the settings that the profile was measured under."""
+    """What predictions start from: a rank's own work, and the settings `known` that it was measured under.
+
+    `check_percent` is how far the model misses the profile's own step, None where that cannot be told; `overlap_shown`
+    says that in the profile more communication lay under compute than beside it; it had so many `ranks`.
+    """
 
     workload: Workload
     known: Settings
     check_percent: float | None = None
+    overlap_shown: bool = False
+    ranks: int = 1
 
     @property
     def believed_percent(self) -> float:
@@ -110,7 +117,8 @@ def basis(profile: Profile) -> Basis:
         cycle_time_ms=profile.tuning.cycle_time_ms,
     )
     workload = of_profile(profile)
-    return Basis(workload, known, _check(profile, workload, known))
+    overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
+    return Basis(workload, known, _check(profile, workload, known), overlapped, profile.np)
 
 
 def own_network(profile: Profile) -> Cluster | None:
@@ -206,11 +214,13 @@ def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Poi
         replace(middle, slow=mean * (1 + doubt), wire=1 + wire_doubt),
     ]
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
-    schedule = engine.run(step.detailed(middle))
-    # alone in its batch, for buckets that differ from case to case
+    steady = engine.run(step.detailed(middle))
     periods = step.simulate([*edges, *sampled]).period
-    spread = periods[2:] if sampled else np.array([schedule.period])
+    spread = periods[2:] if sampled else np.array([steady.period])
     seconds = float(spread.mean())
+    # that gradients do go during backward is believed only where the profile has shown it
+    shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
+    in_turn = 0.0 if shown else float(engine.run(step.detailed(replace(middle, policy="grouped"))).period)
     quiet = float(engine.run(step.detailed(base.alone)).period)
     slow_quiet = float(engine.run(step.detailed(middle.alone)).period)
     batch = base.batch * found.workload.batch_size
@@ -221,19 +231,26 @@ def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Poi
         algorithm=", ".join(dict.fromkeys(cost.algorithm for cost in base.costs)),
         step_ms=1e3 * seconds,
         low_ms=1e3 * min(seconds, float(periods[0])),
-        high_ms=1e3 * max(seconds, float(periods[1])),
+        high_ms=1e3 * max(seconds, float(periods[1]), in_turn),
         p99_ms=1e3 * float(np.quantile(spread, 0.99)),
         images_per_second=ranks * batch / seconds,
         efficiency=min(1.0, quiet / seconds),
         exposed_communication_ms=1e3 * max(0.0, seconds - slow_quiet),
         waiting_ms=1e3 * max(0.0, slow_quiet - quiet),
         bytes_per_step=_sent(base),
-        utilisation={name: float(busy) / float(schedule.period) for name, busy in schedule.busy().items()},
-        bound=bound(schedule),
+        utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
+        bound=bound(steady),
         memory_mib=_memory(found.workload, base),
-        critical_path=critical(schedule),
+        critical_path=critical(steady),
         warnings=[*warnings, *_room(found.workload, base)],
     )
+
+
+def schedule(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
+    """Steps of the rank that all wait for, with every layer and bucket: what `point` tells the figures of."""
+    base = case(found.workload, Network(cluster, ranks), settings, found.known)
+    factors = slowest(base, _jitter(found, cluster, settings), settings.seed)
+    return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _DRAWN)
 
 
 def slowest(base: Case, jitter: float, seed: int) -> Floats:
@@ -291,6 +308,11 @@ def _jitter(found: Basis, cluster: Cluster, settings: Settings) -> float:
     return max(found.workload.jitter, cluster.jitter)
 
 
+def doubts(found: Basis, base: Case, settings: Settings) -> tuple[float, float]:
+    """How far compute and communication are believed off, as fractions."""
+    return _doubt(found, base, settings)[:2]
+
+
 def _doubt(found: Basis, base: Case, settings: Settings) -> tuple[float, float, list[str]]:
     """How far compute and communication are believed off, as fractions, and what is told of it."""
     warnings: list[str] = []
@@ -305,6 +327,11 @@ def _doubt(found: Basis, base: Case, settings: Settings) -> tuple[float, float, 
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
     if base.network.ranks == 1:
         return compute / 100, 0.0, warnings
+    if found.ranks == 1:
+        compute += _ALONE
+        warnings.append("the profile is of one rank: what ranks cost each other beside communication is not in it")
+    if base.rules.overlaps and not found.overlap_shown:
+        warnings.append("no overlap of communication was measured; the interval reaches to none at all")
     residuals = []
     for phase, cost in zip(base.sent.phases, base.costs, strict=True):
         residuals.append(cost.residual_percent)

@@ -57,7 +57,8 @@ class Case:
     @property
     def rules(self) -> policies.Policy:
         """The policy; Local SGD leaves nothing to overlap with."""
-        return policies.named("grouped" if self.every > 1 else self.policy)
+        policy = policies.named(self.policy)
+        return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped) if self.every > 1 else policy
 
     @cached_property
     def sent(self) -> Wire:
@@ -76,7 +77,7 @@ class Case:
     @property
     def alone(self) -> Case:
         """The same step of a rank that communicates with nobody: what an ideal network would leave."""
-        return replace(self, network=Network(self.network.cluster, 1), compression=_DENSE, every=1)
+        return replace(self, network=Network(self.network.cluster, 1), compression=_DENSE)
 
 
 def simulate(cases: Sequence[Case]) -> Schedule:
@@ -219,15 +220,12 @@ class _Maker:
         for number, (phase, cost, row) in enumerate(zip(case.sent.phases, case.costs, way, strict=True)):
             label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
             if cost.algorithm == "hierarchical" and len(case.network.levels) > 1:
-                inside, between = case.network.two_level()
                 size = float(phase.sizes[firsts[i, 0] : i + 1].sum())
-                half = self.of(row[i]) * inside(size) / (inside(size) + between(size)) / 2 if size else 0.0
+                parts = [float(line(size)) if size else 0.0 for line in case.network.hierarchical()]
                 near = case.network.levels[0][0].name
-                found += [
-                    (f"{label} inside", "communication", near, half),
-                    (f"{label} between", "communication", link, self.of(row[i]) - 2 * half),
-                    (f"{label} back", "communication", near, half),
-                ]
+                for what, part, where in zip(("inside", "between", "back"), parts, (near, link, near), strict=True):
+                    seconds = self.of(row[i]) * part / (sum(parts) or 1.0)
+                    found.append((f"{label} {what}", "communication", where, seconds))
             else:
                 found.append((label, "communication", link, self.of(row[i])))
         found.append(("copy out", "fusion", "communication stream", self.of(copies[i])))
@@ -280,7 +278,6 @@ class _Maker:
             cycle_s=array(lambda case: case.cycle_s),
             bucket=array(lambda case: case.bucket_bytes),
             negotiation_s=array(_negotiation),
-            latency_s=array(lambda case: case.wire * sum(float(cost.line(0.0)) for cost in case.costs)),
             synchronous=np.array([case.network.cluster.software.synchronous for case in self.cases]),
         )
 
