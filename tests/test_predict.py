@@ -114,13 +114,16 @@ def test_advice_is_ranked_priced_and_applied(hvdkit: Hvdkit, tmp_path: Path) -> 
 
 
 def test_advice_says_when_more_ranks_lose() -> None:
-    """A latency for each rank of a ring, and a server: at some count the sum of messages outgrows what ranks add."""
+    """One server for all: at some count what goes through its link outgrows what ranks add."""
     made = simulating.cluster(latency_us=2000.0)
     advice = advising.advise(simulating.profile(), made, 8, Settings(policy="central"), Money(None, None, None))
-    speeds = [speed for speed, _ in advice.adding.points.values()]
+    speeds = {ranks: speed for ranks, (speed, _) in advice.adding.points.items()}
+    assert advice.adding.loses == [2, 4]
+    assert speeds[2] < speeds[4] < speeds[1] < speeds[8]
     assert advice.adding.most is not None
-    assert max(speeds) == advice.adding.points[advice.adding.most][0]
-    assert "loses speed" in advice.adding.told
+    assert speeds[2 * advice.adding.most] < 1.1 * speeds[advice.adding.most]
+    assert "2, 4 ranks are slower than fewer" in advice.adding.told
+    assert "more than half of what is paid for waits" in advice.adding.told
 
 
 @pytest.mark.parametrize(

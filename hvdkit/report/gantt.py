@@ -53,12 +53,11 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
         place = rows.index(_row(span))
         left, right = max(span.start, begin), min(span.end, end)
         marked = (span.task.name, span.iteration) in critical
-        bar = {"left": 1e3 * (left - begin), "width": 1e3 * (right - left), "color": _COLOURS[span.task.kind]}
-        axes.barh(
-            place, height=0.62, linewidth=0.3 if right - left > 0.004 * (end - begin) else 0, edgecolor="white", **bar
-        )
+        start, width, colour = 1e3 * (left - begin), 1e3 * (right - left), _COLOURS[span.task.kind]
+        edge = 0.3 if right - left > 0.004 * (end - begin) else 0.0
+        axes.barh(place, width, 0.62, start, color=colour, linewidth=edge, edgecolor="white")
         if marked:
-            axes.barh(place - 0.42, height=0.1, left=bar["left"], width=bar["width"], color="black")
+            axes.barh(place - 0.42, width, 0.1, start, color="black")
         if right - left > _WIDE * (end - begin):
             name = _short(span.task.name.partition(" ")[2] or span.task.name, int(165 * (right - left) / (end - begin)))
             axes.text(

@@ -27,6 +27,7 @@ Kind = Literal["software", "hardware"]
 _THRESHOLDS = (1.0, 4.0, 16.0, 64.0, 256.0)  # MiB
 _CYCLES = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0)  # ms
 _WORTH = 1.005  # a gain below is not told
+_GROWS = 1.1  # images a second by twice the ranks, for these to be told as growing
 _MOST_RANKS = 16_384  # beyond which nobody is told to look
 
 
@@ -63,11 +64,15 @@ class Suggestion(_Record):
 
 
 class Adding(_Record):
-    """What more ranks bring: `points` by rank count (images a second, efficiency). `most` is where images a second stop
-    growing as ranks are doubled, None where they grow as far as was looked."""
+    """What more ranks bring: `points` by rank count (images a second, efficiency).
+
+    Beyond `most` ranks twice as many bring less than a tenth, None where they bring more as far as was looked. `loses`
+    are the counts that are slower than a smaller one.
+    """
 
     points: dict[int, tuple[float, float]]
     most: int | None
+    loses: list[int]
     told: str
 
 
@@ -159,7 +164,7 @@ def _software(found: Basis, now: Change) -> Iterator[Change]:
     for algorithm in ("ring", "hierarchical"):
         if len(now.cluster.levels) > 1:
             other = now.settings.model_copy(update={"allreduce": algorithm})
-            told = {"allreduce": algorithm}
+            told: dict[str, Any] = {"allreduce": algorithm}
             yield replace(now, what=f"allreduce: {algorithm}", settings=other, told=told, recipe=told)
     for compression in _compressions():
         other = now.settings.model_copy(update={"compression": compression})
@@ -335,11 +340,15 @@ def _adding(found: Basis, now: Change) -> Adding:
         seconds = float(engine.run(step.detailed(made)).period)
         alone = float(engine.run(step.detailed(made.alone)).period)
         points[count] = (count * made.batch * found.workload.batch_size / seconds, min(1.0, alone / seconds))
-    peak = next((a for a, b in itertools.pairwise(counts) if points[b][0] < points[a][0]), None)
+    loses = [count for i, count in enumerate(counts) if any(points[less][0] >= points[count][0] for less in counts[:i])]
+    doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]
+    most = next((a for a, b in doubled if points[b][0] < _GROWS * points[a][0]), None)
     half = next((count for count in counts if points[count][1] < 0.5), None)
-    told = (
-        f"images/s grow up to {counts[-1]} ranks" if peak is None else f"beyond {peak} ranks each more one loses speed"
-    )
+    told = [f"images/s grow up to {counts[-1]} ranks"] if most is None and not loses else []
+    if loses:
+        told.append(f"{', '.join(map(str, loses))} ranks are slower than fewer")
+    if most is not None:
+        told.append(f"beyond {most} ranks twice as many bring less than a tenth more")
     if half is not None:
-        told += f"; from {half} ranks on more than half of what is paid for waits"
-    return Adding(points=points, most=peak, told=told)
+        told.append(f"from {half} ranks on more than half of what is paid for waits")
+    return Adding(points=points, most=most, loses=loses, told="; ".join(told))
