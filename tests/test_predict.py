@@ -131,8 +131,11 @@ def test_advice_says_when_more_ranks_lose() -> None:
     [
         (["predict", "none.json", "--cluster", "cluster.yaml", "-n", "2"], "none.json: cannot be read"),
         (["predict", "profile.json", "--cluster", "none.yaml", "-n", "2"], "none.yaml: no such file"),
-        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "0"], "-n 0: expected 1 to"),
-        (["predict", "profile.json", "--cluster", "dgx1-p100", "-n", "9"], "-n 9: expected 1 to 8 ranks"),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "0"], "-n 0: expected at least 1"),
+        (
+            ["predict", "profile.json", "--cluster", "dgx1-p100", "-n", "9"],
+            "-n 9: expected at least 1 and at most 8 ranks",
+        ),
         (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--policy", "dpp"], "did you mean 'ddp'"),
         (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch=1"], "batch: unknown key"),
         (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch_size=-1"], "batch_size: "),
@@ -245,7 +248,7 @@ def test_a_thousand_damaged_files_end_in_an_answer_or_in_lines(data: st.DataObje
             plan = foresee.plan(folder / "p.json", folder / "c.yaml", [2], [], None)
         except RequestError as error:
             assert all(line.strip() and line.isprintable() for line in str(error).splitlines())
-            assert name in str(error)
+            assert name in str(error) or str(error).startswith("-n 2: ")  # a cluster without room for two
             return
         predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
 

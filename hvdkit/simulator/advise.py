@@ -7,7 +7,7 @@ communication befall the step before and after the change, so they are followed 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.predict import Basis, Point, basis, checked, doubts, point
 from hvdkit.simulator.settings import Compression, Link, Settings, Sync, applied, case
+from hvdkit.simulator.step import Case
 
 Kind = Literal["software", "hardware"]
 _THRESHOLDS = (1.0, 4.0, 16.0, 64.0, 256.0)  # MiB
@@ -315,25 +316,31 @@ def _gains(found: Basis, now: Change, change: Change, gain: float) -> tuple[floa
     cases = [
         case(found.workload, Network(each.cluster, each.ranks), each.settings, found.known) for each in (now, change)
     ]
-    doubt = [doubts(found, each, made.settings) for each, made in zip(cases, (now, change), strict=True)]
+    (off, wire_off), (off_after, wire_after) = (
+        doubts(found, each, made.settings) for each, made in zip(cases, (now, change), strict=True)
+    )
+    corners = list(itertools.product((-1, 1), repeat=2))
+    before = _periods(cases[0], [((1 + off) ** compute, (1 + wire_off) ** wire) for compute, wire in corners])
+    after = _periods(cases[1], [((1 + off) ** compute, (1 + wire_after) ** wire) for compute, wire in corners])
+    # what the change itself makes more doubtful befalls it alone
+    more = max(0.0, off_after - off)
+    images = [each.network.ranks * each.batch for each in cases]
     gains = [gain]
-    for compute, wire in itertools.product((-1, 1), repeat=2):
-        made = []
-        for each, (off, wire_off) in zip(cases, doubt, strict=True):
-            factor = (1 + wire_off) ** wire
-            off_case = replace(each, slow=1 + compute * doubt[0][0], wire=factor)
-            seconds = float(engine.run(step.detailed(off_case)).period)
-            # what the change itself makes more doubtful befalls it alone
-            made.append(seconds * (1 + max(0.0, off - doubt[0][0]) * (1 if wire > 0 else -1)))
-        images = [each.network.ranks * each.batch for each in cases]
-        gains.append(made[0] / made[1] * images[1] / images[0])
+    for slow, quick, (_, wire) in zip(before, after, corners, strict=True):
+        gains.append(slow / (quick * (1 + more) ** wire) * images[1] / images[0])
     return min(gains), max(gains)
+
+
+def _periods(base: Case, factors: Sequence[tuple[float, float]]) -> list[float]:
+    """Step times with compute and communication multiplied."""
+    schedule = step.simulate([replace(base, slow=slow, wire=wire) for slow, wire in factors])
+    return [float(period) for period in schedule.period]
 
 
 def _adding(found: Basis, now: Change) -> Adding:
     """Ranks doubled from one on, as far as the cluster goes."""
-    most = min(now.cluster.largest or _MOST_RANKS, _MOST_RANKS)
-    counts = sorted({min(2**i, most) for i in range(15)} | {now.ranks})
+    room = min(now.cluster.largest or _MOST_RANKS, _MOST_RANKS)
+    counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
     points = {}
     for count in counts:
         made = case(found.workload, Network(now.cluster, count), now.settings, found.known)

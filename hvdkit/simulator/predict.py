@@ -198,7 +198,7 @@ def checked(ranks: Sequence[int], cluster: Cluster) -> list[int]:
     for number in ranks:
         if not 1 <= number <= min(MOST_RANKS, cluster.largest or MOST_RANKS):
             most = cluster.largest or MOST_RANKS
-            raise RequestError(f"-n {number}: expected 1 to {most} ranks on cluster {cluster.name}")
+            raise RequestError(f"-n {number}: expected at least 1 and at most {most} ranks on cluster {cluster.name}")
     return list(dict.fromkeys(ranks))
 
 
@@ -210,7 +210,7 @@ def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Poi
     middle = replace(base, slow=mean)
     doubt, wire_doubt, warnings = _doubt(found, base, settings)
     edges = [
-        replace(middle, slow=mean * (1 - doubt), wire=1 / (1 + wire_doubt)),
+        replace(middle, slow=mean / (1 + doubt), wire=1 / (1 + wire_doubt)),
         replace(middle, slow=mean * (1 + doubt), wire=1 + wire_doubt),
     ]
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
