@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,27 @@ def plan(profile: Path, cluster: Path, ranks: Sequence[int], texts: Sequence[str
     """Read and check. Raises RequestError with file, key and what was expected."""
     what_if = settings_.read(texts, policy)
     links = settings_.applied(clusters.load(cluster), what_if)
-    return Plan(profiles.load(profile), links, predicting.checked(ranks, links), what_if)
+    found = profiles.load(profile)
+    for key, value in _numbers(found.model_dump(exclude={"settings"}), ()):
+        # what no run can have; sums and squares of it would leave the range of numbers
+        most = 1e15 if isinstance(value, int) else 1e9
+        if value > most:
+            raise RequestError(
+                f"{profile}: {'.'.join(key)}: expected at most {most:g}, got {float(min(value, 10**300)):g}"
+            )
+    return Plan(found, links, predicting.checked(ranks, links), what_if)
+
+
+def _numbers(value: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """All numbers in a document, each with the keys that lead to it."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, (*key, str(name)))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _numbers(inner, (*key, str(place)))
+    elif isinstance(value, int | float):
+        yield key, value
 
 
 def predict(plan: Plan, folder: Path) -> Prediction:

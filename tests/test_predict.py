@@ -198,7 +198,8 @@ WHOLE_CLUSTER = simulating.cluster(
 ).model_dump(mode="json")
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
-    st.dictionaries(st.text(max_size=5), st.integers(), max_size=2), st.just(-1), st.just(0), st.just(1e308),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
+    st.sampled_from([-1, 0, 1e308, 5e-324, 10**400, 1e9, 1e15]),
 )  # fmt: skip
 
 

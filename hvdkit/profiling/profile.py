@@ -244,7 +244,7 @@ class Profile(_Record):
             if tensor.ready_ms < before:
                 raise ValueError(f"tensors: {tensor.name}: expected ready_ms >= {before}, got {tensor.ready_ms}")
             before = tensor.ready_ms
-        if [rank.rank for rank in self.ranks] != list(range(self.np)):
+        if len(self.ranks) != self.np or any(rank.rank != place for place, rank in enumerate(self.ranks)):
             raise ValueError(f"ranks: expected 0 to {self.np - 1} in order")
         return self
 

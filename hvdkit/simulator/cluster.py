@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from hvdkit import config
 from hvdkit.datakinds import Strict
@@ -25,7 +25,15 @@ EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
 Operation = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
 
-Positive = Annotated[float, Field(gt=0, le=1e18)]
+
+def not_tiny(value: float) -> float:
+    """Raises ValueError for what is above 0 but divides to infinity."""
+    if value < 1e-15:
+        raise ValueError(f"expected at least 1e-15, got {value}")
+    return value
+
+
+Positive = Annotated[float, Field(gt=0, le=1e18), AfterValidator(not_tiny)]
 Percent = Annotated[float, Field(ge=0, le=1000)]
 
 
@@ -33,7 +41,7 @@ class Piece(Strict):
     """time = latency_us + 8 × bytes / mbit_per_s µs, for messages of at least `from_bytes` up to the next piece's."""
 
     from_bytes: int = Field(ge=0, le=2**60)
-    latency_us: float = Field(ge=0, le=1e12)
+    latency_us: float = Field(ge=0, le=1e13)
     mbit_per_s: Positive
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from hvdkit import config
 from hvdkit.datakinds import Strict
@@ -17,7 +17,7 @@ from hvdkit.simulator.costs import Network
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload
 
-Positive = Annotated[float, Field(gt=0, le=1e15)]
+Positive = Annotated[float, Field(gt=0, le=1e15), AfterValidator(clusters.not_tiny)]
 Allreduce = Annotated[str, Field(pattern="^(ring|halving-doubling|tree|hierarchical|central)$")]
 
 
@@ -59,8 +59,8 @@ class Settings(Strict):
     sync: Sync | None = None
     allreduce: Allreduce | None = None
     servers: int = Field(1, ge=1, le=10**6)
-    fusion_threshold_mib: float | None = Field(None, ge=0, le=2**20)
-    cycle_time_ms: float | None = Field(None, ge=0, le=1e6)
+    fusion_threshold_mib: float | None = Field(None, ge=0, le=1e15)
+    cycle_time_ms: float | None = Field(None, ge=0, le=1e15)
     bucket_mib: Positive = 25.0
     speed: Positive = 1.0
     jitter: float | None = Field(None, ge=0, le=10)
