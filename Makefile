@@ -3,11 +3,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 browser test lint image-check clean
+.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-simulator browser test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
-		printf '  make %-14s %s\n' "$$name" "$$text"; done
+		printf '  make %-15s %s\n' "$$name" "$$text"; done
 
 bootstrap: ## Make the driver environment, .venv (no framework in it)
 	@$(PYTHON) scripts/bootstrap.py
@@ -37,6 +37,12 @@ bench-resnet50: runtimes ## ResNet-50, four frameworks and all rivals at 2 ranks
 	@$(BIN)/hvdkit compare $(RESNET50) -np 2 $(RIVALS) --rival independent --rounds $(ROUNDS) \
 		--parity runs/bench-resnet50-parity/parity.json --out runs/bench-resnet50 --resume
 	@$(BIN)/hvdkit report runs/bench-resnet50
+
+validate: bootstrap ## Hold the simulator against closed forms and published figures; docs/validation.md
+	@$(BIN)/python benchmarks/validate.py
+
+bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
+	@$(BIN)/python benchmarks/simulator.py
 
 browser: # Chromium, in which pages are tested: Debian's package, where root may install it; elsewhere the tests tell
 	@for p in chromium chromium-browser google-chrome; do command -v $$p >/dev/null && exit; done; \

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hvdkit import cli_foresee
 from hvdkit.errors import HvdkitError, RequestError
 
 if TYPE_CHECKING:
@@ -204,6 +205,9 @@ def parity(
             typer.echo(line)
         typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")
     raise typer.Exit(0 if result.passed else 1)
+
+
+cli_foresee.add(app)
 
 
 @app.command()

@@ -220,7 +220,7 @@ def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[st
 
     Raises RequestError with all faults, one a line.
     """
-    faults = [fault for text in overrides if (fault := _override(document, text))]
+    faults = [fault for text in overrides if (fault := override(document, text))]
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -246,13 +246,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise RequestError(f"{path}: no text (byte {error.start} is not UTF-8); expected a YAML recipe") from None
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a YAML recipe") from None
-    document = _parse(text, str(path))
+    document = parse_yaml(text, str(path))
     if not isinstance(document, dict):
         raise RequestError(f"{path}: expected keys with values (a mapping), got {_brief(document)}")
     return document
 
 
-def _parse(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    """What a YAML text holds. Raises RequestError, one line that begins with `where`, where it is damaged."""
     try:
         return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -264,7 +265,7 @@ def _parse(text: str, where: str) -> Any:
         raise RequestError(f"{where}: damaged YAML: {reason}") from None
 
 
-def _override(document: dict[str, Any], text: str) -> str | None:
+def override(document: dict[str, Any], text: str) -> str | None:
     """Set one `key=value` in the document; returns the fault, if any."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -277,7 +278,7 @@ def _override(document: dict[str, Any], text: str) -> str | None:
             return f"override {text!r}: {parent!r} holds {_brief(inner)}, so nothing can be set below it"
         place = inner
     try:
-        place[leaf] = _parse(value, f"override {text!r}")
+        place[leaf] = parse_yaml(value, f"override {text!r}")
     except RequestError as error:
         return str(error)
     return None

@@ -19,6 +19,7 @@ _OURS = {
     "compare.json", "compare.md", "runs",
     "parity.json", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",
+    "predict.json", "predict.png", "predict-trace.json", "advise.json", "advise.md",
 }  # fmt: skip
 _LOCK = ".lock"
 

@@ -78,6 +78,7 @@ def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> 
 def test_frameworks_are_named_in_the_adapters_alone() -> None:
     rooms = [*(ROOT / "hvdkit" / "core").glob("*.py"), *(ROOT / "hvdkit" / "launch").glob("*.py")]
     rooms += [*(ROOT / "hvdkit" / "report").glob("*.py"), *(ROOT / "hvdkit").glob("*.py")]
+    rooms += (ROOT / "hvdkit" / "simulator").glob("*.py")
     assert len(rooms) > 20
     for path in rooms:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -45,10 +45,13 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
         metadata = message_from_string(wheel.read(f"{folder}/METADATA").decode())
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "report" / "templates").iterdir()}
+    clusters = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "simulator").rglob("*.yaml")}
     recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
     assert len(recipes) >= 5
     assert len(templates) == 4
-    assert {name for name in names if ".dist-info/" not in name} == code | templates | recipes | {"hvdkit/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == (
+        code | templates | clusters | recipes | {"hvdkit/py.typed"}
+    )
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"
     assert metadata["Requires-Python"] == ">=3.11"

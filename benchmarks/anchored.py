@@ -1,0 +1,91 @@
+"""Published figures as workloads and tables: `benchmarks/anchors/*.csv`, each with its source in its first lines."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+
+from hvdkit.core.resnet import Conv, architecture
+from hvdkit.simulator.workload import Tensor, Workload, of_layers
+
+ANCHORS = Path(__file__).parent / "anchors"
+BACKWARD = 2.0  # its work against forward's: as many products for the weights' gradient as for the inputs'
+
+
+@cache
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of one of the files; lines that begin with # say where they are from."""
+    lines = (ANCHORS / f"{name}.csv").read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def network(model: str, batch_size: int, seconds: float) -> Workload:
+    """A network whose forward and backward take `seconds` together, shared among its layers.
+
+    VGG-16, AlexNet and ResNet-50 are shared by measured times of some GPU, the others by the multiply-adds of layers.
+    """
+    if model in ("ResNet-50", "VGG16", "AlexNet"):
+        rows = [row for row in table("gpu_layer_profiles") if row["model"] == model.lower().replace("-", "")]
+        layers = [
+            (
+                f"{row['node']} {row['layer']}",
+                float(row["forward_ms"]),
+                float(row["backward_ms"]),
+                int(row["param_bytes"]),
+            )
+            for row in rows
+        ]
+    elif model == "InceptionV3":
+        layers = [
+            (row["layer"], float(row["multiply_adds"]), BACKWARD * float(row["multiply_adds"]), int(row["param_bytes"]))
+            for row in table("inception_v3")
+        ]
+    else:
+        layers = _resnet(model.lower().replace("-", ""))
+    whole = sum(forward + backward for _, forward, backward, _ in layers)
+    shared = [(name, a * seconds / whole, b * seconds / whole, size) for name, a, b, size in layers]
+    return of_layers(model, batch_size, shared)
+
+
+def googlenet(nodes: int, forward_s: float) -> Workload:
+    """GoogLeNet as it was traced on so many nodes; nobody measured its forward."""
+    rows = [row for row in table("googlenet_k80_traces") if row["nodes"] == str(nodes)]
+    tensors = []
+    for weight, bias in zip(rows[-2::-2], rows[::-2], strict=True):
+        # backward yields both of a layer at once
+        for row, seconds in ((bias, 1e-6 * float(weight["backward_us"])), (weight, 0.0)):
+            size = int(row["params_fp32"])
+            tensors.append(Tensor(f"tensor {row['tensor']}", row["tensor"], (size,), 4 * size, seconds))
+    return Workload("GoogLeNet", 64, (("all layers", forward_s),), tuple(tensors))
+
+
+def traced_allreduces(nodes: int) -> list[float]:
+    """Seconds of each allreduce of that trace, in the order of backward."""
+    rows = [row for row in table("googlenet_k80_traces") if row["nodes"] == str(nodes)]
+    return [1e-6 * float(row["allreduce_us"]) for row in reversed(rows)]
+
+
+def _resnet(name: str) -> list[tuple[str, float, float, int]]:
+    """Layers by multiply-adds at 224 pixels, in forward order."""
+    net, layers, size = architecture(name, 1000), [], 112
+
+    def add(block: str, conv: Conv, side: int) -> int:
+        out = side // conv.stride
+        weights = conv.inputs * conv.outputs * conv.kernel**2
+        work = float(weights * out * out)
+        layers.append((f"{block}{conv.name}", work, BACKWARD * work, 4 * (weights + 2 * conv.outputs)))
+        return out
+
+    add("", net.stem, 224)
+    size = 56
+    for block in net.blocks:
+        inside = size
+        for conv in block.convs:
+            inside = add(f"{block.name}.", conv, inside)
+        if block.projection:
+            add(f"{block.name}.", block.projection, size)
+        size = inside
+    work = float(net.features * net.classes)
+    layers.append(("fc", work, BACKWARD * work, 4 * (net.features + 1) * net.classes))
+    return [(name, forward, backward, bytes_) for name, forward, backward, bytes_ in layers]

@@ -1,0 +1,288 @@
+"""What the simulator is held against, and where each figure is from: closed forms and published measurements."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import anchored
+import numpy as np
+
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import curves, engine, step
+from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
+from hvdkit.simulator.costs import Network, hop_pieces
+from hvdkit.simulator.graph import Edge, Task, ordered
+from hvdkit.simulator.predict import Basis, point
+from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.workload import Workload
+
+
+@dataclass
+class Row:
+    """One figure. Those `used_for` calibration went into a parameter; the others were predicted without being seen.
+
+    `low` to `high` is the interval that the prediction came with. `linear`, `plain_sum` and `pollux` are what the
+    baselines say in its place. All in `unit`.
+    """
+
+    set: str
+    row: str
+    unit: str
+    predicted: float
+    measured: float
+    used_for: str
+    low: float | None = None
+    high: float | None = None
+    linear: float | None = None
+    plain_sum: float | None = None
+    pollux: float | None = None
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted - self.measured) / self.measured
+
+    def written(self) -> dict[str, object]:
+        """As it stands in validation.json."""
+        return asdict(self) | {"error_percent": self.error_percent}
+
+
+def all_rows() -> Iterator[Row]:
+    """Every row of every set."""
+    for rows in (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod):
+        yield from rows()
+
+
+# -- (a) closed forms -------------------------------------------------------------------------------------------------
+
+
+def closed_forms() -> Iterator[Row]:
+    """The engine against formulas that can be written down, 10 µs and 1 GB/s a hop."""
+    network = {n: Network(_uniform(10.0, 8000.0), n) for n in (2, 8, 64, 1000)}
+    size, hop = 4e6, lambda m: 10e-6 + m / 1e9
+    forms: list[tuple[str, float, float]] = []
+    for n, net in network.items():
+        forms.append((f"ring, {n} ranks", float(net.cost("allreduce", "ring").line(size)), 2 * (n - 1) * hop(size / n)))
+        forms.append((f"allgather, {n} ranks", float(net.cost("allgather").line(size)), (n - 1) * hop(size)))
+        forms.append((f"alltoall, {n} ranks", float(net.cost("alltoall").line(size)), (n - 1) * hop(size / n)))
+        depth = math.ceil(math.log2(n))
+        tree = 2 * depth * 10e-6 + 2 * size / 1e9
+        forms.append((f"tree, {n} ranks", float(net.cost("allreduce", "tree").line(size)), tree))
+        central = 2 * hop((n - 1) * size)
+        forms.append((f"central, {n} ranks", float(net.cost("allreduce", "central").line(size)), central))
+        if n & (n - 1) == 0:
+            halving = 2 * sum(hop(size / 2**k) for k in range(1, depth + 1))
+            forms.append(
+                (f"halving-doubling, {n} ranks", float(net.cost("allreduce", "halving-doubling").line(size)), halving)
+            )
+    layers = [("a", 0.010, 0.020, 4_000_000), ("b", 0.015, 0.030, 1_000_000), ("c", 0.005, 0.010, 8_000_000)]
+    work = anchored.of_layers("three layers", 32, layers, update_s=0.002)
+    sent = [2 * 7 * hop(tensor.bytes / 8) for tensor in work.tensors]
+    end = 0.0
+    for ready, seconds in zip((0.010, 0.040, 0.060), sent, strict=True):
+        end = max(end, ready) + seconds
+    for policy, expected in (("naive", 0.092 + sum(sent)), ("cntk", 0.092 + sum(sent)), ("caffe-mpi", 0.032 + end)):
+        forms.append((f"a step by {policy}", _period(work, network[8], policy), expected))
+    for row, predicted, expected in forms:
+        yield Row("closed forms", row, "ms", 1e3 * predicted, 1e3 * expected, "validation")
+
+
+# -- (b) curves of latency ---------------------------------------------------------------------------------------------
+
+
+def latency_curves() -> Iterator[Row]:
+    """Every other message size is fitted; those between are predicted."""
+    for name, nodes, sizes, seconds in _curves():
+        pieces = curves.fit(sizes[::2], seconds[::2])
+        doubt = 2 * curves.residual_percent(pieces, sizes[::2], seconds[::2]) / 100
+        for i, (size, measured) in enumerate(zip(sizes, seconds, strict=True)):
+            found = 1e6 * curves.seconds_of(pieces, size)
+            used = "validation" if i % 2 else "calibration"
+            row = f"{nodes} nodes, {size:.0f} bytes"
+            yield Row(name, row, "us", found, 1e6 * measured, used, found * (1 - doubt), found * (1 + doubt))
+
+
+def k80_cluster() -> Cluster:
+    """The cluster of the K80s, by the fitted half of those curves."""
+    measured = []
+    for name, nodes, sizes, seconds in _curves():
+        if name != "OSU, 10GbE":
+            continue
+        pieces = curves.fit(sizes[::2], seconds[::2])
+        residual = curves.residual_percent(pieces, sizes[::2], seconds[::2])
+        largest = int(max(sizes[::2]))
+        measured.append(
+            Measured(
+                operation="allreduce",
+                ranks=nodes,
+                pieces=pieces,
+                residual_percent=residual,
+                smallest_bytes=int(min(sizes)),
+                largest_bytes=largest,
+            )
+        )
+    return Cluster(
+        schema_version=1,
+        name="k80-10gbe",
+        description="one K80 GPU a host, 10 Gbit/s Ethernet, MPI",
+        source="Every other point of OSU 5.4.0's allreduce on 2 and 4 nodes, from logs in github.com/shyhuai/B-Caffe, "
+        "fitted by benchmarks/validate.py.",
+        device=Device(
+            name="K80", memory_mib=11441.0, relative_speed=0.24, memory_bytes_per_s=1.6e11, host_bytes_per_s=8e9
+        ),
+        levels=[Level(name="ethernet", pieces=hop_pieces(measured[-1]))],
+        software=Software(synchronous=True),
+        measured=measured,
+        jitter=0.01,
+    )
+
+
+# -- (b) GoogLeNet by wait-free backpropagation -----------------------------------------------------------------------
+
+
+def googlenet() -> Iterator[Row]:
+    """Forward and update are what one node leaves of its step beside its traced backward; no more is fitted."""
+    steps = {int(row["nodes"]): 1e-3 * float(row["iteration_ms"]) for row in anchored.table("googlenet_k80_wfbp")}
+    forward = steps[1] - anchored.googlenet(1, 0.0).backward_s
+    alone = anchored.googlenet(1, forward)
+    yield Row("GoogLeNet, K80", "1 node", "ms", 1e3 * alone.compute_s, 1e3 * steps[1], "calibration")
+    for nodes in (2, 4):
+        work = anchored.googlenet(nodes, forward)
+        sent = anchored.traced_allreduces(nodes)
+        plain = 1e3 * (work.compute_s + sum(sent))
+        found = 1e3 * _traced(work, sent)
+        yield Row(
+            "GoogLeNet, K80", f"{nodes} nodes, allreduces as traced", "ms", found, 1e3 * steps[nodes], "validation",
+            linear=1e3 * steps[1], plain_sum=plain,
+        )  # fmt: skip
+    for nodes in (2, 4):
+        # the tracing of one node alone, and the cluster file: what one would have before buying the others
+        basis = Basis(alone, Settings(policy="caffe-mpi"), 3.0)
+        found_point = point(basis, k80_cluster(), nodes, Settings())
+        sums = _period(alone, Network(k80_cluster(), nodes), "naive")
+        yield Row(
+            "GoogLeNet, K80", f"{nodes} nodes, from one node and the cluster file", "ms", found_point.step_ms,
+            1e3 * steps[nodes], "validation", found_point.low_ms, found_point.high_ms, 1e3 * steps[1], 1e3 * sums,
+        )  # fmt: skip
+
+
+def _traced(work: Workload, sent: Sequence[float]) -> float:
+    tasks = [Task("forward", "forward", "device", work.forward_s)]
+    for tensor, seconds in zip(work.tensors, sent, strict=True):
+        tasks.append(Task(f"backward {tensor.name}", "backward", "device", tensor.segment_s))
+        tasks.append(Task(tensor.name, "communication", "network", seconds, (Edge(f"backward {tensor.name}"),)))
+    tasks.append(Task("update", "update", "device", 0.0, (Edge(work.tensors[-1].name),)))
+    return float(engine.run(ordered(tasks, "update")).period)
+
+
+# -- (b) published scaling --------------------------------------------------------------------------------------------
+
+
+def nvidia() -> Iterator[Row]:
+    """ResNet-50 on DGX: one GPU's figure and the cluster file, gradients in fp32, PyTorch by ddp, others by Horovod."""
+    for (framework, hardware, precision, batch), counts in _grouped(
+        "nvidia_resnet50", "framework", "hardware", "precision", "batch_per_gpu"
+    ):
+        cluster = clusters.load(Path("a100-nvlink-ib" if "A100" in hardware else "v100-nvlink-ib"))
+        policy = "ddp" if framework == "PyTorch" else "horovod"
+        images = int(batch or (256 if "AMP" in precision else 128))
+        label = f"{framework}, {hardware}, {precision}"
+        yield from _scaling("NVIDIA, ResNet-50", label, "ResNet-50", images, counts, cluster, policy)
+
+
+def tensorflow() -> Iterator[Row]:
+    """TensorFlow in 2017: gradients as backward finishes them; several hosts add up within each first."""
+    names = {"DGX-1 P100": "dgx1-p100"}
+    for (hardware, model, batch), counts in _grouped("tensorflow_2017", "hardware", "model", "batch_per_gpu"):
+        cluster = clusters.load(Path(names.get(hardware, "aws-p2-8xlarge")))
+        label = f"{hardware}, {model}, batch {batch}"
+        yield from _scaling("TensorFlow 2017", label, model, int(batch), counts, cluster, "tensorflow")
+
+
+def horovod() -> Iterator[Row]:
+    """512 Pascal GPUs; one GPU's speed is that of a P100 in the TensorFlow table, ResNet-101's by its multiply-adds."""
+    speeds = {
+        row["model"]: float(row["images_per_s"])
+        for row in anchored.table("tensorflow_2017")
+        if (row["hardware"], row["batch_per_gpu"], row["gpus"]) == ("DGX-1 P100", "64", "1")
+    }
+    speeds["ResNet-101"] = speeds["ResNet-152"] * 11.5 / 7.8
+    cluster = clusters.load(Path("p100-roce25"))
+    for row in anchored.table("horovod_2018"):
+        ranks, efficiency = int(row["gpus"]), 100 * float(row["efficiency"])
+        work = anchored.network(row["model"], 64, 64 / speeds[row["model"]])
+        found = point(Basis(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
+        one = 1e3 * work.compute_s
+        naive = 1e3 * _period(work, Network(cluster, ranks), "grouped")
+        yield Row(
+            "Horovod 2018", f"{row['model']}, {ranks} GPUs", "% efficiency", 100 * found.efficiency, efficiency,
+            "validation", 100 * one / found.high_ms, 100 * one / found.low_ms, 100.0, 100 * one / naive,
+        )  # fmt: skip
+
+
+def _scaling(
+    name: str, label: str, model: str, batch: int, counts: dict[int, float], cluster: Cluster, policy: str
+) -> Iterator[Row]:
+    single = counts.get(1)
+    if single is None or len(counts) < 2:
+        return
+    work = anchored.network(model, batch, batch / single)
+    basis = Basis(work, Settings(policy=policy), 3.0)
+    seen = sorted(counts)[:3]  # Pollux's
+    fitted = pollux({n: n * batch / counts[n] for n in seen}) if len(counts) > 3 else None
+    yield Row(name, f"{label}, 1 GPU", "images/s", single, single, "calibration")
+    for ranks, speed in counts.items():
+        if ranks == 1:
+            continue
+        found = point(basis, cluster, ranks, Settings())
+        naive = _period(work, Network(cluster, ranks), "naive")
+        yield Row(
+            name, f"{label}, {ranks} GPUs", "images/s", found.images_per_second, speed, "validation",
+            1e3 * ranks * batch / found.high_ms, 1e3 * ranks * batch / found.low_ms, ranks * single,
+            ranks * batch / naive, ranks * batch / fitted(ranks) if fitted and ranks not in seen else None,
+        )  # fmt: skip
+
+
+def pollux(seconds: dict[int, float]) -> Callable[[int], float]:
+    """T = (T_grad^γ + T_sync^γ)^(1/γ) with T_sync = a + b (n - 2) (Qiao et al. 2021, section 4.1), fitted to steps by
+    ranks; a baseline that has to see several counts of the very run that it predicts."""
+    alone, ranks = seconds[1], np.array([n for n in seconds if n > 1])
+    measured = np.array([seconds[n] for n in ranks])
+    gamma = np.linspace(1, 10, 37)[:, None, None, None]
+    a = (np.linspace(0, 1, 101) * measured.max())[None, :, None, None]
+    b = (np.linspace(0, 0.25, 51) * measured.max())[None, None, :, None]
+    made = (alone**gamma + (a + b * (ranks - 2)) ** gamma) ** (1 / gamma)
+    errors = ((made / measured - 1) ** 2).sum(axis=-1)
+    i, j, k = np.unravel_index(errors.argmin(), errors.shape)
+    g, first, more = float(gamma[i, 0, 0, 0]), float(a[0, j, 0, 0]), float(b[0, 0, k, 0])
+    return lambda n: (alone**g + (first + more * (n - 2)) ** g) ** (1 / g)
+
+
+def _period(work: Workload, network: Network, policy: str) -> float:
+    return float(engine.run(step.detailed(step.Case(work, network, policy))).period)
+
+
+def _uniform(latency_us: float, mbit_per_s: float) -> Cluster:
+    pieces = [Piece(from_bytes=0, latency_us=latency_us, mbit_per_s=mbit_per_s)]
+    device = Device(name="none", memory_bytes_per_s=1e18, launch_us=0.0)
+    return Cluster(schema_version=1, name="uniform", device=device, levels=[Level(name="net", pieces=pieces)])
+
+
+def _curves() -> Iterator[tuple[str, int, list[float], list[float]]]:
+    for nodes in ("2", "4"):
+        rows = [row for row in anchored.table("osu_allreduce_10gbe") if row["nodes"] == nodes]
+        sizes = [float(row["message_bytes"]) for row in rows]
+        yield "OSU, 10GbE", int(nodes), sizes, [1e-6 * float(row["allreduce_us"]) for row in rows]
+    rows = anchored.table("gloo_allreduce_40gbe")
+    sizes = [float(row["message_bytes"]) for row in rows]
+    yield "Gloo, 40GbE", 4, sizes, [1e-6 * float(row["p50_us"]) for row in rows]
+
+
+def _grouped(name: str, *keys: str) -> Iterator[tuple[tuple[str, ...], dict[int, float]]]:
+    groups: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
+    for row in anchored.table(name):
+        groups[tuple(row[key] for key in keys)][int(row["gpus"])] = float(row["images_per_s"])
+    yield from groups.items()

@@ -1,0 +1,83 @@
+"""Predictions and advice as lines of text."""
+
+from __future__ import annotations
+
+from hvdkit.simulator.advise import Advice, Suggestion
+from hvdkit.simulator.predict import Point, Prediction
+
+
+def prediction_lines(prediction: Prediction) -> list[str]:
+    """A line for each number of ranks, then what is told of them."""
+    lines = [f"{prediction.model} on {prediction.cluster}, from a profile of {prediction.profile}"]
+    lines += [point_line(point) for point in prediction.points]
+    warned: dict[str, list[int]] = {}
+    for point in prediction.points:
+        for warning in point.warnings:
+            warned.setdefault(warning, []).append(point.ranks)
+    lines += [f"note ({', '.join(map(str, ranks))} ranks): {warning}" for warning, ranks in warned.items()]
+    return lines
+
+
+def point_line(point: Point) -> str:
+    """One number of ranks in a line."""
+    return (
+        f"{point.ranks:>7} ranks: {point.step_ms:.1f} ms a step ({point.low_ms:.1f} to {point.high_ms:.1f}), "
+        f"{point.images_per_second:,.0f} images/s, efficiency {100 * point.efficiency:.1f} %, "
+        f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {point.bound}"
+    )
+
+
+def advice_lines(advice: Advice) -> list[str]:
+    """Today's step, then a line for each suggestion, software first, then what more ranks bring."""
+    lines = [f"{advice.model} on {advice.cluster}, today", point_line(advice.today)]
+    for kind in ("software", "hardware"):
+        mine = [each for each in advice.suggestions if each.kind == kind]
+        lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
+        lines += [f"  {suggestion_line(each)}" for each in mine]
+    return [*lines, f"more ranks: {advice.adding.told}"]
+
+
+def suggestion_line(each: Suggestion) -> str:
+    """One suggestion in a line."""
+    believed = f"{each.gain_low:.2f} to {each.gain_high:.2f}{'' if each.sure else ', not sure'}"
+    money = "" if each.saved is None else f"; training costs {each.train_cost:,.2f}, {each.saved:+,.2f} saved"
+    return f"{each.gain:.2f} × images/s ({believed}): {each.what}{money}"
+
+
+def advice_markdown(advice: Advice) -> str:
+    """`advise.md`: the same with effort, risk and time, as a table."""
+    known = list(advice.suggestions)
+    lines = [
+        f"# Advice for {advice.model} on {advice.cluster}, {advice.today.ranks} ranks",
+        "",
+        f"Today: {point_line(advice.today).strip()}",
+        "",
+        "| what | × images/s | believed | epoch | training costs | saved | effort | accuracy |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in known:
+        believed = f"{each.gain_low:.2f} to {each.gain_high:.2f}" + ("" if each.sure else ", not sure")
+        cells = [
+            f"{each.kind}: {each.what}",
+            f"{each.gain:.2f}",
+            believed,
+            _time(each.epoch_s),
+            _amount(each.train_cost),
+            _amount(each.saved),
+            each.effort,
+            each.risk,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| ranks | images/s | efficiency |", "|---|---|---|"]
+    lines += [f"| {n} | {speed:,.0f} | {100 * part:.1f} % |" for n, (speed, part) in advice.adding.points.items()]
+    notes = dict.fromkeys(note for each in known for note in each.warnings)
+    lines += ["", f"More ranks: {advice.adding.told}.", "", *(f"- {note}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds:.1f} s"
+
+
+def _amount(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"

@@ -1,0 +1,369 @@
+"""`hvdkit predict`: from a profile and a cluster file to step times at any number of ranks, with what bounds them.
+
+An interval goes with each figure. It comes from how well the measured collectives are fitted, from how far the model
+misses the profile's own step, and grows with every step away from what was measured; each such step is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from hvdkit.errors import RequestError
+from hvdkit.profiling.profile import Profile
+from hvdkit.simulator import curves, engine, step
+from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
+from hvdkit.simulator.costs import Network, hop_pieces
+from hvdkit.simulator.engine import Schedule, Span
+from hvdkit.simulator.lines import Floats
+from hvdkit.simulator.settings import Compression, Settings, case
+from hvdkit.simulator.step import Case
+from hvdkit.simulator.wire import METHODS
+from hvdkit.simulator.workload import Workload, of_profile
+
+SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
+MOST_RANKS = 10**9
+_DRAWN = 10  # iterations of which one is drawn, in the middle of those whose input is read ahead
+_LEAST = 3.0  # percent that no figure is believed closer
+_ALONE = 5.0  # percent, where the profile had one rank and the prediction has more
+_UNCHECKED = 10.0  # percent, where the profile's own step could not be predicted
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Critical(_Record):
+    """A task of the critical path; `start_ms` counts from the end of the step before and may lie before it."""
+
+    task: str
+    kind: str
+    resource: str | None
+    start_ms: float
+    ms: float
+
+
+class Point(_Record):
+    """One number of ranks. `low_ms` to `high_ms` is where the step time is believed to lie; `p99_ms` is its tail.
+
+    `efficiency` is against as many ranks that communicate with nobody. `exposed_communication_ms` is what a network
+    without any delay would save; `waiting_ms` what ranks wait for the slowest. `utilisation` is busy time over step
+    time. `bytes_per_step` is what a rank puts into collectives. `memory_mib` is of a rank, None where nothing is known.
+    """
+
+    ranks: int
+    batch_size: int
+    policy: str
+    algorithm: str
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    p99_ms: float
+    images_per_second: float
+    efficiency: float
+    exposed_communication_ms: float
+    waiting_ms: float
+    bytes_per_step: int
+    utilisation: dict[str, float]
+    bound: str
+    memory_mib: float | None
+    critical_path: list[Critical]
+    warnings: list[str]
+
+
+class Prediction(_Record):
+    """`predict.json`."""
+
+    schema_version: Literal[1] = 1
+    model: str
+    profile: str
+    cluster: str
+    settings: dict[str, object]
+    measured_step_ms: float
+    check_percent: float | None
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What predictions start from: a rank's own work, and the settings `known` that it was measured under.
+
+    `check_percent` is how far the model misses the profile's own step, None where that cannot be told; `overlap_shown`
+    says that in the profile more communication lay under compute than beside it; it had so many `ranks`.
+    """
+
+    workload: Workload
+    known: Settings
+    check_percent: float | None = None
+    overlap_shown: bool = False
+    ranks: int = 1
+
+    @property
+    def believed_percent(self) -> float:
+        return _UNCHECKED if self.check_percent is None else max(_LEAST, abs(self.check_percent))
+
+
+def basis(profile: Profile) -> Basis:
+    """The workload of a profile, with its own settings as defaults."""
+    known = Settings(
+        policy="horovod" if profile.device != "cpu" else "grouped",
+        fusion_threshold_mib=profile.tuning.fusion_threshold_bytes / 2**20,
+        cycle_time_ms=profile.tuning.cycle_time_ms,
+    )
+    workload = of_profile(profile)
+    overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
+    return Basis(workload, known, _check(profile, workload, known), overlapped, profile.np)
+
+
+def own_network(profile: Profile) -> Cluster | None:
+    """What the run's own links are by the collectives that were timed in it; None where there are too few."""
+    timed = [each for each in profile.latencies if each.operation == "allreduce" and each.ms.median > 0]
+    if profile.np < 2 or len({each.bytes for each in timed}) < 2:
+        return None
+    sizes, seconds = [each.bytes for each in timed], [1e-3 * each.ms.median for each in timed]
+    pieces = curves.fit(sizes, seconds)
+    measured = Measured(
+        operation="allreduce",
+        ranks=profile.np,
+        ranks_per_host=max(1, profile.np // profile.hosts),
+        pieces=pieces,
+        residual_percent=min(1000.0, curves.residual_percent(pieces, sizes, seconds)),
+        smallest_bytes=min(sizes),
+        largest_bytes=max(1, *sizes),
+    )
+    return Cluster(
+        schema_version=1,
+        name="of-the-profile",
+        ranks_per_host=measured.ranks_per_host,
+        device=Device(name=profile.processor or profile.device),
+        levels=[Level(name="link", pieces=hop_pieces(measured))],
+        software=Software(synchronous=profile.device == "cpu"),
+        measured=[measured],
+    )
+
+
+def _check(profile: Profile, workload: Workload, known: Settings) -> float | None:
+    """Percent by which the model misses the step that was profiled, over the links that were timed with it."""
+    network = own_network(profile)
+    if network is None and profile.np > 1:
+        return None
+    ranks = profile.np if network else 1
+    only = network or Cluster(
+        schema_version=1,
+        name="none",
+        device=Device(name=profile.device),
+        levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
+    )
+    made = case(workload, Network(only, ranks), Settings(compression=_compression(profile)), known)
+    waiting = 1e-3 * profile.step.waiting_ms.mean
+    seconds = float(engine.run(step.detailed(made)).period) + waiting
+    return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1) if profile.step.step_ms.mean > 0 else None
+
+
+def _compression(profile: Profile) -> Compression:
+    """What the profile was compressed by, as its recipe tells; its name alone where that is not understood."""
+    told = profile.settings.get("compression", profile.compression)
+    told = told if isinstance(told, dict) else {"method": profile.compression}
+    keys = {key: told[key] for key in ("method", "ratio", "rank") if key in told}
+    found = Compression.model_validate(keys)
+    return found if found.method in METHODS else Compression()
+
+
+def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
+    """All of it, on a cluster whose links are as they are wanted (`settings.applied`).
+
+    Raises RequestError where a number of ranks does not fit the cluster.
+    """
+    found = basis(profile)
+    points = [point(found, cluster, number, settings) for number in checked(ranks, cluster)]
+    return Prediction(
+        model=profile.model,
+        profile=f"{profile.framework} {profile.framework_version}, {profile.np} ranks, batch {profile.batch_size}",
+        cluster=cluster.name,
+        settings=settings.model_dump(exclude_defaults=True),
+        measured_step_ms=profile.step.step_ms.mean,
+        check_percent=found.check_percent,
+        points=points,
+    )
+
+
+def checked(ranks: Sequence[int], cluster: Cluster) -> list[int]:
+    """Numbers of ranks, each once. Raises RequestError for one that the cluster has no room for."""
+    for number in ranks:
+        if not 1 <= number <= min(MOST_RANKS, cluster.largest or MOST_RANKS):
+            most = cluster.largest or MOST_RANKS
+            raise RequestError(f"-n {number}: expected at least 1 and at most {most} ranks on cluster {cluster.name}")
+    return list(dict.fromkeys(ranks))
+
+
+def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Point:
+    """The prediction for one number of ranks on a cluster whose links are as they are wanted."""
+    base = case(found.workload, Network(cluster, ranks), settings, found.known)
+    factors = slowest(base, _jitter(found, cluster, settings), settings.seed)
+    mean = float(factors.mean())
+    middle = replace(base, slow=mean)
+    doubt, wire_doubt, warnings = _doubt(found, base, settings)
+    edges = [
+        replace(middle, slow=mean / (1 + doubt), wire=1 / (1 + wire_doubt)),
+        replace(middle, slow=mean * (1 + doubt), wire=1 + wire_doubt),
+    ]
+    sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
+    steady = engine.run(step.detailed(middle))
+    periods = step.simulate([*edges, *sampled]).period
+    spread = periods[2:] if sampled else np.array([steady.period])
+    seconds = float(spread.mean())
+    # that gradients do go during backward is believed only where the profile has shown it
+    shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
+    in_turn = 0.0 if shown else float(engine.run(step.detailed(replace(middle, policy="grouped"))).period)
+    quiet = float(engine.run(step.detailed(base.alone)).period)
+    slow_quiet = float(engine.run(step.detailed(middle.alone)).period)
+    batch = base.batch * found.workload.batch_size
+    return Point(
+        ranks=ranks,
+        batch_size=round(batch),
+        policy=base.policy if base.every == 1 else "local-sgd",
+        algorithm=", ".join(dict.fromkeys(cost.algorithm for cost in base.costs)),
+        step_ms=1e3 * seconds,
+        low_ms=1e3 * min(seconds, float(periods[0])),
+        high_ms=1e3 * max(seconds, float(periods[1]), in_turn),
+        p99_ms=1e3 * float(np.quantile(spread, 0.99)),
+        images_per_second=ranks * batch / seconds,
+        efficiency=min(1.0, quiet / seconds),
+        exposed_communication_ms=1e3 * max(0.0, seconds - slow_quiet),
+        waiting_ms=1e3 * max(0.0, slow_quiet - quiet),
+        bytes_per_step=_sent(base),
+        utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
+        bound=bound(steady),
+        memory_mib=_memory(found.workload, base),
+        critical_path=critical(steady),
+        warnings=[*warnings, *_room(found.workload, base)],
+    )
+
+
+def schedule(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
+    """Steps of the rank that all wait for, with every layer and bucket: what `point` tells the figures of."""
+    base = case(found.workload, Network(cluster, ranks), settings, found.known)
+    factors = slowest(base, _jitter(found, cluster, settings), settings.seed)
+    return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _DRAWN)
+
+
+def slowest(base: Case, jitter: float, seed: int) -> Floats:
+    """What the slowest rank's compute is of the mean rank's, SAMPLES times, by chance from the seed.
+
+    Each rank's is log-normal with the coefficient of variation `jitter`, independent of the others; the largest of n
+    has the quantile u where one has u^(1/n), so that a million ranks cost what two do. With Local SGD the sum of as
+    many steps is what ranks wait for.
+    """
+    ranks = base.network.ranks
+    if jitter == 0 or ranks == 1:
+        return np.ones(1)
+    random = np.random.default_rng(seed)
+    parts = (np.arange(SAMPLES) + random.random(SAMPLES)) / SAMPLES
+    sigma = math.sqrt(math.log1p(jitter**2 / base.every))
+    normal = NormalDist()
+    # u^(1/n) rounds to 1 for many ranks; its distance from 1 does not
+    above = -np.expm1(np.log(parts) / ranks)
+    return np.array([math.exp(-sigma * normal.inv_cdf(value) - sigma**2 / 2) for value in above])
+
+
+def bound(schedule: Schedule) -> str:
+    """The kind of task that most of the critical path is: compute, communication, negotiation or input."""
+    kinds = {"forward": "compute", "backward": "compute", "update": "compute", "compression": "compute"}
+    kinds |= {"gap": "gaps", "fusion": "communication", "read": "input", "decode": "input", "copy": "input"}
+    seconds: dict[str, float] = {}
+    for span in schedule.critical_path():
+        kind = kinds.get(span.task.kind, span.task.kind)
+        seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
+    return max(seconds, key=lambda kind: seconds[kind], default="compute")
+
+
+def critical(schedule: Schedule) -> list[Critical]:
+    """The critical path, by name."""
+    last = schedule.graph.tasks[-1].name
+    ends = [row[-1] for row in schedule.ends]
+    begin = float(ends[-2]) if len(ends) > 1 else 0.0
+    assert schedule.graph.last == last
+    return [_critical(span, begin) for span in schedule.critical_path()]
+
+
+def _critical(span: Span, begin: float) -> Critical:
+    return Critical(
+        task=span.task.name,
+        kind=span.task.kind,
+        resource=span.task.resource,
+        start_ms=1e3 * (span.start - begin),
+        ms=1e3 * (span.end - span.start),
+    )
+
+
+def _jitter(found: Basis, cluster: Cluster, settings: Settings) -> float:
+    if settings.jitter is not None:
+        return settings.jitter
+    return max(found.workload.jitter, cluster.jitter)
+
+
+def doubts(found: Basis, base: Case, settings: Settings) -> tuple[float, float]:
+    """How far compute and communication are believed off, as fractions."""
+    return _doubt(found, base, settings)[:2]
+
+
+def _doubt(found: Basis, base: Case, settings: Settings) -> tuple[float, float, list[str]]:
+    """How far compute and communication are believed off, as fractions, and what is told of it."""
+    warnings: list[str] = []
+    compute = found.believed_percent
+    if base.batch != 1:
+        compute += 5 * abs(math.log2(base.batch))
+        warnings.append(
+            f"batch size {settings.batch_size} was not measured ({found.workload.batch_size} was): its time is scaled"
+        )
+    if base.speed != 1:
+        compute += 5 * abs(math.log2(base.speed))
+        warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
+    if base.network.ranks == 1:
+        return compute / 100, 0.0, warnings
+    if found.ranks == 1:
+        compute += _ALONE
+        warnings.append("the profile is of one rank: what ranks cost each other beside communication is not in it")
+    if base.rules.overlaps and not found.overlap_shown:
+        warnings.append("no overlap of communication was measured; the interval reaches to none at all")
+    residuals = []
+    for phase, cost in zip(base.sent.phases, base.costs, strict=True):
+        residuals.append(cost.residual_percent)
+        warnings += cost.warnings
+        largest = float(phase.sizes.sum())
+        known = [m.largest_bytes for m in base.network.cluster.measured if m.operation == phase.operation]
+        if known and largest > 2 * max(known):
+            residuals[-1] += 5 * math.log2(largest / max(known))
+            warnings.append(f"{phase.operation}s of more than {max(known)} bytes were not measured")
+    if base.sent.told:
+        warnings.append(base.sent.told)
+    if not base.network.cluster.measured:
+        warnings.append(f"no collective has been measured on {base.network.cluster.name}: its links are taken as rated")
+    if base.compression.method not in ("none", "fp16"):
+        residuals[-1] += 10
+        warnings.append(f"what {base.compression.method} costs to compute is counted, not measured")
+    return compute / 100, max(residuals) / 100, list(dict.fromkeys(warnings))
+
+
+def _sent(base: Case) -> int:
+    return round(sum(float(phase.sizes.sum()) for phase in base.sent.phases) / base.every) * (base.network.ranks > 1)
+
+
+def _memory(workload: Workload, base: Case) -> float | None:
+    if not workload.fixed_memory_bytes:
+        return None
+    buffers = base.threshold_bytes if base.rules.fuses and base.network.ranks > 1 else 0.0
+    return (workload.fixed_memory_bytes + workload.activation_bytes * base.batch + buffers) / 2**20
+
+
+def _room(workload: Workload, base: Case) -> list[str]:
+    needed, has = _memory(workload, base), base.network.cluster.device.memory_mib
+    if needed is None or has is None or not workload.activation_bytes or needed <= has:
+        return []
+    return [f"needs about {needed:.0f} MiB a device, which has {has:.0f}: choose a smaller batch"]

@@ -1,0 +1,264 @@
+"""`hvdkit predict` and `hvdkit advise` from the command line, and the files that they read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulating
+import yaml
+from conftest import ROOT, Hvdkit
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from hvdkit import config, foresee
+from hvdkit.errors import RequestError
+from hvdkit.profiling import profile as profiles
+from hvdkit.simulator import advise as advising
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import predict as predicting
+from hvdkit.simulator.advise import Advice, Money
+from hvdkit.simulator.settings import Settings
+
+
+@pytest.fixture()
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A profile and a cluster file in the folder that commands run in."""
+    profiles.save(simulating.profile(), tmp_path / "profile.json")
+    clusters.save(simulating.cluster(), tmp_path / "cluster.yaml")
+    return tmp_path / "profile.json", tmp_path / "cluster.yaml"
+
+
+def test_a_profile_is_predicted_for_8_ranks_by_the_ring(hvdkit: Hvdkit, files: tuple[Path, Path]) -> None:
+    done = hvdkit("predict", "profile.json", "--cluster", "cluster.yaml", "-n", "8", "-n", "1", "--out", "found")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((files[0].parent / "found" / "predict.json").read_text())
+    eight, one = found["points"]
+    size = 4 * 272_474
+    ring_ms = 2 * 7 * (10e-3 + 8e-3 * size / 8 / 8000)
+    assert one["step_ms"] == pytest.approx(65.0)
+    assert eight["step_ms"] == pytest.approx(65.0 + ring_ms)
+    assert eight["exposed_communication_ms"] == pytest.approx(ring_ms)
+    assert eight["images_per_second"] == pytest.approx(8 * 32 / (65.0 + ring_ms) * 1e3)
+    assert eight["low_ms"] < eight["step_ms"] < eight["high_ms"]
+    assert any("no collective has been measured" in warning for warning in eight["warnings"])
+
+
+def test_a_step_is_drawn_and_traced_beside_the_measured_one(hvdkit: Hvdkit, files: tuple[Path, Path]) -> None:
+    done = hvdkit(
+        "predict", "profile.json", "--cluster", "p100-roce25", "-n", "512", "--policy", "horovod", "--out", "o"
+    )
+    assert done.returncode == 0, done.stderr
+    folder = files[0].parent / "o"
+    assert (folder / "predict.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((folder / "predict-trace.json").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"simulated", "measured"}
+    simulated = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
+    assert {"forward", "backward", "communication", "negotiation", "update"} <= {event["cat"] for event in simulated}
+    # what is on the critical path fills the step
+    step_ms = json.loads((folder / "predict.json").read_text())["points"][0]["step_ms"]
+    critical = sum(event["dur"] for event in simulated if event["args"]["critical"])
+    assert critical == pytest.approx(1e3 * step_ms, rel=0.02)
+
+
+def test_the_same_seed_gives_the_same_answer(hvdkit: Hvdkit, files: tuple[Path, Path]) -> None:
+    answers = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        done = hvdkit(
+            "predict", "profile.json", "--cluster", "cluster.yaml", "-n", "64", "--set", "jitter=0.1",
+            "--set", f"seed={seed}", "--out", name,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads((files[0].parent / name / "predict.json").read_text())["points"])
+    assert answers[0] == answers[1]
+    assert answers[0][0]["step_ms"] != answers[2][0]["step_ms"]
+    assert answers[0][0]["p99_ms"] > answers[0][0]["step_ms"] > 65.0
+
+
+def test_advice_is_ranked_priced_and_applied(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    settings = config.load(ROOT / "recipes" / "resnet20-digits.yaml").model_dump()
+    profile = simulating.profile().model_copy(update={"settings": settings})
+    profiles.save(profile, tmp_path / "profile.json")
+    clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
+    done = hvdkit(
+        "advise", "profile.json", "--cluster", "slow.yaml", "-n", "4", "--price", "2", "--apply", "new.yaml",
+        "--out", "found",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    advice = Advice.model_validate_json((tmp_path / "found" / "advise.json").read_text())
+    software = [each for each in advice.suggestions if each.kind == "software"]
+    assert [each.gain for each in software] == sorted((each.gain for each in software), reverse=True)
+    by_name = {each.what: each for each in advice.suggestions}
+    half = by_name["compress gradients: fp16"]
+    size = 4 * 272_474
+    dense, fp16 = (65.0 + 2 * 3 * (10e-3 + 8e-3 * part * size / 4 / 10) for part in (1, 0.5))
+    assert half.gain == pytest.approx(dense / fp16, rel=1e-3)
+    assert half.sure
+    assert half.gain_low <= half.gain <= half.gain_high
+    assert half.epoch_s == pytest.approx(1437 / half.images_per_second)
+    assert half.epoch_cost == pytest.approx(half.epoch_s / 3600 * 4 * 2)
+    assert half.saved is not None
+    assert half.saved > 0
+    assert "fp16" in half.risk or "measured" in half.risk
+    text = (tmp_path / "new.yaml").read_text()
+    assert config.load(tmp_path / "new.yaml").name == "resnet20-digits"
+    assert text != config.dump(config.load(ROOT / "recipes" / "resnet20-digits.yaml"))
+    again = hvdkit("advise", "profile.json", "--cluster", "slow.yaml", "-n", "4", "--apply", "new.yaml", "--out", "o")
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+
+
+def test_advice_says_when_more_ranks_lose() -> None:
+    """One server for all: at some count what goes through its link outgrows what ranks add."""
+    made = simulating.cluster(latency_us=2000.0)
+    advice = advising.advise(simulating.profile(), made, 8, Settings(policy="central"), Money(None, None, None))
+    speeds = {ranks: speed for ranks, (speed, _) in advice.adding.points.items()}
+    assert advice.adding.loses == [2, 4]
+    assert speeds[2] < speeds[4] < speeds[1] < speeds[8]
+    assert advice.adding.most is not None
+    assert speeds[2 * advice.adding.most] < 1.1 * speeds[advice.adding.most]
+    assert "2, 4 ranks are slower than fewer" in advice.adding.told
+    assert "more than half of what is paid for waits" in advice.adding.told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["predict", "none.json", "--cluster", "cluster.yaml", "-n", "2"], "none.json: cannot be read"),
+        (["predict", "profile.json", "--cluster", "none.yaml", "-n", "2"], "none.yaml: no such file"),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "0"], "-n 0: expected at least 1"),
+        (
+            ["predict", "profile.json", "--cluster", "dgx1-p100", "-n", "9"],
+            "-n 9: expected at least 1 and at most 8 ranks",
+        ),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--policy", "dpp"], "did you mean 'ddp'"),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch=1"], "batch: unknown key"),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch_size=-1"], "batch_size: "),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "batch_size"], "key=value"),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "compression=zip"], "none, fp16"),
+        (["predict", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--set", "link.x.ports=2"], "levels net"),
+        (["advise", "profile.json", "--cluster", "cluster.yaml", "-n", "2", "--price", "-1"], "--price -1"),
+    ],
+)
+def test_bad_requests_are_one_line_and_status_2(
+    hvdkit: Hvdkit, files: tuple[Path, Path], arguments: list[str], expected: str
+) -> None:
+    done = hvdkit(*arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("schema_version", 7, "schema_version: expected 1, got 7"),
+        ("levels", [], "levels: "),
+        ("colour", "red", "colour: unknown key"),
+        ("device", None, "device: "),
+        ("jitter", -1.0, "jitter: expected greater than or equal to 0, got -1.0"),
+    ],
+)
+def test_a_damaged_cluster_file_is_told_by_key(tmp_path: Path, key: str, value: object, expected: str) -> None:
+    document = simulating.cluster().model_dump() | {key: value}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(RequestError) as fault:
+        clusters.load(tmp_path / "c.yaml")
+    assert f"{tmp_path / 'c.yaml'}: {expected}" in str(fault.value)
+
+
+def test_a_link_without_bandwidth_and_a_negative_latency_are_told(tmp_path: Path) -> None:
+    document = simulating.cluster().model_dump()
+    document["levels"][0]["pieces"] = [{"from_bytes": 0, "latency_us": -1.0, "mbit_per_s": 0.0}]
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(RequestError) as fault:
+        clusters.load(tmp_path / "c.yaml")
+    told = str(fault.value).splitlines()
+    assert any("levels.0.pieces.0.mbit_per_s: expected greater than 0, got 0.0" in line for line in told)
+    assert any("levels.0.pieces.0.latency_us: expected greater than or equal to 0" in line for line in told)
+
+
+WHOLE_PROFILE = simulating.profile().model_dump(mode="json")
+WHOLE_CLUSTER = simulating.cluster(
+    measured=[
+        {
+            "operation": "allreduce",
+            "ranks": 4,
+            "pieces": [{"from_bytes": 0, "latency_us": 1.0, "mbit_per_s": 1.0}],
+            "residual_percent": 1.0,
+            "smallest_bytes": 4,
+            "largest_bytes": 100,
+        }
+    ]
+).model_dump(mode="json")
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
+    st.sampled_from([-1, 0, 1e308, 5e-324, 10**400, 1e9, 1e15]),
+)  # fmt: skip
+
+
+def damaged(draw: st.DrawFn, document: Any) -> Any:
+    """The document with one thing changed, taken away or added, somewhere in it."""
+    document = copy.deepcopy(document)
+    place = document
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = draw(st.sampled_from(keys)) if keys else None
+        deeper = key is not None and isinstance(place[key], (dict, list)) and len(place[key]) and draw(st.booleans())
+        if not deeper:
+            break
+        place = place[key]
+    act = draw(st.sampled_from(["change", "remove", "add"]))
+    if act == "add" or key is None:
+        if isinstance(place, dict):
+            place[draw(st.text(max_size=8))] = draw(VALUES)
+        else:
+            place.append(draw(VALUES))
+    elif act == "remove":
+        del place[key]
+    else:
+        place[key] = draw(VALUES)
+    return document
+
+
+@given(st.data())
+@hypothesis_settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_thousand_damaged_files_end_in_an_answer_or_in_lines(data: st.DataObject) -> None:
+    """By value, and cut or overwritten as text; what still reads is predicted, so that no number breaks the model."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        profile, cluster = WHOLE_PROFILE, WHOLE_CLUSTER
+        if data.draw(st.booleans()):
+            cluster = damaged(data.draw, cluster)
+        else:
+            profile = damaged(data.draw, profile)
+        texts = [json.dumps(profile).encode(), yaml.safe_dump(cluster).encode()]
+        if data.draw(st.integers(0, 3)) == 0:
+            which = data.draw(st.integers(0, 1))
+            place = data.draw(st.integers(0, len(texts[which]) - 1))
+            texts[which] = texts[which][:place] + data.draw(st.binary(max_size=3)) + texts[which][place + 1 :]
+        (folder / "p.json").write_bytes(texts[0])
+        (folder / "c.yaml").write_bytes(texts[1])
+        try:
+            plan = foresee.plan(folder / "p.json", folder / "c.yaml", [2], [], None)
+        except RequestError as error:
+            assert all(line.strip() and line.isprintable() for line in str(error).splitlines())
+            assert name in str(error) or str(error).startswith("-n 2: ")  # a cluster without room for two
+            return
+        predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
+
+
+@pytest.mark.parametrize("name", clusters.shipped())
+def test_every_cluster_that_comes_with_hvdkit_predicts(name: str) -> None:
+    made = clusters.load(Path(name))
+    assert made.name == name
+    assert made.source
+    found = predicting.predict(simulating.profile(), made, [1, 2, 4], Settings())
+    assert [point.ranks for point in found.points] == [1, 2, 4]
+    assert all(point.low_ms <= point.step_ms <= point.high_ms for point in found.points)

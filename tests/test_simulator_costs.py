@@ -1,0 +1,179 @@
+"""What collectives cost: lines over bytes, levels of links, measured curves; and the slowest of many ranks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import simulating
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdkit.errors import RequestError
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import curves, lines, step
+from hvdkit.simulator.costs import Network, hop_pieces
+from hvdkit.simulator.lines import Line
+from hvdkit.simulator.predict import slowest
+from hvdkit.simulator.settings import Link, Settings, applied
+from hvdkit.simulator.wire import Compression, wire
+
+LINES = st.builds(
+    lambda starts, values: Line(
+        np.array([0.0, *sorted(starts)]),
+        np.array([latency for latency, _ in values[: len(starts) + 1]]),
+        np.array([slope for _, slope in values[: len(starts) + 1]]),
+    ),
+    st.sets(st.integers(1, 10**7).map(float), max_size=4),
+    st.lists(st.tuples(st.floats(0, 1e-2), st.floats(1e-12, 1e-6)), min_size=5, max_size=5),
+)
+NEAR, FAR, HOSTS, LOCAL = 2e-6, 20e-6, 4, 4  # latencies; 10 and 1 GB/s
+TWO = simulating.cluster(
+    ranks_per_host=LOCAL,
+    levels=[
+        {"name": "near", "ranks": LOCAL, "pieces": [{"from_bytes": 0, "latency_us": 2.0, "mbit_per_s": 80_000.0}]},
+        {"name": "far", "pieces": [{"from_bytes": 0, "latency_us": 20.0, "mbit_per_s": 8_000.0}]},
+    ],
+)
+
+
+@given(st.lists(LINES, min_size=1, max_size=4), st.lists(st.floats(0, 1e8), min_size=1, max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_lines_are_added_and_compared_point_by_point(drawn: list[Line], sizes: list[float]) -> None:
+    for size in sizes:
+        each = [float(line(size)) for line in drawn]
+        assert float(lines.total(drawn)(size)) == pytest.approx(sum(each))
+        assert float(lines.least(drawn)(size)) == pytest.approx(min(each), rel=1e-6, abs=1e-12)
+    assert float(drawn[0].repeated(3, 0.25)(sizes[0])) == pytest.approx(3 * float(drawn[0](sizes[0] / 4)))
+
+
+def test_levels_share_a_ring_and_hierarchy_crosses_once_a_host() -> None:
+    network, size, ranks = Network(TWO, HOSTS * LOCAL), 8e6, HOSTS * LOCAL
+    hops = 2 * (ranks - 1)
+    # of 16 hops round the ring 4 lie between hosts; the slowest link's rate counts
+    latency = hops * (12 * NEAR + 4 * FAR) / 16
+    assert float(network.cost("allreduce", "ring").line(size)) == pytest.approx(latency + hops * size / ranks / 1e9)
+    inside = 2 * 3 * (NEAR + size / 4 / 1e10)
+    between = 2 * 3 * (FAR + size / 4 / 1e9)
+    back = 2 * NEAR + size / 1e10
+    hierarchical = network.cost("allreduce", "hierarchical")
+    assert float(hierarchical.line(size)) == pytest.approx(inside + between + back)
+    # each of a host's 4 ranks sends 12 of 16 parts out by one link
+    alltoall = float(network.cost("alltoall").line(size))
+    assert alltoall > 4 * 12 / 16 * size / 1e9
+    # halving: far exchanges of 2 and 1 sixteenths... by four ranks at once
+    halving = 2 * (2 * NEAR + size * 0.75 / 1e10) + 2 * (2 * FAR + 4 * size * (1 / 8 + 1 / 16) / 1e9)
+    assert float(network.cost("allreduce", "halving-doubling").line(size)) == pytest.approx(halving)
+    within = Network(TWO, 4)
+    assert float(within.cost("allreduce", "ring").line(size)) == pytest.approx(inside)
+
+
+def test_links_that_others_use_are_slower_and_more_of_them_faster() -> None:
+    size = 8e9
+
+    def seconds(**changed: float) -> float:
+        made = applied(TWO, Settings.model_validate({"link": {"far": changed}}))
+        return float(Network(made, 16).cost("allreduce", "ring").line(size))
+
+    assert seconds(busy=0.5) == pytest.approx(2 * seconds(busy=0.0), rel=1e-3)
+    assert seconds(ports=2) == pytest.approx(seconds(ports=1) / 2, rel=1e-3)
+    assert seconds(mbit_per_s=4000.0) == pytest.approx(2 * seconds(mbit_per_s=8000.0), rel=1e-3)
+    with pytest.raises(RequestError, match="levels near, far"):
+        applied(TWO, Settings(link={"mid": Link()}))
+
+
+def test_the_fastest_algorithm_is_taken_for_each_size() -> None:
+    made = simulating.cluster(50.0, software={"algorithms": ["ring", "tree"]})
+    network = Network(made, 64)
+    small, large = 1e3, 1e9
+    tree, ring = network.cost("allreduce", "tree").line, network.cost("allreduce", "ring").line
+    both = network.cost("allreduce")
+    assert float(both.line(small)) == pytest.approx(float(tree(small)))
+    assert float(both.line(large)) == pytest.approx(float(ring(large)))
+    assert float(tree(small)) < float(ring(small))
+    assert float(ring(large)) < float(tree(large))
+
+
+def test_what_was_measured_is_believed_and_carried_to_other_ranks() -> None:
+    measured = {
+        "operation": "allreduce",
+        "ranks": 4,
+        "pieces": [
+            {"from_bytes": 0, "latency_us": 600.0, "mbit_per_s": 500.0},
+            {"from_bytes": 100_000, "latency_us": 900.0, "mbit_per_s": 700.0},
+        ],
+        "residual_percent": 3.0,
+        "smallest_bytes": 4,
+        "largest_bytes": 10**6,
+    }
+    made = simulating.cluster(measured=[measured])
+    four, eight = Network(made, 4).cost("allreduce"), Network(made, 8).cost("allreduce")
+    assert float(four.line(1e6)) == pytest.approx(900e-6 + 8e6 / 700e6)
+    assert (four.residual_percent, four.warnings) == (3.0, ())
+    hop = lines.of_pieces(hop_pieces(made.measured[0]))
+    assert 6 * float(hop(1e6 / 4)) == pytest.approx(float(four.line(1e6)), rel=1e-6)
+    assert float(eight.line(1e6)) == pytest.approx(14 * float(hop(1e6 / 8)), rel=1e-6)
+    assert eight.residual_percent == 8.0
+    assert "extrapolated from allreduce over 4" in eight.warnings[0]
+
+
+@given(
+    st.floats(1, 500), st.floats(10, 1e5), st.floats(1.5, 5), st.integers(10, 16), st.integers(0, 2**31),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_a_curve_of_two_pieces_is_found_again(
+    latency: float, rate: float, times: float, break_at: int, seed: int
+) -> None:
+    pieces = [
+        clusters.Piece(from_bytes=0, latency_us=latency, mbit_per_s=rate),
+        clusters.Piece(from_bytes=2**break_at, latency_us=latency * times + 500, mbit_per_s=rate * times),
+    ]
+    sizes = [float(2 ** (k / 2)) for k in range(4, 52)]
+    noise = np.random.default_rng(seed).normal(1, 0.002, len(sizes))
+    seconds = [curves.seconds_of(pieces, size) * factor for size, factor in zip(sizes, noise, strict=True)]
+    found = curves.fit(sizes, seconds)
+    assert curves.residual_percent(found, sizes, seconds) < 2.0
+    assert len(found) <= 4
+
+
+def test_points_that_are_no_curve_are_refused() -> None:
+    for sizes, seconds in (([], []), ([1.0], [0.0]), ([-1.0], [1.0]), ([1.0, 2.0], [1.0]), ([1.0], [math.nan])):
+        with pytest.raises(ValueError, match="expected as many sizes"):
+            curves.fit(sizes, seconds)
+    alone = curves.fit([100.0], [1e-3])
+    assert curves.seconds_of(alone, 100) == pytest.approx(1e-3)
+
+
+def test_compression_sends_the_bytes_that_its_formula_says() -> None:
+    work = simulating.workload()
+    dense = float(work.gradient_bytes)
+
+    def sent(method: str, ranks: int = 8, **more: float) -> list[tuple[str, float]]:
+        phases = wire(Compression(method, **more), work, ranks).phases  # type: ignore[arg-type]
+        return [(phase.operation, float(phase.sizes.sum())) for phase in phases]
+
+    assert sent("none") == [("allreduce", dense)]
+    assert sent("fp16") == [("allreduce", dense / 2)]
+    assert sent("bf16") == [("alltoall", dense / 2), ("allgather", dense / 16)]
+    (_, exchanged), (_, gathered) = sent("int8")
+    assert exchanged == pytest.approx(dense / 4, rel=0.01)
+    assert gathered == pytest.approx(exchanged / 8)
+    assert sent("topk", ratio=0.01) == [("allgather", pytest.approx(0.02 * dense, rel=0.01))]
+    # each rank's share goes to all others: with many ranks dense gradients are fewer bytes
+    assert sent("topk", ranks=512, ratio=0.01) == [("allreduce", dense)]
+    assert sum(size for _, size in sent("powersgd", rank=2)) < dense / 20
+
+
+def test_the_slowest_of_many_is_drawn_as_the_largest_of_their_distribution() -> None:
+    work = simulating.workload("resnet20")
+    base = step.Case(work, Network(simulating.cluster(), 100))
+    found = slowest(base, 0.1, seed=3)
+    random = np.random.default_rng(0)
+    sigma = math.sqrt(math.log1p(0.01))
+    drawn = np.exp(random.normal(-(sigma**2) / 2, sigma, (20_000, 100))).max(axis=1)
+    assert found.mean() == pytest.approx(drawn.mean(), rel=0.01)
+    assert np.quantile(found, 0.9) == pytest.approx(np.quantile(drawn, 0.9), rel=0.02)
+    assert (slowest(base, 0.1, seed=3) == found).all()
+    assert slowest(step.Case(work, Network(simulating.cluster(), 10**9)), 0.1, 1).mean() < 2
+    assert list(slowest(base, 0.0, 1)) == [1.0]

@@ -1,0 +1,72 @@
+"""What `make validate` finds: the marks, and that the committed files are what it finds."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import validation_sets
+from validation_sets import Row
+
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import curves
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return list(validation_sets.all_rows())
+
+
+def errors(rows: list[Row], *names: str) -> list[float]:
+    found = [abs(row.error_percent) for row in rows if row.set in names and row.used_for == "validation"]
+    assert found
+    return found
+
+
+def test_closed_forms_are_met_exactly(rows: list[Row]) -> None:
+    assert max(errors(rows, "closed forms")) < 1e-9
+    assert len(errors(rows, "closed forms")) >= 20
+
+
+@pytest.mark.parametrize("name", ["OSU, 10GbE", "Gloo, 40GbE"])
+def test_points_left_out_of_a_curves_fit_are_predicted(rows: list[Row], name: str) -> None:
+    found = errors(rows, name)
+    assert math.exp(sum(math.log(max(error, 1e-6)) for error in found) / len(found)) <= 8
+
+
+def test_published_runs_are_predicted(rows: list[Row]) -> None:
+    googlenet = errors(rows, "GoogLeNet, K80")
+    assert sum(googlenet) / len(googlenet) <= 8
+    scaling = errors(rows, "NVIDIA, ResNet-50", "TensorFlow 2017", "Horovod 2018")
+    assert len(scaling) == 100
+    assert sum(scaling) / len(scaling) <= 10
+    large = errors(rows, "Horovod 2018")
+    assert sum(large) / len(large) <= 10
+
+
+def test_no_row_is_both_calibrated_on_and_validated(rows: list[Row]) -> None:
+    seen = {use: {(row.set, row.row) for row in rows if row.used_for == use} for use in ("calibration", "validation")}
+    assert len(seen["calibration"]) + len(seen["validation"]) == len(rows), "each row once"
+    assert seen["calibration"].isdisjoint(seen["validation"])
+
+
+def test_the_committed_rows_are_what_is_found(rows: list[Row]) -> None:
+    committed = json.loads((ROOT / "docs" / "validation.json").read_text())
+    found = {(row.set, row.row): row.written() for row in rows}
+    for each in committed:
+        if (each["set"], each["row"]) in found:
+            assert each["predicted"] == pytest.approx(found[each["set"], each["row"]]["predicted"], rel=1e-6)
+    assert set(found) <= {(each["set"], each["row"]) for each in committed}
+
+
+def test_the_k80s_cluster_file_is_the_fit() -> None:
+    shipped, fitted = clusters.load(Path("k80-10gbe")), validation_sets.k80_cluster()
+    for one, other in zip(shipped.measured, fitted.measured, strict=True):
+        for size in (4, 1000, 100_000, 10_000_000):
+            assert curves.seconds_of(one.pieces, size) == pytest.approx(curves.seconds_of(other.pieces, size), rel=1e-3)
