@@ -144,6 +144,10 @@ def process_set(ranks: list[int]) -> Any:
     return hvd.add_process_set(ranks)
 
 
+def reducescatter(tensor: mx.nd.NDArray, op: Op = "average", name: str = "reducescatter") -> mx.nd.NDArray:
+    return hvd.reducescatter(tensor, op=_OPS[op], name=name)
+
+
 def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return list(hvd.allgather_object(value, name=name))
 

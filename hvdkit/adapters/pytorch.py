@@ -37,7 +37,7 @@ _OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 # A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that
 # would only take cores from backward.
 _OVERLAPPED_ON = {"cuda"}
-_POLL_S = 1e-4
+_POLL_S, _POLL_SHARE = 1e-4, 1 / 1000
 _device = torch.device("cpu")
 
 
@@ -138,6 +138,10 @@ def alltoall(tensor: torch.Tensor, name: str = "alltoall", splits: list[int] | N
 
 def process_set(ranks: list[int]) -> Any:
     return hvd.add_process_set(ranks)
+
+
+def reducescatter(tensor: torch.Tensor, op: Op = "average", name: str = "reducescatter") -> torch.Tensor:
+    return _wait_for_ranks(hvd.reducescatter_async(tensor, op=_OPS[op], name=name))
 
 
 def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
@@ -276,8 +280,11 @@ def _whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _wait_for_ranks(handle: int) -> Any:  # the launcher knows a rank that waits by this name (launch/stalls.py)
+    """An operation's result. Horovod's own wait never leaves the core, which those threads need that reduce."""
+    started = time.perf_counter()
     while not hvd.poll(handle):
-        time.sleep(_POLL_S)  # Horovod's own wait never leaves the core, which those threads need that reduce
+        # On a slow network it takes long, and looking takes time from what sends: late by 1/1000 at most.
+        time.sleep(max(_POLL_S, _POLL_SHARE * (time.perf_counter() - started)))
     return hvd.synchronize(handle)
 
 

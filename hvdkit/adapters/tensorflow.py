@@ -132,6 +132,10 @@ def process_set(ranks: list[int]) -> Any:
     return hvd.add_process_set(ranks)
 
 
+def reducescatter(tensor: tf.Tensor, op: Op = "average", name: str = "reducescatter") -> tf.Tensor:
+    return hvd.reducescatter(tensor, op=_OPS[op], name=name)
+
+
 def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return list(hvd.allgather_object(value, name=name))
 

@@ -163,6 +163,9 @@ class Adapter(Protocol):
         Horovod must have been started with HOROVOD_DYNAMIC_PROCESS_SETS=1.
         """
 
+    def reducescatter(self, tensor: Tensor, op: Op = "average", name: str = "reducescatter") -> Tensor:
+        """This rank's share of the reduced tensor, which is cut evenly along its first axis; op is sum or average."""
+
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """Every rank's value, by rank."""
 

@@ -193,6 +193,26 @@ def allgather_joins_unequal_parts_in_rank_order(adapter: Adapter, topology: Topo
 
 
 @case
+def alltoall_gives_each_rank_its_share_of_all(adapter: Adapter, topology: Topology, make: Make) -> None:
+    for dtype in ("float32", "uint8", "int64"):
+        every = [np.arange(6 * topology.size).reshape(-1, 3).astype(dtype) + 50 * rank for rank in range(topology.size)]
+        mine = adapter.from_numpy(every[topology.rank])
+        got = adapter.to_numpy(adapter.alltoall(mine, name=f"case.alltoall.{dtype}"))
+        shares = [np.split(each, topology.size)[topology.rank] for each in every]
+        assert same(got, np.concatenate(shares)), (dtype, got)
+
+
+@case
+def reducescatter_gives_each_rank_its_share_of_the_whole(adapter: Adapter, topology: Topology, make: Make) -> None:
+    for op, scale in (("sum", topology.size), ("average", 1)):
+        mine = np.arange(4 * topology.size, dtype=np.float32).reshape(-1, 2) + topology.rank
+        name = f"case.reducescatter.{op}"
+        got = adapter.to_numpy(adapter.reducescatter(adapter.from_numpy(mine), op=op, name=name))  # type: ignore[arg-type]
+        mean = mine - topology.rank + (topology.size - 1) / 2
+        assert same(got, np.split((mean * scale).astype(np.float32), topology.size)[topology.rank]), (op, got)
+
+
+@case
 def broadcast_gives_the_roots_tensor(adapter: Adapter, topology: Topology, make: Make) -> None:
     root = topology.size - 1
     mine = np.arange(4, dtype=np.float32) + 100 * topology.rank
