@@ -18,8 +18,7 @@ from hvdkit.core.precision import gaps
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
-from hvdkit.launch import LAUNCHERS
-from hvdkit.launch.direct import is_this_machine
+from hvdkit.launch import LAUNCHERS, namespaces
 from hvdkit.launch.ends import RankFailure
 from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.job import Elastic, Job
@@ -72,6 +71,7 @@ def plan(
         faults.append(str(error))
     try:
         placed = parse_hosts(hosts, np)
+        namespaces.check(placed, launcher, recipe.elastic is not None)
     except RequestError as error:
         faults.append(str(error))
     if launcher not in LAUNCHERS:
@@ -98,7 +98,7 @@ def plan(
     if faults or runtime is None or placed is None:
         raise RequestError("\n".join(faults))
     if rival is not None:
-        rivals.check_recipe(rival, recipe, all(is_this_machine(host.name) for host in placed))
+        rivals.check_recipe(rival, recipe, not any(host.namespace or not host.here for host in placed))
     return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s, discovery=discovery, rival=rival)
 
 
@@ -198,7 +198,7 @@ def _environment(plan: Plan) -> dict[str, str]:
     environment = {"HVDKIT_LAUNCHER": plan.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
     if plan.pinned:
         environment["HVDKIT_PIN"] = "1"
-    if len(plan.hosts) == 1:
+    if len(plan.hosts) == 1 or any(host.namespace for host in plan.hosts):
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
     environment |= plan.settings

@@ -33,13 +33,17 @@ STALL_SHARE, STALL_SETTLE_SHARE = 0.85, 0.1
 
 @dataclass(frozen=True)
 class Guarded:
-    """A command to be started under a guard: its role (guard.py), its rank (None: horovodrun), environment."""
+    """A command to be started under a guard: its role (guard.py), its rank (None: horovodrun), environment.
+
+    `enter` are words before the guard's own: a command that becomes it somewhere else, such as nsenter.
+    """
 
     role: str
     rank: int | None
     command: list[str]
     environment: dict[str, str]
     grace_s: float = GRACE_S
+    enter: tuple[str, ...] = ()
 
 
 def guard_command(python: str, role: str, job: Job, grace_s: float, command: list[str]) -> list[str]:
@@ -92,7 +96,8 @@ class Crew:
 
     def start(self, guarded: Guarded) -> None:
         """Start one command under its guard."""
-        command = guard_command(sys.executable, guarded.role, self._job, guarded.grace_s, guarded.command)
+        guard = guard_command(sys.executable, guarded.role, self._job, guarded.grace_s, guarded.command)
+        command = [*guarded.enter, *guard]
         try:
             process = subprocess.Popen(
                 command,
@@ -188,6 +193,8 @@ class Crew:
             tail=report["tail"],
             log_error=report["log_error"],
             name=report["name"],
+            address=report.get("address"),
+            unanswered=tuple(report.get("unanswered", ())),
         )
 
     def may_leave(self, caught: list[int]) -> bool:

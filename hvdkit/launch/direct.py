@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdkit.errors import RequestError, RunError
-from hvdkit.launch import elastic
+from hvdkit.launch import elastic, namespaces
 from hvdkit.launch.crew import Guarded, Tick, guard_command
-from hvdkit.launch.hosts import Slot, is_this_machine, shown
+from hvdkit.launch.hosts import Slot, shown
 from hvdkit.launch.job import GRACE_S, Job, prepare
+from hvdkit.launch.namespaces import Place
 from hvdkit.launch.supervise import supervise
 
 _SERVER = Path(__file__).with_name("rendezvous.py")
 _ELASTIC_DRIVER = Path(__file__).with_name("elastic_driver.py")
 _START_TIMEOUT_S = 30.0
-# All ranks are on this machine: they meet on the loopback interface, whatever the host's name resolves to.
-_ADDRESS, _INTERFACE = "127.0.0.1", "lo"
+# Ranks on this machine meet on the loopback interface, whatever the host's name resolves to.
+_HERE = Place("lo", "127.0.0.1")
 
 
 def run(job: Job, on_tick: Tick | None = None) -> None:
@@ -30,25 +31,39 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     Raises RequestError (a host that is not this machine, no interpreter, an unwritable folder; nothing was started),
     RankFailure or RunError (a rank or the rendezvous failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
     """
-    for host in job.hosts:
-        if not is_this_machine(host.name):
-            raise RequestError(
-                f"-H: {host.name} is not this machine, and the direct launcher starts ranks here only; "
-                "use --launcher horovodrun"
-            )
+    places = _places(job)
     prepare(job)
     if job.elastic is not None:
         elastic.supervise(job, _elastic_driver(job), on_tick, begins_anew=True)
         return
-    with _rendezvous(job) as port:
-        commands = [Guarded("rank", slot.rank, job.command(), _environment(job, slot, port)) for slot in job.slots()]
+    meeting = places[job.hosts[0].name]
+    with _rendezvous(job, meeting) as port:
+        commands = []
+        for slot in job.slots():
+            place = places[slot.hostname]
+            environment = _environment(job, slot, place, meeting.address, port)
+            commands.append(Guarded("rank", slot.rank, job.command(), environment, enter=place.enter))
         supervise(job, commands, on_tick)
 
 
-def _environment(job: Job, slot: Slot, port: int) -> dict[str, str]:
-    """What Horovod reads in a rank's environment."""
+def _places(job: Job) -> dict[str, Place]:
+    """Where each host's ranks meet the others, by the host's name. Raises RequestError."""
+    if not any(host.namespace for host in job.hosts):
+        for host in job.hosts:
+            if not host.here:
+                raise RequestError(
+                    f"-H: {host.name} is not this machine, and the direct launcher starts ranks here only; "
+                    "use --launcher horovodrun"
+                )
+        return {host.name: _HERE for host in job.hosts}
+    namespaces.check(job.hosts, "direct", job.elastic is not None)
+    return namespaces.places(job.hosts)
+
+
+def _environment(job: Job, slot: Slot, place: Place, meeting: str, port: int) -> dict[str, str]:
+    """What Horovod reads in a rank's environment; `meeting` is the address of the rendezvous."""
     return {
-        "NCCL_SOCKET_IFNAME": _INTERFACE,
+        "NCCL_SOCKET_IFNAME": place.interface,
         **job.base_environment(),
         "HVDKIT_LAUNCHER": "direct",
         "HOROVOD_HOSTNAME": slot.hostname,
@@ -60,9 +75,9 @@ def _environment(job: Job, slot: Slot, port: int) -> dict[str, str]:
         "HOROVOD_CROSS_SIZE": str(slot.cross_size),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _ADDRESS,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": _INTERFACE,
+        "HOROVOD_GLOO_IFACE": place.interface,
     }
 
 
@@ -71,17 +86,19 @@ def _elastic_driver(job: Job) -> Guarded:
     places = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
     rank = guard_command(str(job.python), "rank", job, GRACE_S, job.command())
     command = [str(job.python), str(_ELASTIC_DRIVER), elastic.settings(job, places), *rank]
-    environment = {"NCCL_SOCKET_IFNAME": _INTERFACE, **job.base_environment(), "HVDKIT_LAUNCHER": "direct"}
+    environment = {"NCCL_SOCKET_IFNAME": _HERE.interface, **job.base_environment(), "HVDKIT_LAUNCHER": "direct"}
     return Guarded("horovodrun", None, command, environment, elastic.DRIVER_GRACE_S)
 
 
 @contextlib.contextmanager
-def _rendezvous(job: Job) -> Iterator[int]:
+def _rendezvous(job: Job, place: Place) -> Iterator[int]:
     """Horovod's rendezvous server under the runtime's interpreter, since the driver has no Horovod; yields its port.
+
+    It is where all ranks can reach it: on this machine's loopback, or on the first of the hosts.
 
     The ranks are started after it: a rank that finds no server gives up after 1.5 s, and the server is up in 0.2 s.
     """
-    command = [str(job.python), str(_SERVER), _ADDRESS, shown(job.hosts), str(job.np)]
+    command = [*place.enter, str(job.python), str(_SERVER), place.address, shown(job.hosts), str(job.np)]
     with tempfile.TemporaryFile() as errors:
         try:
             server = subprocess.Popen(

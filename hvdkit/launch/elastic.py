@@ -112,6 +112,8 @@ class _Workers(Crew):
             if report["phase"] != WAITING:
                 self._stalls[name] = Stall.read(report, host)
                 self._stalled_at = self._stalled_at or received
+        elif report["event"] == "cut off":
+            self._tell(f"{name}: its host's interface {report['interface']} is down")
         else:
             end = self.ends[name] = self.read_end(report, host, self._pids.get(name))
             self._stalls.pop(name, None)

@@ -78,6 +78,8 @@ class RankEnd:
     tail: str = ""
     log_error: str | None = None
     name: str = ""  # of its traces; rank-<r> where nothing else is said
+    address: str | None = None  # of its host's link
+    unanswered: tuple[str, ...] = ()  # addresses that did not answer its host any more
 
     @property
     def known(self) -> bool:

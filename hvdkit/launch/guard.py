@@ -6,7 +6,8 @@ Every rank has a guard above it, on the host where the rank runs. The guard
 - writes the command's output to FOLDER/rank-<r>.log (worker-<place>.log under an elastic launcher);
 - tells its standard output, which leads to the launcher, that the rank has started and how it ended (`MARK` + JSON,
   one line each), with the record that the rank may have left in FOLDER/rank-<r>.failure.json;
-- tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never);
+- tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never), or its host's link is down
+  (link.py);
 - on SIGTERM, or as soon as nobody reads its standard output any more (the launcher was killed, the ssh connection
   broke), ends the rank: SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
 - kills whatever the rank leaves behind. A guard is a "subreaper": descendants whose parent died become its children
@@ -38,7 +39,8 @@ from typing import Any
 # -I leaves this folder out of sys.path; behind the standard library it can hide nothing.
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from pulse import Pulse  # type: ignore[import-not-found]  # beside this file
+from link import Link  # type: ignore[import-not-found]  # beside this file
+from pulse import Pulse  # type: ignore[import-not-found]
 
 MARK = "@hvdkit "
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -126,6 +128,7 @@ class Guard:
         self.kill_at: float | None = None
         self.look_at = 0.0
         self.pulse: Pulse | None = None
+        self.link = Link(None if rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
         self.frozen = False
 
     def run(self, command: list[str]) -> int:
@@ -212,16 +215,29 @@ class Guard:
             self._obey()
             if self.output in ready and self._read_output():
                 poller.unregister(self.output)
-            if self.pulse and self.pulse.interval_s and not self.stopped and now >= self.look_at:
-                self.look_at = now + self.pulse.interval_s
-                stall = self.pulse.stall()
-                if stall:
-                    self._report("stalled", **stall)
+            if self._look_s and not self.stopped and now >= self.look_at:
+                self.look_at = now + self._look_s
+                self._look()
+
+    @property
+    def _look_s(self) -> float | None:
+        """How often to look after rank and link; None for never."""
+        watches = [self.link.interval_s, None if self.pulse is None else self.pulse.interval_s]
+        return min((each for each in watches if each), default=None)
+
+    def _look(self) -> None:
+        """Tell the launcher where the rank stands still or the host is cut off."""
+        stall = self.pulse.stall() if self.pulse and self.pulse.interval_s else None
+        if stall:
+            self._report("stalled", **stall, **self.link.facts())
+        cut = self.link.cut()
+        if cut:
+            self._report("cut off", **cut)
 
     def _patience_ms(self) -> float | None:
         """How long to wait for events before the next thing to do by the clock."""
         due = [] if self.kill_at is None else [self.kill_at]
-        if self.pulse and self.pulse.interval_s and not self.stopped:
+        if self._look_s and not self.stopped:
             due.append(self.look_at)
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
@@ -292,6 +308,7 @@ class Guard:
             "failure": failure,
             "tail": self.tail.decode("utf-8", "replace"),
             "log_error": self.log_error,
+            **self.link.facts(),
         }
 
     def _read_failure(self) -> dict[str, Any] | None:

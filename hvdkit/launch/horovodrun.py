@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch import elastic
+from hvdkit.launch import elastic, namespaces
 from hvdkit.launch.crew import Guarded, Tick, guard_command
 from hvdkit.launch.hosts import is_this_machine, shown
 from hvdkit.launch.job import GRACE_S, Job, prepare
@@ -31,6 +31,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     horovodrun = job.python.with_name("horovodrun")
     if not os.access(horovodrun, os.X_OK):
         raise RequestError(f"{horovodrun}: no horovodrun there; use --launcher direct or `hvdkit runtime build`")
+    namespaces.check(job.hosts, "horovodrun")
     remote = [host.name for host in job.hosts if not is_this_machine(host.name)]
     if remote and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.

@@ -16,14 +16,24 @@ from hvdkit.errors import RequestError
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[0-9]{1,6}")
 _EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
+_NAMESPACE = "netns:"
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine by name or IPv4 address, and how many ranks may run on it."""
+    """A machine by name or IPv4 address, and how many ranks may run on it.
+
+    A `namespace` is one of this machine's networks, with its name in `ip netns`.
+    """
 
     name: str
     slots: int
+    namespace: bool = False
+
+    @property
+    def here(self) -> bool:
+        """Whether its processes run on this machine."""
+        return self.namespace or is_this_machine(self.name)
 
 
 @dataclass(frozen=True)
@@ -148,7 +158,8 @@ def _parse_entry(entry: str) -> Host:
     shown_entry = repr(entry if len(entry) <= 80 else entry[:77] + "...")
     if not entry:
         raise RequestError(f"-H: an empty entry; {_EXAMPLE}")
-    name, colon, slots = entry.rpartition(":")
+    namespace = entry.startswith(_NAMESPACE) and entry.count(":") > 1
+    name, colon, slots = entry.removeprefix(_NAMESPACE if namespace else "").rpartition(":")
     if not colon:
         raise RequestError(f"-H: {shown_entry}: no number of slots; {_EXAMPLE}")
     if ":" in name or name.startswith("["):
@@ -160,4 +171,4 @@ def _parse_entry(entry: str) -> Host:
         )
     if not _SLOTS.fullmatch(slots) or int(slots) < 1:
         raise RequestError(f"-H: {shown_entry}: slots must be a whole number, 1 or more (up to 6 digits); {_EXAMPLE}")
-    return Host(name, int(slots))
+    return Host(name, int(slots), namespace)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import Host, Slot, is_this_machine, place
+from hvdkit.launch.hosts import Host, Slot, place
 
 # From SIGTERM to SIGKILL, in seconds. A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
@@ -52,7 +52,7 @@ class Job:
     @property
     def here(self) -> bool:
         """Whether all of the job's hosts are this machine."""
-        return all(is_this_machine(host.name) for host in self.hosts)
+        return all(host.here for host in self.hosts)
 
     def command(self) -> list[str]:
         """A rank's command line."""

@@ -11,6 +11,7 @@ from hvdkit.errors import RunError
 from hvdkit.launch import ends
 from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded, Tick
 from hvdkit.launch.job import Job
+from hvdkit.launch.severed import Cut, cut_failure, unreachable
 from hvdkit.launch.stalls import Stall, stall_failure
 
 # A rank that only lost its peer is followed within moments by the one that really failed; that one may have its say.
@@ -54,7 +55,13 @@ def _fault(job: Job, crew: _Ranks, final: list[ends.RankEnd], caught: list[int])
     """What the caller has to hear; None where all is well."""
     if caught:
         return None if crew.left_in_order else by_signal(caught)
+    if crew.cut is not None:
+        return cut_failure(job, crew.cut, final)
     to_blame = ends.culprit(final)
+    if to_blame is None or to_blame.secondary:
+        severed = unreachable(job, final)
+        if severed is not None:
+            return severed
     if crew.stalls and (to_blame is None or to_blame.secondary):
         return stall_failure(job, crew.stalls, final)
     horovodrun = crew.horovodrun_end
@@ -83,13 +90,14 @@ class _Ranks(Crew):
         self._ends: dict[int, ends.RankEnd] = {}
         self._stalled_at: float | None = None
         self.stalls: list[Stall] = []
+        self.cut: Cut | None = None
 
     @property
     def must_stop(self) -> bool:
         """Whether a rank's failure is reason to end the others now."""
         if self._stopped_at is not None:
             return False
-        if self.overdue:
+        if self.overdue or self.cut is not None:
             return True
         if self._stalled_at is not None:
             settled = self._stalled_at + STALL_SETTLE_SHARE * self._job.stall_timeout_s
@@ -113,6 +121,8 @@ class _Ranks(Crew):
         elif event == "stalled":
             self.stalls.append(Stall.read(report, self._hosts[rank]))
             self._stalled_at = self._stalled_at or received
+        elif event == "cut off":
+            self.cut = self.cut or Cut(rank, self._hosts[rank], report["interface"], report["up"])
         else:
             self._ends[rank] = self.read_end(report, self._hosts[rank], self._pids.get(rank))
 

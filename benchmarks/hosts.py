@@ -1,0 +1,309 @@
+"""Hosts with slow links between them, on one machine: network namespaces, a switch, a rate limit on each link.
+
+    .venv/bin/python benchmarks/hosts.py --hosts 4 --mbit-per-s 100 -- \\
+        .venv/bin/hvdkit bench allreduce --framework pytorch -np 4 -H HOSTS --link-mbit-per-s 100 --out runs/slow
+
+runs the command with HOSTS replaced by the hosts (netns:h1:1,netns:h2:1,…; `--slots 2` for two ranks on each); without
+a command it tells whether this machine can do it. From Python: `with Network(4, 100) as network: network.run([...])`.
+
+A host is a network namespace with one link, eth0, to a switch (a bridge). Each link is limited in both directions by
+tbf, whose burst is at most two packets: a larger one lets small messages cross for free after a pause. Packets are the
+wire's own, of 1500 bytes: no offload makes larger ones. Ranks on one host meet over its loopback, which is not limited.
+TCP is Reno with Linux's own buffers, so that a figure does not depend on how the machine is set.
+
+All of it lives inside a private network and mount namespace of one process, which ends with the program that made it,
+killed or not, and with it all that runs there: nothing has to be removed, and two networks at once cannot meet. Without
+root this is done in a user namespace, where the kernel allows one. Needs iproute2 and util-linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MTU, FRAME_BYTES = 1500, 1514  # of a packet, without and with Ethernet's header, which tbf counts too
+BURST_BYTES = 2 * MTU
+QUEUE_S = 0.1  # what a port of the switch holds, by the link's rate
+MOST_HOSTS = 200
+GRACE_S = 10.0  # for what still runs when the network goes; hvdkit ends its ranks within it
+_NETNS = Path("/run/netns")
+# linux/ethtool.h, linux/sockios.h
+_SIOCETHTOOL = 0x8946
+_OFFLOADS = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C}
+
+
+class Unavailable(Exception):
+    """This machine cannot make the network; the text says why, in one line."""
+
+
+class Network:
+    """`hosts` namespaces h1, h2, … at a switch, each link limited to `mbit_per_s` in both directions.
+
+    A context manager; `run` and `start` take command lines, in which `-H` may name `hosts_option(slots)`.
+    """
+
+    def __init__(self, hosts: int, mbit_per_s: float) -> None:
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise ValueError(f"hosts: expected 1 to {MOST_HOSTS}, got {hosts}")
+        _check_rate(mbit_per_s)
+        self.names = [f"h{number}" for number in range(1, hosts + 1)]
+        self.mbit_per_s = mbit_per_s
+        self._holder: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Network:
+        """Make it. Raises Unavailable."""
+        missing = [tool for tool in ("ip", "tc", "unshare", "nsenter") if shutil.which(tool, path=_path()) is None]
+        if missing:
+            raise Unavailable(f"{', '.join(missing)}: not found; install iproute2 and util-linux")
+        mapped = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        held = [sys.executable, "-I", "-S", __file__, "--hold", str(len(self.names)), str(self.mbit_per_s)]
+        self._holder = subprocess.Popen(
+            ["unshare", *mapped, "--net", "--mount", *held],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=_environment(),
+            start_new_session=True,  # a terminal's Ctrl-C is for the command, which needs its network to the end
+        )
+        assert self._holder.stdout is not None
+        lines = []
+        for line in self._holder.stdout:
+            if line == "ready\n":
+                return self
+            lines.append(line.strip())
+        self.__exit__()
+        said = next((line for line in reversed(lines) if line), "it said nothing")
+        why = (
+            "root may, or a user where the kernel allows user namespaces" if "ermi" in said or "unshare" in said else ""
+        )
+        raise Unavailable(f"network namespaces cannot be made here: {said}{why and f' ({why})'}")
+
+    def __exit__(self, *_: object) -> None:
+        """Take it away, and end what still runs in it."""
+        if self._holder is not None:
+            assert self._holder.stdin is not None and self._holder.stdout is not None
+            self._holder.stdin.close()
+            self._holder.wait()
+            self._holder.stdout.close()
+            self._holder = None
+
+    def hosts_option(self, slots: int = 1) -> str:
+        """What hvdkit's -H takes, for `slots` ranks on each host."""
+        return ",".join(f"netns:{name}:{slots}" for name in self.names)
+
+    def command(self, command: list[str], host: str | None = None) -> list[str]:
+        """The command line that runs `command` where all hosts are known or, where one is named, on that host."""
+        assert self._holder is not None, "enter the network first"
+        user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        # A mount namespace is entered at its root: stay in the folder instead.
+        enter = ["nsenter", f"--target={self._holder.pid}", *user, "--net", "--mount", "--wd=.", "--"]
+        return [*enter, *(["nsenter", f"--net={_NETNS / host}", "--"] if host else []), *command]
+
+    def start(self, command: list[str], host: str | None = None, **options: Any) -> subprocess.Popen[Any]:
+        """Start a command; `options` are Popen's."""
+        return subprocess.Popen(self.command(command, host), **{"env": _environment(), **options})
+
+    def run(self, command: list[str], host: str | None = None, **options: Any) -> subprocess.CompletedProcess[Any]:
+        """Run a command to its end; `options` are subprocess.run's."""
+        return subprocess.run(self.command(command, host), **{"env": _environment(), **options})
+
+    def set_rate(self, mbit_per_s: float) -> None:
+        """Give all links another rate, which holds at once."""
+        _check_rate(mbit_per_s)
+        limit = _limit(mbit_per_s)
+        for name in self.names:
+            for end, host in (("eth0", name), (f"to-{name}", None)):
+                self.run(["tc", "qdisc", "replace", "dev", end, "root", *limit], host, check=True)
+        self.mbit_per_s = mbit_per_s
+
+    def cut(self, host: str) -> None:
+        """Take the host's link down."""
+        self.run(["ip", "link", "set", "eth0", "down"], host, check=True)
+
+    def mend(self, host: str) -> None:
+        """Bring the host's link up again."""
+        self.run(["ip", "link", "set", "eth0", "up"], host, check=True)
+
+    def swallow(self, host: str) -> None:
+        """Let the host's packets vanish in the switch, with no sign of it at the link."""
+        self.run(["ip", "link", "set", f"to-{host}", "nomaster"], check=True)
+
+    def sent_bytes(self) -> dict[str, int]:
+        """What each host has sent over its link so far, Ethernet's headers counted."""
+        return {name: self._link(name)["stats64"]["tx"]["bytes"] for name in self.names}
+
+    def sent_packets(self) -> dict[str, int]:
+        """How many packets each host has sent so far."""
+        return {name: self._link(name)["stats64"]["tx"]["packets"] for name in self.names}
+
+    def _link(self, host: str) -> Any:
+        told = self.run(["ip", "-json", "-stats", "link", "show", "eth0"], host, check=True, stdout=subprocess.PIPE)
+        return json.loads(told.stdout)[0]
+
+
+def why_not() -> str | None:
+    """Why this machine can have no such network; None where it can."""
+    try:
+        with Network(1, 100.0):
+            return None
+    except Unavailable as error:
+        return str(error)
+
+
+def _check_rate(mbit_per_s: float) -> None:
+    if not 0.1 <= mbit_per_s <= 40_000:
+        raise ValueError(f"mbit_per_s: expected 0.1 to 40000, got {mbit_per_s:g}")
+
+
+def _path() -> str:
+    """Where a user's PATH has no sbin, ip and tc are in it all the same."""
+    return f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PATH": _path()}
+
+
+def _limit(mbit_per_s: float) -> list[str]:
+    """tbf's words. Its own latency setting is left out: the queue is what it makes of it, never below ten packets."""
+    bit_per_s = round(mbit_per_s * 1e6)
+    queue = max(10 * FRAME_BYTES, round(bit_per_s / 8 * QUEUE_S))
+    return ["tbf", "rate", f"{bit_per_s}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
+
+
+def _hold(hosts: int, mbit_per_s: float) -> None:
+    """Inside the new namespaces: make the hosts, say so, and keep them until standard input closes."""
+    # Only this process and those below it see the hosts' names. A user may not write into the system's /run.
+    _call(["mount", "-t", "tmpfs", "hosts", str(_NETNS if _NETNS.is_dir() else _NETNS.parent)])
+    _NETNS.mkdir(exist_ok=True)
+    _batch(["link set lo up", "link add switch type bridge", "link set switch up"])
+    _no_ipv6()
+    limit = " ".join(_limit(mbit_per_s))
+    for number in range(1, hosts + 1):
+        name, port, end = f"h{number}", f"to-h{number}", f"end-{number}"
+        _batch([f"netns add {name}", f"link add {port} mtu {MTU} type veth peer name {end} mtu {MTU}"])
+        for each in (port, end):
+            _packets_of_the_wire(each)
+        _batch([f"link set {port} master switch up", f"link set {end} netns {name} name eth0"])
+        _call([*_inside(name), sys.executable, "-I", "-S", __file__, "--settle"])
+        own = ["link set lo up", f"addr add 10.77.0.{number}/24 dev eth0", "link set eth0 up"]
+        _batch(own, name)
+        _call(["tc", "qdisc", "add", "dev", port, "root", *limit.split()])
+        _call([*_inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", *limit.split()])
+    print("ready", flush=True)
+    sys.stdin.read()
+    _end_what_runs_here()
+
+
+def _settle() -> None:
+    """Inside a host: no chatter of IPv6, and a congestion control that every machine has."""
+    _no_ipv6()
+    # A namespace may take what the machine's own setting or Reno is; no other without the whole machine's consent.
+    Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
+
+
+def _no_ipv6() -> None:
+    with contextlib.suppress(FileNotFoundError):
+        Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+        Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
+
+
+def _packets_of_the_wire(interface: str) -> None:
+    """Let no offload send or deliver more than one packet at once, as `ethtool -K … tso off gso off gro off` does."""
+    _call(["ip", "link", "set", "dev", interface, "gso_max_segs", "1"])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for command in _OFFLOADS.values():
+            value = array.array("B", struct.pack("II", command, 0))
+            request = struct.pack("16sP", interface.encode(), value.buffer_info()[0])
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def _end_what_runs_here() -> None:
+    """End all processes of this mount namespace, which is ours alone: in good order, then by force."""
+    here = Path("/proc/self/ns/mnt").stat().st_ino
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
+        until = time.monotonic() + patience_s
+        told: set[int] = set()
+        while left := [pid for pid in _processes() if pid != os.getpid() and _mount_namespace(pid) == here]:
+            for pid in left:
+                if pid not in told:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+            told |= set(left)
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05)
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _mount_namespace(pid: int) -> int | None:
+    """Its number; None for a process that is gone or another user's."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
+    return None
+
+
+def _inside(host: str) -> list[str]:
+    return ["nsenter", f"--net={_NETNS / host}", "--"]
+
+
+def _batch(lines: list[str], host: str | None = None) -> None:
+    _call([*(_inside(host) if host else []), "ip", "-batch", "-"], "\n".join(lines) + "\n")
+
+
+def _call(command: list[str], text: str = "") -> None:
+    done = subprocess.run(command, input=text, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: {' '.join(done.stdout.split())}")
+
+
+def main() -> int:
+    """The command line; the exit status is the command's, 2 where the request is wrong or cannot be met here."""
+    if sys.argv[1:2] == ["--hold"]:
+        _hold(int(sys.argv[2]), float(sys.argv[3]))
+        return 0
+    if sys.argv[1:2] == ["--settle"]:
+        _settle()
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
+    parser.add_argument("--mbit-per-s", type=float, default=100.0, help="of each link, each way (default 100)")
+    parser.add_argument("--slots", type=int, default=1, help="ranks on each host, for HOSTS (default 1)")
+    parser.add_argument("command", nargs="*", help="what to run; HOSTS in it is replaced by what -H takes")
+    arguments = parser.parse_args()
+    try:
+        network = Network(arguments.hosts, arguments.mbit_per_s)
+        with network:
+            if not arguments.command:
+                print(f"this machine can: {network.hosts_option(arguments.slots)}")
+                return 0
+            hosts = network.hosts_option(arguments.slots)
+            command = [word.replace("HOSTS", hosts) for word in arguments.command]
+            process = network.start(command, start_new_session=True)  # it hears of a Ctrl-C from here, once
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda received, _: process.send_signal(received))
+            return process.wait()
+    except (Unavailable, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

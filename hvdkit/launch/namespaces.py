@@ -1,0 +1,78 @@
+"""Hosts that are network namespaces of this machine, as `ip netns` names them: -H netns:NAME:slots."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdkit.errors import RequestError
+from hvdkit.launch.hosts import Host
+
+_FOLDER = Path("/run/netns")  # of iproute2
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs and is reached: an interface, its IPv4 address, and the words that enter its network."""
+
+    interface: str
+    address: str
+    enter: tuple[str, ...] = ()
+
+
+def check(hosts: Iterable[Host], launcher: str, elastic: bool = False) -> None:
+    """Check that the job's hosts, where one is a namespace, can be used so. Raises RequestError."""
+    every = list(hosts)
+    if not any(host.namespace for host in every):
+        return
+    if launcher != "direct":
+        raise RequestError(f"-H: netns: --launcher {launcher} enters no namespace; use --launcher direct")
+    if elastic:
+        raise RequestError("-H: netns: expected hosts by name for an elastic run, whose driver enters no namespace")
+    if others := [host.name for host in every if not host.namespace]:
+        raise RequestError(f"-H: {others[0]}: expected a namespace (netns:NAME:slots), as the others are")
+    places(every)
+
+
+def places(hosts: Iterable[Host]) -> dict[str, Place]:
+    """A place for each host by name; all are namespaces.
+
+    Raises RequestError, naming each, where there is no such namespace, it cannot be entered, or none of its interfaces
+    has an address and is up.
+    """
+    found: dict[str, Place] = {}
+    faults = []
+    for host in hosts:
+        try:
+            found[host.name] = _place(host.name)
+        except RequestError as fault:
+            faults.append(str(fault))
+    if faults:
+        raise RequestError("\n".join(faults))
+    return found
+
+
+def _place(name: str) -> Place:
+    told = f"-H: netns:{name}:"
+    if not (_FOLDER / name).exists():
+        there = sorted(path.name for path in _FOLDER.iterdir()) if _FOLDER.is_dir() else []
+        raise RequestError(f"{told} expected one of `ip netns`: {', '.join(there) or 'there is none'}")
+    enter = ("nsenter", f"--net={_FOLDER / name}", "--")
+    # `ip` lives where a user's PATH may not look.
+    path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+    command = [*enter, "ip", "-json", "-4", "address", "show", "up", "scope", "global"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env={**os.environ, "PATH": path})
+    except OSError as error:
+        raise RequestError(f"{told} expected nsenter, of util-linux ({error.strerror})") from error
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise RequestError(f"{told} cannot be entered ({said}); root may, or who owns it")
+    for link in json.loads(done.stdout or "[]"):
+        for address in link.get("addr_info", []):
+            return Place(link["ifname"], address["local"], enter)
+    raise RequestError(f"{told} expected an interface that is up and has an IPv4 address")
