@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvdkit import cli_foresee
+from hvdkit import cli_bench, cli_foresee
 from hvdkit.errors import HvdkitError, RequestError
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def train(
     overrides: Overrides = None,
     framework: Framework = "pytorch",
     np: Ranks = 1,
-    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="host:slots,... [default: this machine]")] = None,
+    hosts: Annotated[
+        str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,... [default: this machine]")
+    ] = None,
     rival: Annotated[str | None, typer.Option(help="train by other means: " + _RIVALS)] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
@@ -207,6 +209,7 @@ def parity(
     raise typer.Exit(0 if result.passed else 1)
 
 
+cli_bench.add(app)
 cli_foresee.add(app)
 
 

@@ -20,6 +20,7 @@ _OURS = {
     "parity.json", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",
     "predict.json", "predict.png", "predict-trace.json", "advise.json", "advise.md",
+    "bench.json", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
 }  # fmt: skip
 _LOCK = ".lock"
 

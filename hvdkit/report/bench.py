@@ -1,0 +1,89 @@
+"""`hvdkit bench` as a table and a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from hvdkit.files import write_atomic
+from hvdkit.profiling.bench import Bench, BenchRow
+from hvdkit.simulator import curves
+from hvdkit.simulator.cluster import Measured
+
+_NO_RATE = 1e11  # Mbit/s: the time does not grow with the size
+_HEADINGS = ("size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong", "p50", "p95", "p99", "repeats")
+_UNITS = ("B", "", "", "", "us", "Mbit/s", "Mbit/s", "", "us", "us", "us", "")
+
+
+def bench_table(bench: Bench) -> Table:
+    """For the terminal: nccl-tests' columns, then percentiles and, where the link's rate is known, the share of it."""
+    hosts = len(set(bench.hosts))
+    title = f"{bench.collective}: {bench.framework} {bench.framework_version}, {bench.np} ranks on {hosts} host(s)"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    for heading, unit in zip(_HEADINGS, _UNITS, strict=True):
+        table.add_column(
+            f"{heading}\n{unit}", justify="left" if heading in ("type", "redop") else "right", no_wrap=True
+        )
+    if bench.link_mbit_per_s:
+        table.add_column("of link\n", justify="right", no_wrap=True)
+    for row in bench.rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def row_line(row: BenchRow) -> str:
+    """A size as it is measured, in words."""
+    share = "" if row.of_link is None else f", {row.of_link:.3f} of the link"
+    wrong = f", {row.wrong} WRONG" if row.wrong else ""
+    return f"{row.size_bytes} bytes: {row.p50_us:.0f} us, bus {row.busbw_mbit_per_s:.1f} Mbit/s{share}{wrong}"
+
+
+def fit_lines(fit: Measured) -> list[str]:
+    """The fit in words, a line a piece."""
+    lines = []
+    for piece in fit.pieces:
+        rate = f" and {piece.mbit_per_s:.4g} Mbit/s" if piece.mbit_per_s < _NO_RATE else ""
+        lines.append(f"from {piece.from_bytes} bytes a rank: {piece.latency_us:.0f} us{rate}")
+    return [*lines, f"{fit.residual_percent:.1f} % off, by the fit or by the spread of the repeats"]
+
+
+def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
+    """Latency and bus bandwidth by size, with the fit; written to `path` as PNG. Raises RunError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    share = bench.np if bench.collective == "allgather" else 1
+    sizes = [row.size_bytes for row in bench.rows]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
+    left.plot(sizes, [row.p50_us for row in bench.rows], "o-", label="median")
+    left.fill_between(sizes, [row.p50_us for row in bench.rows], [row.p99_us for row in bench.rows], alpha=0.2,
+                      label="to the 99th percentile")  # fmt: skip
+    left.plot(sizes, [1e6 * curves.seconds_of(fit.pieces, size // share) for size in sizes], "k--", lw=1, label="fit")
+    left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
+    right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")
+    if bench.link_mbit_per_s:
+        right.axhline(bench.link_mbit_per_s, color="black", lw=1, label="the link")
+        right.legend()
+    right.set(xscale="log", xlabel="size, bytes", title="bus bandwidth, Mbit/s")
+    right.set_ylim(bottom=0)
+    left.legend()
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"{bench.collective}, {bench.framework} {bench.framework_version}, {bench.np} ranks")
+    figure.tight_layout()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    pyplot.close(figure)
+    write_atomic(path, picture.getvalue())
+
+
+def _cells(row: BenchRow) -> list[str]:
+    times = [f"{value:.1f}" for value in (row.p50_us, row.p95_us, row.p99_us)]
+    cells = [str(row.size_bytes), str(row.count), row.dtype, row.redop, f"{row.time_us:.1f}"]
+    cells += [f"{row.algbw_mbit_per_s:.3g}", f"{row.busbw_mbit_per_s:.3g}", str(row.wrong), *times, str(row.repeats)]
+    return cells if row.of_link is None else [*cells, f"{row.of_link:.3f}"]

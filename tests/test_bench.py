@@ -1,0 +1,233 @@
+"""`hvdkit bench`: what it times, that it finds every wrong element, and what it makes of a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from conftest import Hvdkit
+
+from hvdkit import adapters, bench
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
+from hvdkit.profiling import bench_rank
+from hvdkit.profiling.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
+from hvdkit.results import this_machine
+from hvdkit.simulator import cluster, curves
+from hvdkit.simulator.costs import Network
+
+LOCAL: Any = adapters.load("local")
+
+
+def request(collective: str, **changes: Any) -> BenchRequest:
+    given = {"collective": collective, "dtype": "float32", "redop": "sum", "sizes_bytes": [48], "seconds": 0.001}
+    return BenchRequest.model_validate(given | changes)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_one_rank_alone_is_timed(collective: str) -> None:
+    seen: list[BenchRow] = []
+    rows = bench_rank.measure(LOCAL, Topology(), request(collective, sizes_bytes=[4, 400]), seen.append)
+    assert rows == seen
+    assert [(row.size_bytes, row.count, row.wrong) for row in rows] == [(4, 1, 0), (400, 100, 0)]
+    for row in rows:
+        assert 0 < row.p50_us <= row.p95_us <= row.p99_us
+        assert row.algbw_mbit_per_s == pytest.approx(8 * row.size_bytes / row.time_us)
+        assert row.repeats >= 3
+
+
+class Faulty:
+    """The null adapter, but what it reduces first has one wrong element."""
+
+    def __init__(self) -> None:
+        self.reduced = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(LOCAL, name)
+
+    def allreduce(self, tensors: list[np.ndarray], op: str = "average", name: str = "") -> list[np.ndarray]:
+        result = LOCAL.allreduce(tensors, op, name)
+        if len(result[0]) == 12:
+            self.reduced += 1
+            result[0][5] += self.reduced == 1
+        return result
+
+
+def test_a_wrong_element_is_counted() -> None:
+    adapter: Any = Faulty()
+    (row,) = bench_rank.measure(adapter, Topology(), request("allreduce"))
+    assert row.wrong == 1
+    assert adapter.reduced > 3
+
+
+@pytest.mark.parametrize("redop", ["sum", "average", "min", "max"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "uint8"])
+def test_what_is_expected_is_what_the_collective_is(dtype: str, redop: str) -> None:
+    """By brute force over the inputs of three ranks."""
+    size, count = 3, 36
+    reduce = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max}[redop]
+
+    def of(collective: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        asked = request(collective, dtype=dtype, redop=redop)
+        return [bench_rank._arrays(asked, Topology(rank=rank, size=size), count) for rank in range(size)]
+
+    inputs, expected = zip(*of("allreduce"), strict=True)
+    whole = reduce(np.array(inputs, np.float64), axis=0)
+    assert not np.array_equal(inputs[0], inputs[1])
+    assert all(np.array_equal(each, whole) and each.dtype == dtype for each in expected)
+    if redop in ("sum", "average"):
+        _, parts = zip(*of("reducescatter"), strict=True)
+        assert np.array_equal(np.concatenate(parts), whole)
+    inputs, gathered = zip(*of("allgather"), strict=True)
+    assert all(np.array_equal(each, np.concatenate(inputs)) for each in gathered)
+    inputs, given = zip(*of("alltoall"), strict=True)
+    for rank in range(size):
+        assert np.array_equal(given[rank], np.concatenate([each.reshape(size, -1)[rank] for each in inputs]))
+    inputs, given = zip(*of("broadcast"), strict=True)
+    assert all(np.array_equal(each, inputs[0]) for each in given)
+
+
+def test_sizes_rise_by_the_factor_in_whole_steps() -> None:
+    assert bench.sizes(4, 64 * 2**20, 4, 4) == [4 ** (power + 1) for power in range(13)]
+    assert bench.sizes(4, 100, 2, 16) == [16, 32, 64]
+    assert bench.sizes(5, 5, 2, 16) == [16]
+    assert bench.sizes(10, 20, 1.1, 4) == [8, 12, 16, 20]
+
+
+def test_bus_factors_are_nccl_tests() -> None:
+    assert [bus_factor(collective, 4) for collective in COLLECTIVES] == [1.5, 0.75, 1.0, 0.75, 0.75]
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(RequestError) as caught:
+        bench.plan("reduce", "mxnet", 0, None, "ssh", -1, 8, 4, 1, "float128", "prod", 0, "tpu", -1.0, Path("no.yaml"))
+    for said in (
+        "reduce: expected one of allreduce",
+        "-np 0: ",
+        "--launcher ssh: ",
+        "--stall-timeout -1: ",
+        "--min-bytes 8, --max-bytes 4: ",
+        "--factor 1: ",
+        "--dtype float128: ",
+        "--redop prod: ",
+        "--seconds 0: ",
+        "--device tpu: ",
+        "--link-mbit-per-s -1: ",
+        "--add-to: no.yaml: no such file",
+    ):
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"collective": "reducescatter", "redop": "max"}, "--redop max: expected one of sum, average$"),
+        ({"framework": "pytorch", "dtype": "int8"}, "--dtype int8: pytorch does not reduce it"),
+        ({"framework": "caffe"}, "unknown framework 'caffe'"),
+        ({"max_bytes": 2**40}, "--max-bytes 1099511627776: expected 1 to 2147483647"),
+        ({"hosts": "a"}, "no number of slots"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {
+        "collective": "allreduce", "framework": "mxnet", "np": 2, "hosts": None, "launcher": "direct",
+        "stall_timeout_s": 60.0, "min_bytes": 4, "max_bytes": 64, "factor": 2.0, "dtype": "float32", "redop": "sum",
+        "seconds": 1.0, "device": "cpu", "link_mbit_per_s": None, "add_to": None,
+    }  # fmt: skip
+    with pytest.raises(RequestError, match=said):
+        bench.plan(**given | changes)
+
+
+def measured(collective: str, np_: int, latency_us: float, us_per_byte: float, algorithm: str = "ring") -> Bench:
+    """A bench of a network that is a straight line over the bytes that a rank puts in."""
+    share = np_ if collective == "allgather" else 1
+    rows = []
+    for power in range(2, 26):
+        size = 2**power * share
+        time = latency_us + us_per_byte * size / share
+        rows.append(
+            BenchRow(
+                size_bytes=size,
+                count=size // 4,
+                dtype="float32",
+                redop="sum",
+                time_us=time,
+                p50_us=time,
+                p95_us=time,
+                p99_us=time,
+                algbw_mbit_per_s=1,
+                busbw_mbit_per_s=1,
+                repeats=3,
+                wrong=0,
+            )
+        )
+    return Bench.model_validate(
+        {
+            "collective": collective,
+            "framework": "mxnet",
+            "framework_version": "1",
+            "horovod_version": None,
+            "hvdkit_version": "0",
+            "np": np_,
+            "hosts": ["a"] * (np_ // 2) + ["b"] * (np_ // 2),
+            "device": "cpu",
+            "algorithm": algorithm,
+            "link_mbit_per_s": None,
+            "settings": {},
+            "rows": rows,
+            "machine": this_machine(),
+        }
+    )
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_cluster_file_gives_the_measured_times_again(collective: str, tmp_path: Path) -> None:
+    found = measured(collective, 4, 900.0, 0.12)
+    cluster.save(bench.network(found), tmp_path / "cluster.yaml")
+    read = cluster.load(tmp_path / "cluster.yaml")
+    (line,) = read.measured
+    assert (line.operation, line.ranks, line.ranks_per_host) == (collective, 4, 2)
+    assert line.residual_percent < 0.1
+    for size in (4, 40_000, 2**25):
+        assert 1e6 * curves.seconds_of(line.pieces, size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving-doubling"])
+def test_the_simulator_makes_of_it_what_was_measured(algorithm: str) -> None:
+    """By the link alone too, without the measured line, which other numbers of ranks need."""
+    made = bench.network(measured("allreduce", 4, 900.0, 0.12, algorithm))
+    alone = made.model_copy(update={"measured": []})
+    for network in (made, alone):
+        cost = Network(network, 4).cost("allreduce")
+        for size in (4, 10_000_000):
+            assert 1e6 * cost.line(size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
+
+
+def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """Real ranks; a second collective is added to the first one's cluster file."""
+    options = ["--framework", "mxnet", "-np", 2, "--max-bytes", 65536, "--factor", 16, "--seconds", 0.05]
+    first = hvdkit("bench", "allreduce", *options, "--link-mbit-per-s", 1000, "--out", "one")
+    assert first.returncode == 0, first.stderr
+    assert first.stderr.count(" of the link") == 4
+    told = Bench.model_validate_json((tmp_path / "one" / "bench.json").read_bytes())
+    assert [row.size_bytes for row in told.rows] == [4, 64, 1024, 16384]
+    assert not any(row.wrong for row in told.rows)
+    assert told.settings["HOROVOD_IDLE_CYCLE_TIME"] == "100"
+    assert all(row.of_link == pytest.approx(row.busbw_mbit_per_s / 1000) for row in told.rows)
+    written = {path.name for path in (tmp_path / "one").iterdir()}
+    assert written == {"bench.json", "bench.png", "cluster.yaml", "logs", "request.json"}
+    assert (tmp_path / "one" / "bench.png").read_bytes().startswith(b"\x89PNG")
+    more = ["--framework", "pytorch", "--add-to", "one/cluster.yaml", "--dtype", "int32", "--out", "two"]
+    second = hvdkit("bench", "alltoall", *options, *more)
+    assert second.returncode == 0, second.stderr
+    both = cluster.load(tmp_path / "two" / "cluster.yaml")
+    assert [each.operation for each in both.measured] == ["allreduce", "alltoall"]
+    assert json.loads((tmp_path / "two" / "bench.json").read_text())["rows"][0]["size_bytes"] == 4
+
+
+def test_dtypes_and_collectives_are_known() -> None:
+    assert all(np.dtype(name).itemsize == size for name, size in DTYPES.items())
+    assert get_args(cluster.Operation) == COLLECTIVES

@@ -1,0 +1,250 @@
+"""Starved networks: what their links carry, that ranks live in them, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import starving
+from conftest import Hvdkit, run
+from launching import wait_until
+
+from hvdkit.errors import RequestError
+from hvdkit.launch import namespaces
+from hvdkit.launch.hosts import Host, parse_hosts, shown
+
+MBIT_PER_S = 40.0
+
+# Sends COUNT bytes from one host to another, after WAIT_S seconds of silence; the sender prints how many seconds passed
+# until it heard that they were there.
+_TRANSFER = """
+import socket, sys, time
+role, address, count, wait_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+if role == "from":
+    until = time.monotonic() + 10
+    while True:
+        try:
+            line = socket.create_connection((address, 5201))
+            break
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    time.sleep(wait_s)
+    start = time.monotonic()
+    line.sendall(b"x" * count)
+    line.recv(1)
+    print(time.monotonic() - start)
+else:
+    server = socket.create_server((address, 5201))
+    line, _ = server.accept()
+    got = 0
+    while got < count:
+        got += len(line.recv(1 << 20))
+    line.sendall(b".")
+"""
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Any]:
+    with starving.network(2, MBIT_PER_S) as made:
+        yield made
+
+
+def seconds_for(network: Any, count: int, source: str = "h1", wait_s: float = 0.0) -> float:
+    """How long `count` bytes take from a host to h2."""
+
+    def command(role: str) -> list[str]:
+        return [sys.executable, "-c", _TRANSFER, role, "10.77.0.2", str(count), str(wait_s)]
+
+    receiver = network.start(command("to"), "h2")
+    sender = network.run(command("from"), source, check=True, timeout=30, stdout=subprocess.PIPE, text=True)
+    receiver.wait(timeout=30)
+    return float(sender.stdout)
+
+
+def test_a_link_carries_what_it_is_said_to(network: Any) -> None:
+    count = 1_000_000
+    seconds = seconds_for(network, count)
+    at_best = 8 * count / (0.965 * 1e6 * MBIT_PER_S)  # a packet of 1514 bytes has 1448 or 1460 of them
+    assert 0.99 * at_best < seconds < 2 * at_best
+
+
+def test_inside_a_host_there_is_no_limit(network: Any) -> None:
+    assert seconds_for(network, 20_000_000, source="h2") < 8 * 20 / MBIT_PER_S / 4
+
+
+def test_nothing_crosses_for_free_after_a_pause(network: Any) -> None:
+    """A limit whose burst were large would let 30 kB through at once."""
+    count = 30_000
+    assert seconds_for(network, count, wait_s=0.5) > 0.9 * 8 * count / (1e6 * MBIT_PER_S)
+
+
+def test_packets_are_the_wires_own(network: Any) -> None:
+    bytes_before, packets_before = network.sent_bytes()["h1"], network.sent_packets()["h1"]
+    seconds_for(network, 500_000)
+    sent, packets = network.sent_bytes()["h1"] - bytes_before, network.sent_packets()["h1"] - packets_before
+    assert 500_000 < sent < 560_000
+    assert packets >= 500_000 // 1460
+
+
+def test_another_rate_holds_at_once(network: Any) -> None:
+    network.set_rate(4 * MBIT_PER_S)
+    try:
+        assert seconds_for(network, 1_000_000) < 0.8 * 8 / MBIT_PER_S
+    finally:
+        network.set_rate(MBIT_PER_S)
+
+
+def test_two_networks_at_once_do_not_meet(network: Any) -> None:
+    with starving.network(2, 10.0) as other:
+        assert other.names == network.names
+        assert seconds_for(other, 100_000) > 0.07
+        assert seconds_for(network, 100_000) < 0.07
+
+
+def processes(word: str) -> list[int]:
+    """Those that have the word on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def here() -> tuple[str, list[str]]:
+    """The interfaces and named namespaces of the machine itself."""
+    folder = Path("/run/netns")
+    links = sorted(path.name for path in Path("/sys/class/net").iterdir())
+    return " ".join(links), sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_stays_of_a_killed_program(number: signal.Signals) -> None:
+    starving.network(1, 10.0)
+    before, naptime = here(), f"{1000 + number}.25"
+    program = subprocess.Popen([sys.executable, str(starving.HOSTS), "--", "sleep", naptime])
+    assert wait_until(lambda: bool(processes(naptime)), 20)
+    assert wait_until(lambda: "sleep" in cmdline_names(naptime), 5)
+    program.send_signal(number)
+    program.wait()
+    assert wait_until(lambda: not processes(naptime), 5)
+    assert wait_until(lambda: not [pid for pid in processes("--hold") if parent(pid) in (1, program.pid)], 5)
+    assert here() == before
+
+
+def cmdline_names(word: str) -> list[str]:
+    names = []
+    for pid in processes(word):
+        try:
+            names.append((Path("/proc") / str(pid) / "comm").read_text().strip())
+        except OSError:
+            continue
+    return names
+
+
+def parent(pid: int) -> int | None:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def test_without_root() -> None:
+    """By a user without any right, where the kernel allows user namespaces; elsewhere it says so in one line."""
+    starving.network(1, 10.0)
+    folder = Path(tempfile.mkdtemp())
+    try:
+        folder.chmod(0o755)
+        script = Path(shutil.copy(starving.HOSTS, folder / "hosts.py"))
+        script.chmod(0o644)
+        drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+        python = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
+        command = [*drop, python, str(script), "--", "nsenter", "--net=/run/netns/h1", "ip", "-br", "address"]
+        done = run(command, 30, cwd="/")
+        if done.returncode == 2:
+            assert done.stderr.startswith("error: network namespaces cannot be made here: ")
+            assert done.stderr.count("\n") == 1
+            pytest.skip(done.stderr.strip())
+        assert done.returncode == 0, done.stderr
+        assert "10.77.0.1/24" in done.stdout
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "said"),
+    [
+        (["--hosts", "0"], None, "error: hosts: expected 1 to 200, got 0\n"),
+        (["--mbit-per-s", "0"], None, "error: mbit_per_s: expected 0.1 to 40000, got 0\n"),
+    ],
+)
+def test_a_wrong_request_is_told_in_a_line(arguments: list[str], path: str | None, said: str) -> None:
+    done = run([sys.executable, str(starving.HOSTS), *arguments], 30)
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_where_a_tool_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = starving.module()
+    monkeypatch.setattr(hosts, "_path", lambda: "/nowhere")
+    with pytest.raises(hosts.Unavailable, match="ip, tc, unshare, nsenter: not found; install iproute2"):
+        hosts.Network(1, 10.0).__enter__()
+    assert "not found" in hosts.why_not()
+
+
+def test_hosts_may_be_namespaces() -> None:
+    assert parse_hosts("netns:h1:2,netns:h-2:1", 3) == [Host("h1", 2, True), Host("h-2", 1, True)]
+    assert parse_hosts("netns:2", 2) == [Host("netns", 2)]  # a machine of that name
+    assert shown(parse_hosts("netns:h1:2", 2)) == "h1:2"  # as Horovod takes them
+    for text, said in (("netns:a;b:1", "the host's name"), ("netns:h1:0", "slots"), ("netns:h1:1,h1:1", "named twice")):
+        with pytest.raises(RequestError, match=said):
+            parse_hosts(text, 1)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "launcher", "elastic", "said"),
+    [
+        ("netns:nowhere:1,netns:hvdkit-none:1", "direct", False, "netns:nowhere: expected one of `ip netns`"),
+        ("netns:a:1,localhost:1", "direct", False, "localhost: expected a namespace"),
+        ("netns:a:1", "horovodrun", False, "horovodrun enters no namespace"),
+        ("netns:a:1", "direct", True, "elastic run"),
+    ],
+)
+def test_namespaces_that_cannot_be_used_are_told_first(hosts: str, launcher: str, elastic: bool, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        namespaces.check(parse_hosts(hosts, 1), launcher, elastic)
+
+
+def test_ranks_live_in_the_hosts(network: Any, tmp_path: Path) -> None:
+    """Two on each of two: Horovod counts two hosts, and between them goes what has to, at the link's pace."""
+    out, before = tmp_path / "out", network.sent_bytes()
+    command = [sys.executable, "-m", "hvdkit", "bench", "allreduce", "--framework", "mxnet", "-np", "4"]
+    options = ["-H", network.hosts_option(2), "--min-bytes", "1000000", "--max-bytes", "1000000", "--seconds", "0.1"]
+    started = time.monotonic()
+    network.run([*command, *options, "--out", str(out)], check=True, timeout=120, cwd=tmp_path)
+    assert time.monotonic() - started < 120
+    told = json.loads((out / "bench.json").read_text())
+    assert told["hosts"] == ["h1", "h1", "h2", "h2"]
+    assert [row["wrong"] for row in told["rows"]] == [0]
+    sent = network.sent_bytes()["h1"] - before["h1"]
+    times = told["rows"][0]["repeats"] + 2  # at least: those that warm up
+    assert sent > times * 1_000_000
+
+
+def test_a_missing_namespace_is_told_before_anything_is_written(hvdkit: Hvdkit, tmp_path: Path, recipe: Path) -> None:
+    done = hvdkit("train", recipe, "--framework", "mxnet", "-H", "netns:hvdkit-none:1", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "-H: netns:hvdkit-none: expected one of `ip netns`" in done.stderr
+    assert not (tmp_path / "out").exists()
