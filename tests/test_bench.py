@@ -225,7 +225,7 @@ def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None
     assert second.returncode == 0, second.stderr
     both = cluster.load(tmp_path / "two" / "cluster.yaml")
     assert [each.operation for each in both.measured] == ["allreduce", "alltoall"]
-    assert json.loads((tmp_path / "two" / "bench.json").read_text())["rows"][0]["size_bytes"] == 4
+    assert json.loads((tmp_path / "two" / "bench.json").read_text())["rows"][0]["size_bytes"] == 8
 
 
 def test_dtypes_and_collectives_are_known() -> None:

@@ -105,7 +105,9 @@ def torch_padding(network: Any) -> None:
 def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
     import torch
 
-    class Inside(torch.optim.SGD):
+    from hvdkit.adapters import pytorch_update
+
+    class Inside(pytorch_update._SGD):
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
             for group in self.param_groups:
@@ -115,7 +117,7 @@ def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
                     velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"])
                     parameter.sub_(velocity)
 
-    with mock.patch.object(torch.optim, "SGD", Inside):
+    with mock.patch.object(pytorch_update, "_SGD", Inside):
         yield
 
 
