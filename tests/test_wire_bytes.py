@@ -17,8 +17,8 @@ def test_counted_bytes_are_those_of_the_interface() -> None:
     namespace = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-Urn"]
     done = run([*namespace, sys.executable, str(ROOT / "tests" / "hosts" / "wire_bytes.py"), "mxnet"], timeout=80)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    told = json.loads(done.stdout.splitlines()[-1])
     assert {name for name, _, _ in told} == {*METHODS, "central"}
     for name, counted, measured in told:
         # what the wire adds: TCP's headers and acknowledgements, and Horovod's words about what is ready
-        assert 0.999 * counted < measured < 1.05 * counted + 40_000, (name, counted, measured)
+        assert 0.999 * counted < measured < 1.05 * counted, (name, counted, measured)
