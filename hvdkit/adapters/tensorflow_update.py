@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -18,6 +19,12 @@ from hvdkit.core.state import check_distinct, check_fits, from_canonical, slot_n
 from hvdkit.errors import RequestError
 
 Found = tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]  # logits, the batch's mean loss, scaled gradients
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _as_it_is(function: Function) -> Function:
+    """Without AutoGraph, which would convert every function down to Horovod's, and is half of a run's start."""
+    return cast(Function, tf.autograph.experimental.do_not_convert(function))
 
 
 class DistributedUpdate:
@@ -87,6 +94,7 @@ class DistributedUpdate:
             scaled = self.scaled(loss)
         return logits, loss, tape.gradient(scaled, self.variables)
 
+    @_as_it_is
     def probe(self, found: Found) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         """What `to_gradients` takes, gradients unscaled; nothing is updated. All ranks call it."""
         logits, loss, gradients = found
@@ -103,6 +111,7 @@ class DistributedUpdate:
         ]
         return Gradients(logits.numpy(), float(loss), *by_name)
 
+    @_as_it_is
     def __call__(self, gradients: list[tf.Tensor | None], in_parts: bool = False) -> None:
         """Take one batch's gradients, of the scaled loss: update, or, `in_parts`, wait for the last that is expected.
 
