@@ -214,6 +214,38 @@ cli_foresee.add(app)
 
 
 @app.command()
+def profile(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Framework = "pytorch",
+    np: Ranks = 2,
+    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="host:slots,... [default: this machine]")] = None,
+    steps: Annotated[int, typer.Option(help="steps to measure")] = 20,
+    torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="write PyTorch's own profile too")] = False,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Measure where the time of a step goes, by layer and by rank, and say what bounds it."""
+    from rich.console import Console
+
+    from hvdkit import catalogue, config, paths
+    from hvdkit import profile as profile_
+    from hvdkit.report.profile import sentences, tables
+
+    checked = config.load(catalogue.locate(recipe), overrides or [])
+    plan = profile_.plan(checked, framework, np, hosts, launcher, stall_timeout, steps, torch_profiler)
+    with paths.claimed(out or paths.default_out(checked.name, "profile"), overwrite) as folder:
+        found = profile_.run(plan, folder)
+        for table in tables(found):
+            Console(width=None if sys.stdout.isatty() else 100).print(table)
+        for line in sentences(found):
+            typer.echo(line)
+        typer.echo(f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}")
+
+
+@app.command()
 def report(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", readable=False, help="what `hvdkit compare` or `hvdkit train` has left")

@@ -21,6 +21,7 @@ _OURS = {
     "report.html", "report.md",
     "predict.json", "predict.png", "predict-trace.json", "advise.json", "advise.md",
     "bench.json", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
+    "profile.json", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
 }  # fmt: skip
 _LOCK = ".lock"
 

@@ -9,9 +9,9 @@ _REDUCED = frozenset({"float16", "float32", "float64", "int32", "int64"})
 _MODERN = frozenset({"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "exact-sums", "recompute"})
 
 CAPABILITIES: dict[str, frozenset[str]] = {
-    "pytorch": _MODERN | _REDUCED | {"scalars", "empty"},
-    "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty"},
-    "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty"},
+    "pytorch": _MODERN | _REDUCED | {"scalars", "empty", "layer-times", "own-profile"},
+    "tensorflow": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
+    "keras": _MODERN | _REDUCED | {"int8", "uint8", "scalars", "empty", "layer-times"},
     "mxnet": _REDUCED | {"gpu", "fp64", "int8", "uint8"},
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }

@@ -16,6 +16,7 @@ import numpy as np
 
 from hvdkit.adapters import declared
 from hvdkit.adapters import tensorflow as tf_adapter
+from hvdkit.adapters.observers import tensorflow as observing
 from hvdkit.adapters.tensorflow import (
     allgather,
     allgather_object,
@@ -37,7 +38,8 @@ from hvdkit.adapters.tensorflow import (
 )
 from hvdkit.adapters.tensorflow_update import DistributedUpdate
 from hvdkit.config import Loss, Optimizer
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, peeking
+from hvdkit.core import marks
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, Observer, peeking
 from hvdkit.core.data import Batch
 from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS
@@ -69,6 +71,7 @@ __all__ = [
     "gradients",
     "init",
     "load_state",
+    "observer",
     "placed",
     "prepare",
     "process_set",
@@ -131,12 +134,13 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 class CrossEntropy(keras.losses.Loss):
     """The loss in the parameters' dtype. Keras hands over labels in it too; it holds class numbers exactly."""
 
-    def __init__(self, label_smoothing: float, dtype: str) -> None:
+    def __init__(self, label_smoothing: float, dtype: str, update: DistributedUpdate) -> None:
         super().__init__(name="cross_entropy", dtype=dtype)
-        self._label_smoothing = label_smoothing
+        self._label_smoothing, self._update = label_smoothing, update
 
     def call(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """The batch's mean; `labels` (n,), `logits` (n, classes)."""
+        (logits,) = self._update.stamp((marks.FORWARD,), [logits])
         return tf_adapter.cross_entropy(logits, tf.cast(labels, tf.int64), self._label_smoothing)
 
 
@@ -162,11 +166,13 @@ class LoopCallback(keras.callbacks.Callback):
             self._size = next(self._sizes)
             _expect(self._session, self._size)
             self._loop.begin_step()
+        marks.mark(marks.BEGIN)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Stops `fit` in the middle of an epoch where the recipe limits the steps."""
         self._losses.append((logs or {})["loss"])
         if len(self._losses) == self._size:
+            marks.mark(marks.UPDATED)
             self._loop.end_step(np.mean(self._losses))
             self._losses.clear()
             self.model.stop_training = self._loop.finished
@@ -204,7 +210,7 @@ def prepare(
     with _floatx(parameters):  # of the sum of losses
         model.compile(
             optimizer=keras_optimizer,
-            loss=CrossEntropy(loss.label_smoothing, parameters),
+            loss=CrossEntropy(loss.label_smoothing, parameters, update),
             jit_compile=False,  # Horovod's operations know no XLA here
             auto_scale_loss=False,  # Keras's own scaling lets each rank judge its own gradients
         )
@@ -298,6 +304,10 @@ def _expect(session: Session, parts: int) -> None:
     if not session.model.optimizer.in_parts:
         session.model.optimizer.in_parts = True
         session.model.make_train_function(force=True)
+
+
+def observer(session: Session) -> Observer:
+    return observing.KerasObserver(tf_adapter.hvd, session.update, session.model)
 
 
 @contextmanager

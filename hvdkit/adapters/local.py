@@ -14,10 +14,12 @@ import numpy as np
 
 from hvdkit.adapters import declared
 from hvdkit.adapters import local_tensors as tensors
+from hvdkit.adapters.observers import base
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
+from hvdkit.core import marks
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Observer, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.metrics import cross_entropy
@@ -164,6 +166,7 @@ def train_step(session: Session, batches: Sequence[Batch]) -> np.ndarray:
         parameters[name], session.slots[name] = update(
             optimizer, tensors, parameters[name], gradient, session.slots[name], session.learning_rate, corrections
         )
+    marks.mark(marks.UPDATED)
     return np.asarray(np.mean([loss for _, loss, _ in found]))
 
 
@@ -184,13 +187,19 @@ def _average(session: Session, own: dict[str, np.ndarray]) -> Mapping[str, np.nd
 
 def _backward(session: Session, batch: Batch) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
     """Logits, mean loss and the rank's own gradients."""
+    marks.mark(marks.BEGIN)
+    marks.mark(marks.INPUTS)
     logits, count = session.model(batch.images), len(batch.labels)
     classes = logits.shape[1]
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     smoothing = session.loss.label_smoothing
     target = np.eye(classes)[batch.labels] * (1 - smoothing) + smoothing / classes
+    marks.mark(marks.FORWARD)
     own = session.model.gradients(batch.images, (shares - target) / count)
+    for name in own:
+        marks.mark(marks.READY + name)
+    marks.mark(marks.BACKWARD)
     every = [cross_entropy(logits, np.full(count, label)) for label in range(classes)]
     loss = (1 - smoothing) * cross_entropy(logits, batch.labels).mean() + smoothing * np.mean(every)
     return logits, float(loss), own
@@ -237,6 +246,10 @@ def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
 
 def fit(session: Session, loop: loop_.Loop) -> None:
     loop_.drive(_this(), session, loop)
+
+
+def observer(session: Session) -> Observer:
+    return base.Observer()
 
 
 def _this() -> Adapter:

@@ -22,10 +22,12 @@ import numpy as np
 from hvdkit.adapters import declared, mxnet_state
 from hvdkit.adapters import mxnet_tensors as tensors
 from hvdkit.adapters.mxnet_update import Updater
+from hvdkit.adapters.observers import mxnet as observing
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
+from hvdkit.core import marks
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Observer, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip, counts_steps
@@ -217,6 +219,7 @@ def train_step(session: Session, batches: Sequence[Batch]) -> mx.nd.NDArray:
     if session.settings.clip_norm is not None:
         gradients = clip(gradients, session.settings.clip_norm, tensors)
     session.optimizer.update(gradients)
+    observing.mark(marks.UPDATED, [parameter.data() for parameter in session.parameters])
     return mx.nd.concat(*losses, dim=0).mean() if len(losses) > 1 else losses[0]
 
 
@@ -230,7 +233,9 @@ def gradients(session: Session, batch: Batch) -> Gradients:
 
 def _backward(session: Session, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
     """Set the gradients to those of one batch; returns logits and mean loss."""
+    marks.mark(marks.BEGIN)
     images = on_device(batch, session.pools, partial(_images, session), _pick)
+    marks.mark(marks.INPUTS)
     # A network whose batch norms keep their own running statistics is told where a batch begins and ends.
     before = getattr(session.model, "before_step", None)
     if before:
@@ -238,7 +243,9 @@ def _backward(session: Session, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDAr
     with mx.autograd.record():
         logits = session.model(images)
         loss = session.criterion(logits, _labels(session, batch.labels, logits.shape[1])).mean()
+    observing.mark(marks.FORWARD, [loss])
     loss.backward()
+    observing.mark_gradients(session.parameters)
     if before:
         session.model.after_step()
     for parameter in session.parameters:
@@ -252,10 +259,13 @@ def _backward(session: Session, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDAr
 def _average_gradients(session: Session) -> None:
     gradients = [parameter.grad() for parameter in session.parameters]
     packed = [session.compressor.compress(gradient) for gradient in gradients]
+    observing.mark(marks.SENT, [sent for sent, _ in packed])
     hvd.grouped_allreduce_([sent for sent, _ in packed], op=hvd.Average, name=session.group)
+    observing.mark(marks.RECEIVED, [sent for sent, _ in packed])
     for gradient, (sent, context) in zip(gradients, packed, strict=True):
         if sent is not gradient:
             gradient[:] = session.compressor.decompress(sent, context)
+    observing.mark(marks.REDUCED, gradients)
 
 
 def _average_otherwise(session: Session) -> None:
@@ -264,6 +274,7 @@ def _average_otherwise(session: Session) -> None:
     for name, mean in session.averaging(gradients).items():
         if mean is not gradients[name]:
             gradients[name][:] = mean
+    observing.mark(marks.REDUCED, list(gradients.values()))
 
 
 def _labels(session: Session, labels: np.ndarray, classes: int) -> mx.nd.NDArray:
@@ -308,6 +319,11 @@ def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
 
 def fit(session: Session, loop: loop_.Loop) -> None:
     loop_.drive(_this(), session, loop)
+
+
+def observer(session: Session) -> Observer:
+    names = {parameter.name: name for name, parameter in mxnet_state.trained(session).items()}
+    return observing.Observer(hvd, [names[parameter.name] for parameter in session.parameters])
 
 
 def _this() -> Adapter:

@@ -17,10 +17,12 @@ import torch
 
 from hvdkit.adapters import declared, pytorch_state, pytorch_update
 from hvdkit.adapters import pytorch_tensors as tensors
+from hvdkit.adapters.observers import pytorch as observing
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
+from hvdkit.core import marks
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Observer, Op, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
 from hvdkit.core.optimizer import clip
@@ -97,6 +99,7 @@ def seed(value: int) -> None:
 def synchronize() -> None:
     if _device.type == "cuda":
         torch.cuda.synchronize()
+        observing.settle()
 
 
 def from_numpy(array: np.ndarray) -> torch.Tensor:
@@ -212,6 +215,7 @@ def train_step(session: Session, batches: Sequence[Batch]) -> torch.Tensor:
     losses = [_backward(session, batch, len(batches))[1] for batch in batches]
     session.average(session)
     update(session)
+    _mark(marks.UPDATED)
     return torch.stack(losses).mean()
 
 
@@ -241,25 +245,35 @@ def gradients(session: Session, batch: Batch) -> Gradients:
 def _backward(session: Session, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Add a part's share to the gradients; returns logits and the part's mean loss."""
     session.model.train()
+    _mark(marks.BEGIN)
+    images, labels = _inputs(session, batch), torch.from_numpy(batch.labels).to(_device)
+    _mark(marks.INPUTS)
     with _autocast(session):
-        logits = session.forward(_inputs(session, batch))
+        logits = session.forward(images)
     logits = logits.to(getattr(torch, session.precision.parameters))
-    loss = session.criterion(logits, torch.from_numpy(batch.labels).to(_device))
+    loss = session.criterion(logits, labels)
+    _mark(marks.FORWARD)
     session.scaler.scale(loss / parts).backward()
+    _mark(marks.BACKWARD)
     return logits, loss.detach()
 
 
 def _average_gradients(session: Session) -> None:
     if session.overlapped:
+        _mark(marks.SENT)
         session.optimizer.synchronize()
+        _mark(marks.RECEIVED)
         return
     gradients = list(_whole(session.model).values())
     packed = [session.compressor.compress(gradient) for gradient in gradients]
+    _mark(marks.SENT)
     handle = hvd.grouped_allreduce_async_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
     _wait_for_ranks(handle)
+    _mark(marks.RECEIVED)
     for gradient, (sent, context) in zip(gradients, packed, strict=True):
         if sent is not gradient:
             gradient.copy_(session.compressor.decompress(sent, context))
+    _mark(marks.REDUCED)
 
 
 def _average_otherwise(session: Session) -> None:
@@ -269,6 +283,7 @@ def _average_otherwise(session: Session) -> None:
     for name, gradient in gradients.items():
         if means[name] is not gradient:
             gradient.copy_(means[name])
+    _mark(marks.REDUCED)
 
 
 def _whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -340,6 +355,14 @@ def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
 
 def fit(session: Session, loop: loop_.Loop) -> None:
     loop_.drive(_this(), session, loop)
+
+
+def observer(session: Session) -> Observer:
+    return observing.Observer(hvd, session.model, _device)
+
+
+def _mark(name: str) -> None:
+    observing.mark(name, _device)
 
 
 def _this() -> Adapter:

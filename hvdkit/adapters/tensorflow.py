@@ -16,10 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.adapters import declared, tensorflow_tensors
+from hvdkit.adapters.observers import tensorflow as observing
 from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Op, peeking
+from hvdkit.core import marks
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Observer, Op, peeking
 from hvdkit.core.data import Batch
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.splits import on_device
@@ -159,7 +161,7 @@ def prepare(
 
     def backward(images: tf.Tensor, labels: tf.Tensor) -> Found:
         def forward() -> tuple[tf.Tensor, tf.Tensor]:
-            logits = logits_of(images, True)
+            (logits,) = update.stamp((marks.FORWARD,), [logits_of(images, True)])
             return logits, cross_entropy(logits, labels, loss.label_smoothing)
 
         return update.backward(forward)
@@ -203,8 +205,16 @@ def train_step(session: Session, batches: Sequence[Batch]) -> tf.Tensor:
     in_parts = len(batches) > 1
     if in_parts:
         session.update.expect(len(batches))
-    losses = [session.step(inputs(session.pools, batch), tf.constant(batch.labels), in_parts) for batch in batches]
+    losses = [_part(session, batch, in_parts) for batch in batches]
+    marks.mark(marks.UPDATED)
     return tf.reduce_mean(losses) if in_parts else losses[0]
+
+
+def _part(session: Session, batch: Batch, in_parts: bool) -> tf.Tensor:
+    marks.mark(marks.BEGIN)
+    images, labels = inputs(session.pools, batch), tf.constant(batch.labels)
+    marks.mark(marks.INPUTS)
+    return session.step(images, labels, in_parts)
 
 
 def inputs(pools: dict[int, tf.Tensor], batch: Batch) -> tf.Tensor:
@@ -243,6 +253,10 @@ def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
 
 def fit(session: Session, loop: loop_.Loop) -> None:
     loop_.drive(_this(), session, loop)
+
+
+def observer(session: Session) -> Observer:
+    return observing.Observer(hvd, session.update, session)
 
 
 def _this() -> Adapter:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from hvdkit.adapters import tensorflow_tensors as tensors
 from hvdkit.config import Optimizer, Sgd
 from hvdkit.core import compression as compression_
+from hvdkit.core import marks
 from hvdkit.core.adapter import Adapter, Averaging, Gradients
 from hvdkit.core.optimizer import bias_corrections, clip, counts_steps, decay_of, slot_names, update
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
@@ -69,8 +70,15 @@ class DistributedUpdate:
         self.average: Callable[[list[tf.Tensor]], list[tf.Tensor]] = self._averaged
         if averaging is not None:
             self.average = self._averaged_otherwise
+        # Marks when tensors are there; what watches steps puts its own here before it compiles one.
+        self.stamp: Callable[[tuple[str, ...], list[tf.Tensor]], list[tf.Tensor]] = _unmarked
         self._sums: list[tf.Variable] = []  # of the gradients of an update's first parts
         self._parts, self._seen = _scalar(1, tf.int64), _scalar(0, tf.int64)
+
+    @property
+    def named(self) -> dict[str, tf.Variable]:
+        """Those that learn by canonical name, in the order in which gradients come."""
+        return self._trained
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -117,11 +125,16 @@ class DistributedUpdate:
 
         All ranks are to have their last part at the same time.
         """
-        own = dense(gradients, self.variables)
+        own = self.stamp((marks.BACKWARD,), dense(gradients, self.variables))
         if in_parts:
             tf.cond(self._seen + 1 < self._parts, lambda: self._add(own), lambda: self._finish(own))
         else:
-            self._update(self._unscaled(self.average(own)))
+            self._update(self._unscaled(self._reduced(own)))
+
+    def _reduced(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        if self.averaging is not None:  # what it sends it marks itself
+            return self.stamp((marks.REDUCED,), self.average(gradients))
+        return self.stamp((marks.RECEIVED, marks.REDUCED), self.average(self.stamp((marks.SENT,), gradients)))
 
     def _add(self, gradients: list[tf.Tensor]) -> None:
         for total, gradient in zip(self._sums, gradients, strict=True):
@@ -134,7 +147,7 @@ class DistributedUpdate:
             (total + gradient) / tf.cast(self._parts, gradient.dtype)
             for total, gradient in zip(self._sums, gradients, strict=True)
         ]
-        self._update(self._unscaled(self.average(means)))
+        self._update(self._unscaled(self._reduced(means)))
         for total in self._sums:
             total.assign(tf.zeros_like(total))
         self._seen.assign(0)
@@ -237,6 +250,10 @@ class DistributedUpdate:
         for name, slots in self._slots.items():
             for slot, variable in zip(slot_names(self._settings), slots, strict=True):
                 yield slot_name(slot, name), variable
+
+
+def _unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    return tensors
 
 
 def turned(tensor: tf.Tensor) -> tf.Tensor:

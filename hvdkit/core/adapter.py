@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hvdkit.config import Loss, Optimizer
+from hvdkit.core.recording import Kind
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
 
@@ -31,6 +33,8 @@ CAPABILITIES = {
     "gpu-bf16": "trains with `precision: bf16` on a GPU",
     "gpu-fp16": "trains with `precision: fp16` on a GPU",
     "exact-sums": "its float32 batch norm adds up in more than float32, or in a tree, not one value after the other",
+    "layer-times": "tells when each layer's forward pass has ended, beside when each gradient is ready",
+    "own-profile": "writes its framework's own profile beside hvdkit's",
     "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
     "float32": "reduces float32 tensors",
@@ -93,6 +97,31 @@ class HostWatch(Protocol):
 
     def forget(self) -> None:
         """Horovod is being entered anew."""
+
+
+class Observer(Protocol):
+    """What `hvdkit profile` asks of an adapter beside the marks of `hvdkit.core.marks` (`hvdkit/adapters/observers/`).
+
+    Between two steps, on all ranks alike.
+    """
+
+    def watch(self, kind: Kind) -> None:
+        """The next steps are plain, marked, or detailed: with a mark for each gradient, and for each layer."""
+
+    def timeline(self, path: Path | None) -> None:
+        """Let Horovod write its timeline there from now on (rank 0 does), or end it: then the file is whole."""
+
+    def start_own_profile(self, folder: Path, rank: int) -> None:
+        """Let the framework profile by its own means."""
+
+    def stop_own_profile(self) -> None:
+        """End that, and write `rank-<rank>.json` into the folder."""
+
+    def device_name(self) -> str:
+        """What this rank computes on."""
+
+    def device_peak_mib(self) -> float | None:
+        """The most memory that the device has had in use; None where it is the machine's own."""
 
 
 class Adapter(Protocol):
@@ -227,3 +256,6 @@ class Adapter(Protocol):
 
     def fit(self, session: Session, loop: Loop) -> None:
         """Train: drive the loop's hooks in this framework's usual way."""
+
+    def observer(self, session: Session) -> Observer:
+        """What watches this session's steps."""

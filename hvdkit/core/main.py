@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hvdkit import config
-from hvdkit.core import parity, run
+from hvdkit.core import observing, parity, run
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.lifeline import Lifeline, lost_a_peer
 from hvdkit.core.run import Build
@@ -65,6 +65,9 @@ def _run(adapter: Adapter, build: Build, argv: list[str], lifeline: Lifeline) ->
     if arguments.parity:
         part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
         run.compare(adapter, build, recipe, part, lifeline)
+    elif arguments.profile:
+        seen = observing.Part(arguments.profile, arguments.steps, arguments.own_profile)
+        observing.profile(adapter, build, recipe, seen, lifeline)
     elif arguments.evaluate:
         run.evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, lifeline)
     else:
@@ -101,7 +104,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
     parser.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="do not train: evaluate a checkpoint")
     parser.add_argument("--parity", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit parity`")
-    parser.add_argument("--steps", type=int, default=20, help="for --parity: steps to compare")
+    parser.add_argument("--steps", type=int, default=20, help="for --parity and --profile: steps to look at")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit profile`")
+    parser.add_argument("--own-profile", action="store_true", help="for --profile: the framework's own too")
     parser.add_argument("--leads", action="store_true", help="for --parity: leave the trace that others follow")
     parser.add_argument("--rival", help="train by other means than hvdkit's: see hvdkit/rivals.py")
     return parser.parse_intermixed_args(argv)

@@ -28,6 +28,11 @@ def canonical_name(name: str) -> str:
     return ".".join([*path, _LEAVES.get(leaf, leaf)])
 
 
+def layer_of(tensor: str) -> str:
+    """`layer1.0.conv1` of `layer1.0.conv1.weight`."""
+    return tensor.rpartition(".")[0] or tensor
+
+
 def check_distinct(names: list[str]) -> None:
     """Check that no two tensors of a network share a name. Raises RequestError naming those that do."""
     twice = sorted(name for name, times in Counter(names).items() if times > 1)

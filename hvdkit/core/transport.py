@@ -6,11 +6,13 @@ much; the busiest rank is counted where they differ.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from hvdkit.core import marks
 from hvdkit.core.adapter import Adapter, Tensor
 from hvdkit.core.topology import Topology
 
@@ -20,6 +22,26 @@ def ring_bytes(payload: float, size: int) -> float:
     return 2 * (size - 1) / size * payload
 
 
+Collective = Callable[[Any, Tensor], Tensor]
+
+
+def _marked(collective: Collective) -> Collective:
+    """For whom watches steps: a mark when the tensor is handed over, and when the result is there."""
+
+    @functools.wraps(collective)
+    def mark(transport: Ring, tensor: Tensor) -> Tensor:
+        if not marks.recording():
+            return collective(transport, tensor)
+        transport.adapter.to_numpy(tensor[:1])  # a framework that works in the background has it now
+        marks.mark(marks.SENT)
+        result = collective(transport, tensor)
+        transport.adapter.to_numpy(result[:1])
+        marks.mark(marks.RECEIVED)
+        return result
+
+    return mark
+
+
 class Ring:
     """Horovod's own collectives. `sent` counts the bytes since the start; `name` labels what is sent."""
 
@@ -27,6 +49,7 @@ class Ring:
         self.adapter, self.topology, self.sent = adapter, topology, 0.0
         self._name = name
 
+    @_marked
     def mean(self, vector: Tensor) -> Tensor:
         """The mean over all ranks of vectors of one length and dtype."""
         if self.topology.size == 1:
@@ -34,6 +57,7 @@ class Ring:
         self.sent += ring_bytes(self.bytes_of(vector), self.topology.size)
         return self.adapter.allreduce([vector], name=f"{self._name}.mean")[0]
 
+    @_marked
     def gather(self, tensor: Tensor) -> Tensor:
         """All ranks' tensors of one shape, joined along the first axis in the order of ranks."""
         if self.topology.size == 1:
@@ -41,6 +65,7 @@ class Ring:
         self.sent += (self.topology.size - 1) * self.bytes_of(tensor)
         return self.adapter.allgather(tensor, name=f"{self._name}.gather")
 
+    @_marked
     def exchange(self, tensor: Tensor) -> Tensor:
         """Give rank r the r-th of as many equal parts along the first axis as there are ranks.
 
@@ -60,6 +85,7 @@ class Ring:
 class Central(Ring):
     """The parameter server that the ring has replaced: rank 0 gets all, adds up, and sends the mean back."""
 
+    @_marked
     def mean(self, vector: Tensor) -> Tensor:
         """As `Ring.mean`; rank 0 sends and receives as much as all others together."""
         adapter, size, length = self.adapter, self.topology.size, int(vector.shape[0])
@@ -94,6 +120,7 @@ class Hierarchical(Ring):
         self._sets: dict[tuple[int, ...], Any] = {tuple(ranks): adapter.process_set(ranks) for ranks in groups}
         self._sets[tuple(range(topology.size))] = None  # all, for which Horovod has a set already
 
+    @_marked
     def mean(self, vector: Tensor) -> Tensor:
         """As `Ring.mean`; counted are the bytes of a host's first rank, of which part stays inside of the host."""
         adapter, size = self.adapter, self.topology.size

@@ -46,6 +46,12 @@ def apply(recipe: Recipe) -> dict[str, Choice]:
     return _applied
 
 
+def in_force(recipe: Recipe) -> dict[str, float]:
+    """The cycle time in milliseconds, the fusion threshold in bytes, the cache's tensors: chosen or the library's."""
+    own, chosen = {CYCLE: _CYCLE_MS, FUSION: _FUSION_BYTES, CACHE: _CACHED}, apply(recipe)
+    return {name: float(value if chosen[name].value is None else chosen[name].value) for name, value in own.items()}
+
+
 def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
     """What a launcher adds to the environment that is `given`, so that a rank has nothing to change."""
     choices = choose(recipe, given)

@@ -97,7 +97,7 @@ class Split(_Record):
     gaps_ms: Spread
     overlapped_communication_ms: Spread
 
-    def parts(self) -> dict[str, Spread]:
+    def parts(self) -> dict[Bound, Spread]:
         """What adds up to a step, in the order in which it is told."""
         return {
             "input": self.input_ms,

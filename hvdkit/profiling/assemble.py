@@ -1,0 +1,203 @@
+"""From what the ranks wrote down to a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+import hvdkit
+from hvdkit.config import Recipe
+from hvdkit.core.observing import RECORD, TIMELINE
+from hvdkit.core.recording import TRACED, Kind, RankRecord, RunRecord
+from hvdkit.core.tuning import CACHE, CYCLE, FUSION
+from hvdkit.errors import RequestError, RunError
+from hvdkit.profiling import collectives, layers, timeline
+from hvdkit.profiling import split as split_
+from hvdkit.profiling.clocks import Clock, clocks
+from hvdkit.profiling.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
+from hvdkit.profiling.split import Parts, Step
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A run's records by rank 0's clock: steps of a kind by step, then rank."""
+
+    record: RunRecord
+    clocks: list[Clock]
+    marked: list[list[Step]]
+    traced: list[list[Step]]  # with Horovod's timeline
+    detailed: list[list[Step]]
+    compresses: bool
+
+    @property
+    def negotiation(self) -> float:
+        """Its share of negotiation and communication together, 0 to 1, as Horovod's timeline tells it."""
+        found = [split_.parts(one, row) for row in self.traced if row[0].operations for one in row]
+        negotiation = sum(one.negotiation for one in found)
+        return negotiation / max(1, negotiation + sum(one.exposed for one in found))
+
+    @property
+    def parts(self) -> list[list[Parts]]:
+        """Of the marked steps."""
+        share = self.negotiation
+        return [[split_.parts(one, row, share) for one in row] for row in self.marked]
+
+
+def read(folder: Path, recipe: Recipe) -> Findings:
+    """What the ranks of a profiled run have left. Raises RequestError, one line, where a file is missing or damaged."""
+    path = folder / RECORD
+    try:
+        record = RunRecord.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); profile again") from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"])) or "file"
+        raise RequestError(f"{path}: not the record of a profiled run: {key}: {fault['msg']}; profile again") from None
+    return gather(record, _operations(folder, record), recipe)
+
+
+def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: Recipe) -> Findings:
+    """The same from a record and a timeline that have been read."""
+    compresses = recipe.compression.method != "none"
+    own = clocks(record.ranks)
+
+    def of(kind: Kind) -> list[list[Step]]:
+        columns = [
+            [split_.read(step, clock, compresses) for step in rank.steps if step.kind == kind and step.turn >= 0]
+            for rank, clock in zip(record.ranks, own, strict=True)
+        ]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    traced = []
+    for row in of(TRACED):
+        mine = collectives.within(operations, row[0])
+        traced.append([Step(step.ns, step.phases, step.details, mine) for step in row])
+    return Findings(record, own, of("marked"), traced, of("detailed"), compresses)
+
+
+def profile(found: Findings, recipe: Recipe) -> Profile:
+    """All of it, measured. Raises RunError where a step has no marks to tell from."""
+    record, rows = found.record, found.parts
+    if not rows or not all(step.phases for row in found.marked for step in row):
+        raise RunError("profile: no step was marked; is the recipe's script one of hvdkit's?")
+    traced = [[split_.parts(one, row) for one in row] for row in found.traced]
+    ranks = range(len(record.ranks))
+    hidden = [float(np.mean([row[rank].overlapped for row in traced])) if traced else 0.0 for rank in ranks]
+    whole = split_.split(rows, found.compresses, float(np.mean(hidden)))
+    assert whole.forward_ms is not None and whole.backward_ms is not None
+    details = [step for row in found.detailed[1:] for step in row]  # the first has paid for the hooks
+    tensors = layers.tensors(record.tensors, details, whole.backward_ms.median)
+    communications = collectives.of_step([row[0] for row in found.traced])
+    latencies = collectives.alone(record.ranks, found.clocks)
+    count = len(record.ranks)
+    return Profile(
+        schema_version=1,
+        hvdkit_version=hvdkit.__version__,
+        framework=record.framework,
+        framework_version=record.versions["framework"],
+        horovod_version=record.versions.get("horovod"),
+        recipe=recipe.name,
+        settings=record.settings,
+        model=recipe.model.name,
+        np=count,
+        hosts=record.hosts,
+        launcher=record.launcher,
+        device=record.device,
+        processor=record.processor,
+        threads=record.threads,
+        batch_size=recipe.batch_size,
+        accumulate=recipe.accumulate,
+        precision=recipe.precision,
+        compression=recipe.compression.method,
+        measured_steps=len(rows),
+        tensors=tensors,
+        layers=layers.layers(tensors, details, whole.forward_ms.median, record.tells_layers),
+        step=whole,
+        ranks=[
+            Rank(
+                rank=rank.rank,
+                host=rank.host,
+                clock_offset_ms=clock.offsets[0] / 1e6,
+                clock_error_ms=clock.error / 1e6,
+                split=split_.split([[row[rank.rank]] for row in rows], found.compresses, hidden[rank.rank]),
+            )
+            for rank, clock in zip(record.ranks, found.clocks, strict=True)
+        ],
+        slowest=slowest(found.marked, record.ranks),
+        bound=bound(whole),
+        communications=communications,
+        bytes_per_step=round(sum(collectives.sent_bytes(each.operation, each.bytes, count) for each in communications)),
+        latencies=latencies,
+        link=collectives.link(record.ranks, communications, latencies),
+        tuning=Tuning(
+            cycle_time_ms=record.tuning[CYCLE],
+            fusion_threshold_bytes=int(record.tuning[FUSION]),
+            cache_capacity=int(record.tuning[CACHE]),
+        ),
+        memory=Memory(
+            parameter_bytes=record.parameter_bytes,
+            optimizer_bytes=record.optimizer_bytes,
+            peak_rss_mib=max(rank.peak_rss_mib for rank in record.ranks),
+            device_peak_mib=max((rank.device_peak_mib for rank in record.ranks if rank.device_peak_mib), default=None),
+        ),
+        cost=cost(record),
+    )
+
+
+def slowest(steps: Sequence[Sequence[Step]], ranks: Sequence[RankRecord]) -> Slowest | None:
+    """The rank that comes latest with its gradients in the mean; None for one rank, or where nothing was reduced."""
+    asked = [[step.asked for step in row] for row in steps]
+    whole = [[at for at in row if at is not None] for row in asked]
+    whole = [row for row in whole if len(row) == len(ranks) > 1]
+    if not whole:
+        return None
+    behind = np.array(whole, np.int64) - np.min(whole, axis=1, keepdims=True)
+    last = int(behind.mean(axis=0).argmax())
+    return Slowest(
+        rank=last,
+        host=ranks[last].host,
+        behind_ms=float(behind[:, last].mean()) / 1e6,
+        last_share=float((behind.argmax(axis=1) == last).mean()),
+    )
+
+
+def bound(split: Split) -> Bound:
+    """The largest part of a step."""
+    parts = split.parts()
+    return max(parts, key=lambda name: parts[name].mean)
+
+
+def cost(record: RunRecord) -> Cost | None:
+    """Marked steps against plain ones, each on its slowest rank: the median of the turns' quotients."""
+
+    def medians(kind: Kind) -> dict[int, float]:
+        found: dict[int, list[float]] = {}
+        for row in zip(*(rank.steps for rank in record.ranks), strict=True):
+            if row[0].kind == kind and row[0].turn >= 0:
+                found.setdefault(row[0].turn, []).append(max(step.ns for step in row) / 1e6)
+        return {turn: float(np.median(times)) for turn, times in found.items()}
+
+    plain, marked = medians("plain"), medians("marked")
+    both = sorted(plain.keys() & marked.keys())
+    if not both:
+        return None
+    quotient = float(np.median([marked[turn] / plain[turn] for turn in both]))
+    return Cost(
+        with_ms=float(np.median([marked[turn] for turn in both])),
+        without_ms=float(np.median([plain[turn] for turn in both])),
+        percent=100 * (quotient - 1),
+        turns=len(both),
+    )
+
+
+def _operations(folder: Path, record: RunRecord) -> list[timeline.Operation]:
+    """Of the timeline that rank 0's Horovod has written; none without a Horovod."""
+    path = folder / TIMELINE
+    if "horovod" not in record.versions or not any(step.kind == TRACED for step in record.ranks[0].steps):
+        return []
+    return timeline.read(path, sum(record.ranks[0].epoch) // 2)

@@ -1,0 +1,184 @@
+"""A profile as a short table and a sentence for the terminal, and as a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from hvdkit.files import write_atomic
+from hvdkit.profiling import split as split_
+from hvdkit.profiling.assemble import Findings
+from hvdkit.profiling.profile import Profile, Spread
+
+_SLOW, _OFTEN = 0.05, 0.75  # a rank is told of that is so far behind, in steps, and the last in so many of them
+_LAYERS = 5
+# Of a part, in the order of a step: its colour on the picture. Compute is blue and green, waiting of any kind is warm.
+_COLOURS = {
+    split_.INPUT: "#8c8c8c",
+    split_.FORWARD: "#7fb3d9",
+    split_.BACKWARD: "#2f6ea5",
+    split_.COMPRESSION: "#8e6bbf",
+    split_.WAITING: "#f2c14e",
+    split_.NEGOTIATION: "#e8893b",
+    split_.COMMUNICATION: "#c8403a",
+    split_.UPDATE: "#5aa469",
+    split_.GAPS: "#dddddd",
+}
+
+
+def tables(profile: Profile) -> list[Table]:
+    """Where the step went, and the layers that take longest."""
+    step = profile.step
+    first = Table("part of a step", "mean", "share", "middle 80 %", box=box.SIMPLE, title_justify="left")
+    for column in first.columns[1:]:
+        column.justify = "right"
+    whole = step.step_ms.mean
+    for name, part in step.parts().items():
+        first.add_row(name, *_cells(part, whole))
+        if name == "compute":
+            inner = {"forward": step.forward_ms, "backward": step.backward_ms, "compression": step.compression_ms}
+            for inside, found in (inner | {"update": step.update_ms}).items():
+                if found is not None:
+                    first.add_row(f"  {inside}", *_cells(found, whole), style="dim")
+    first.add_section()
+    first.add_row("the step", *_cells(step.step_ms, whole))
+    first.add_row("communication under compute", *_cells(step.overlapped_communication_ms, whole), style="dim")
+    second = Table("layer", "forward", "backward", "gradient", "ready after", box=box.SIMPLE)
+    for column in second.columns[1:]:
+        column.justify = "right"
+    ready = {tensor.layer: tensor.ready_ms for tensor in profile.tensors}  # the last of each layer stays
+    sizes: dict[str, int] = {}
+    for tensor in profile.tensors:
+        sizes[tensor.layer] = sizes.get(tensor.layer, 0) + tensor.bytes
+    slow = sorted(profile.layers, key=lambda layer: -((layer.forward_ms or 0.0) + (layer.backward_ms or 0.0)))
+    for layer in slow[:_LAYERS]:
+        size = f"{sizes[layer.name] / 1024:.1f} KiB"
+        second.add_row(layer.name, _ms(layer.forward_ms), _ms(layer.backward_ms), size, _ms(ready[layer.name]))
+    return [first, second]
+
+
+def sentences(profile: Profile) -> list[str]:
+    """What bounds the step; who is slow; what the network gave; what the profile itself cost."""
+    step, name = profile.step, profile.bound
+    whole, part = step.step_ms.mean, step.parts()[name].mean
+    shown = {"gaps": "what lies between the marks", "waiting": "waiting for the slowest rank"}.get(name, name)
+    told = f"{shown[0].upper()}{shown[1:]} bounds the step: {part:.1f} ms of {whole:.1f} ms, {100 * part / whole:.0f} %"
+    exposed = step.exposed_communication_ms.mean
+    if name == "communication":
+        told += f"; without it a step would be {whole / max(whole - part, 1e-9):.2f} times as fast"
+    elif profile.np > 1:
+        told += f"; communication that nothing hides takes {100 * exposed / whole:.0f} %"
+    lines = [f"{told}."]
+    slow = profile.slowest
+    if slow and slow.behind_ms > _SLOW * whole and slow.last_share > _OFTEN:
+        lines.append(
+            f"Rank {slow.rank} on {slow.host} is the slowest: {slow.behind_ms:.1f} ms behind the first in the mean, "
+            f"the last in {100 * slow.last_share:.0f} % of the steps{_why(profile, slow.rank)}."
+        )
+    if profile.communications:
+        count = len(profile.communications)
+        size = sum(each.bytes for each in profile.communications) / 2**20
+        told = f"{count} communication{'' if count == 1 else 's'} a step, {size:.2f} MiB put in by a rank"
+        lines.append(f"{told}{_bandwidth(profile)}.")
+    if profile.cost:
+        lines.append(
+            f"Profiling cost {profile.cost.percent:+.1f} % of a step ({profile.cost.with_ms:.1f} ms with, "
+            f"{profile.cost.without_ms:.1f} ms without, in {profile.cost.turns} turns)."
+        )
+    return lines
+
+
+def _why(profile: Profile, rank: int) -> str:
+    """In what the rank spends more than the fastest of the others."""
+    mine = profile.ranks[rank].split
+    extras = {}
+    for name in ("input", "compute", "gaps"):
+        others = [each.split.parts()[name].mean for each in profile.ranks if each.rank != rank]
+        extras[name] = mine.parts()[name].mean - min(others)
+    most = max(extras, key=lambda name: extras[name])
+    return f", most of it {most} (+{extras[most]:.1f} ms)" if extras[most] > 0 else ""
+
+
+def _bandwidth(profile: Profile) -> str:
+    link = profile.link
+    if link.achieved_mbit_per_s is None:
+        return ""
+    told = f", at {_rate(link.achieved_mbit_per_s)} (bus bandwidth)"
+    beside = []
+    if link.measured_mbit_per_s:
+        beside.append(f"{_rate(link.measured_mbit_per_s)} in a collective alone")
+    if link.rated_mbit_per_s:
+        beside.append(f"{_rate(link.rated_mbit_per_s)} rated for {link.interface}")
+    return told + (f"; {', '.join(beside)}" if beside else "")
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1000:.1f} Gbit/s" if value >= 1000 else f"{value:.0f} Mbit/s"
+
+
+def _cells(part: Spread, whole: float) -> tuple[str, str, str]:
+    return f"{part.mean:.2f} ms", f"{100 * part.mean / whole:.1f} %", f"{part.low:.2f} – {part.high:.2f}"
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} ms"
+
+
+def picture(profile: Profile, found: Findings, path: Path) -> None:
+    """One step of all ranks, that of median length, and how backward finishes the gradients; written as PNG.
+
+    Raises RunError where it cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    row = sorted(found.marked, key=lambda each: max(step.ns for step in each))[len(found.marked) // 2]
+    height = 1.6 + 0.45 * len(row)
+    figure, (above, below) = pyplot.subplots(
+        2, 1, figsize=(11, height + 2.6), height_ratios=(height - 0.6, 2.6), layout="constrained"
+    )
+    zero, used = min(step.open for step in row), set()
+    for rank, step in enumerate(row):
+        for phase in split_.stretches(step, row, found.negotiation):
+            bar = (phase.start - zero) / 1e6, (phase.end - phase.start) / 1e6
+            above.broken_barh([bar], (rank - 0.38, 0.76), color=_COLOURS[phase.kind], lw=0)
+            used.add(phase.kind)
+    above.set_yticks(range(len(row)), [f"rank {rank}" for rank in range(len(row))])
+    above.set(ylim=(len(row) - 0.5, -0.5), xlabel="ms", xlim=(0, max(step.end - zero for step in row) / 1e6))
+    told = f"{profile.framework}, {profile.model}, {profile.np} × {profile.batch_size} images"
+    above.set_title(f"A step of median length: {told}", loc="left", fontsize=11)
+    patches = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in used]
+    above.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)
+    _gradients(profile, below)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    pyplot.close(figure)
+    write_atomic(path, drawn.getvalue())
+
+
+def _gradients(profile: Profile, axes: object) -> None:
+    """Bytes of gradients that backward has finished, over time."""
+    from matplotlib.axes import Axes
+
+    assert isinstance(axes, Axes)
+    times, sums = _cumulated(profile)
+    axes.step(times, sums, where="post", color=_COLOURS[split_.BACKWARD], lw=1.6)
+    axes.fill_between(times, sums, step="post", color=_COLOURS[split_.FORWARD], alpha=0.35)
+    axes.set(xlim=(0, times[-1] or 1), ylim=(0, None), xlabel="ms after backward's start", ylabel="MiB")
+    axes.set_title("Gradients that backward has finished", loc="left", fontsize=11)
+
+
+def _cumulated(profile: Profile) -> tuple[list[float], list[float]]:
+    times, sums = [0.0], [0.0]
+    for tensor in profile.tensors:
+        times.append(tensor.ready_ms)
+        sums.append(sums[-1] + tensor.bytes / 2**20)
+    return times, sums

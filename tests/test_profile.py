@@ -1,0 +1,373 @@
+"""`hvdkit profile`: its file's format, and what it makes of marks and timelines whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+import threading
+import time
+from hashlib import pbkdf2_hmac
+from pathlib import Path
+from typing import Any
+
+import profiled
+import pytest
+from conftest import ROOT, Hvdkit
+from profiled import AHEAD, BACKWARD, FORWARD, MS, NEGOTIATION, SLOWER, STEP, TRANSFER, UPDATE
+
+from hvdkit import adapters, config
+from hvdkit import profile as profile_
+from hvdkit.config import Recipe
+from hvdkit.core import links, marks, observing, spinning, tuning
+from hvdkit.core.data import open_dataset
+from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError, RunError
+from hvdkit.profiling import assemble, profile, timeline, trace
+from hvdkit.profiling.profile import Profile
+from hvdkit.report.profile import picture, sentences, tables
+
+DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
+
+
+@pytest.fixture
+def checked() -> Recipe:
+    return config.load(DIGITS)
+
+
+@pytest.fixture
+def found(checked: Recipe, tmp_path: Path) -> assemble.Findings:
+    profiled.write(tmp_path)
+    return assemble.read(tmp_path, checked)
+
+
+@pytest.fixture
+def made(found: assemble.Findings, checked: Recipe) -> Profile:
+    return assemble.profile(found, checked)
+
+
+def test_a_step_is_split_as_it_was(made: Profile) -> None:
+    first, second = (rank.split for rank in made.ranks)
+    assert first.step_ms.mean == second.step_ms.mean == STEP
+    assert (first.input_ms.median, first.gaps_ms.median) == (2, 2)
+    assert (first.forward_ms.mean, second.forward_ms.mean) == (FORWARD, FORWARD + SLOWER)  # type: ignore[union-attr]
+    assert first.backward_ms.mean == BACKWARD  # type: ignore[union-attr]
+    assert first.update_ms.mean == UPDATE  # type: ignore[union-attr]
+    assert first.waiting_ms.mean == pytest.approx(SLOWER, abs=0.01) and second.waiting_ms.mean < 0.01
+    for split in (first, second, made.step):
+        assert split.negotiation_ms.mean == pytest.approx(NEGOTIATION, abs=0.01)
+        assert split.exposed_communication_ms.mean == pytest.approx(TRANSFER, abs=0.01)
+        assert sum(part.mean for part in split.parts().values()) == pytest.approx(STEP, rel=1e-6)
+        assert split.compression_ms is None
+    assert made.step.compute_ms.mean == pytest.approx(FORWARD + SLOWER / 2 + BACKWARD + UPDATE)
+    assert made.bound == "compute" and made.measured_steps == 8
+
+
+def test_the_slow_rank_is_named(made: Profile) -> None:
+    assert made.slowest and (made.slowest.rank, made.slowest.host) == (1, "host1")
+    assert made.slowest.behind_ms == pytest.approx(SLOWER, abs=0.01) and made.slowest.last_share == 1
+    told = " ".join(sentences(made))
+    assert f"Rank 1 on host1 is the slowest: {SLOWER}.0 ms behind" in told and f"compute (+{SLOWER}.0 ms)" in told
+
+
+def test_clocks_of_two_hosts_are_brought_together(checked: Recipe, made: Profile) -> None:
+    """A meeting ends 2 ms after the last has come to it: so sure can one be."""
+    assert made.ranks[1].clock_offset_ms == AHEAD / MS and made.ranks[1].clock_error_ms == 2
+    one_machine = assemble.gather(profiled.record(("here", "here")), [], checked)
+    assert [clock.error for clock in one_machine.clocks] == [0, 0]
+    assert one_machine.clocks[1](7) == 7, "one machine has one clock, whatever the meetings say"
+
+
+def test_tensors_come_in_the_order_of_backward(made: Profile) -> None:
+    assert [tensor.name for tensor in made.tensors] == ["fc.weight", "bn1.weight", "bn1.bias", "conv1.weight"]
+    assert [round(tensor.ready_ms, 6) for tensor in made.tensors] == [5, 20, 20, 40]
+    assert made.tensors[-1].bytes == 4 * 4 * 27 and made.tensors[-1].layer == "conv1"
+    layers = {layer.name: layer for layer in made.layers}
+    assert list(layers) == ["conv1", "bn1", "fc"] and [layer.kind for layer in made.layers] == ["conv", "norm", "dense"]
+    assert {name: round(layer.backward_ms or 0, 6) for name, layer in layers.items()} == {
+        "fc": 5,
+        "bn1": 15,
+        "conv1": 20,
+    }
+    assert made.step.forward_ms
+    share = made.step.forward_ms.median / FORWARD
+    assert layers["conv1"].forward_ms == pytest.approx(10 * share, rel=0.03)
+    assert layers["fc"].forward_ms == pytest.approx(6 * share, rel=0.03)
+
+
+def test_communications_and_bandwidth(made: Profile) -> None:
+    (one,) = made.communications
+    size = sum(tensor.bytes for tensor in made.tensors)
+    assert (one.operation, one.tensors, one.bytes) == ("allreduce", 4, size)
+    assert one.ms == pytest.approx(TRANSFER) and one.start_ms == pytest.approx(BACKWARD + SLOWER + NEGOTIATION)
+    assert made.bytes_per_step == size  # of two ranks in a ring each sends what it has
+    assert made.link.achieved_mbit_per_s == pytest.approx(8e-3 * size / TRANSFER)
+    (alone,) = made.latencies
+    assert alone.ms.median == pytest.approx(4, abs=1.1) and alone.samples == 10
+    assert made.link.measured_mbit_per_s == pytest.approx(8e-3 * 4_000_000 / alone.ms.median)
+    assert made.link.rated_mbit_per_s == 10_000
+
+
+def test_overlapped_communication_lies_under_compute(checked: Recipe) -> None:
+    """A second collective runs while backward does: it costs the step nothing, and is told."""
+    starts = [step.marks[0][1] for step in profiled.steps(0) if step.kind == "traced"]
+    last = 3 + FORWARD + SLOWER + BACKWARD + NEGOTIATION
+    operations = [
+        timeline.Operation("allreduce", ("fc.weight",), 160, None, start + begin * MS, start + end * MS)
+        for start in starts
+        for begin, end in ((45, 55), (last, last + TRANSFER))
+    ]
+    made = assemble.profile(assemble.gather(profiled.record(), operations, checked), checked)
+    assert made.step.overlapped_communication_ms.mean == pytest.approx(10)
+    assert len(made.communications) == 2 and made.communications[0].start_ms == pytest.approx(45 - 3 - FORWARD)
+
+
+def test_what_profiling_costs(made: Profile) -> None:
+    assert made.cost and made.cost.turns == 2
+    assert (made.cost.with_ms, made.cost.without_ms) == (STEP, STEP - 1)
+    assert made.cost.percent == pytest.approx(100 / (STEP - 1))
+
+
+def test_the_file_comes_back_as_it_was(made: Profile, tmp_path: Path) -> None:
+    profile.save(made, tmp_path / "profile.json")
+    assert profile.load(tmp_path / "profile.json") == made
+
+
+def _set(content: dict[str, Any], path: str, value: Any) -> None:
+    *parents, leaf = path.split(".")
+    place: Any = content
+    for part in parents:
+        place = place[int(part) if part.isdigit() else part]
+    if value is None:
+        del place[leaf]
+    else:
+        place[leaf] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("schema_version", 2, "schema_version: expected 1, got 2; profile again"),
+        ("tensors.0.ready_ms", -1, "tensors.0.ready_ms: Input should be greater than or equal to 0"),
+        ("tensors.0.ready_ms", "5", "tensors.0.ready_ms: Input should be a valid number"),
+        ("tensors.0.ready_ms", 39, "expected ready_ms >= 39"),
+        ("tensors.0.bytes", 5, "expected 160 for [10, 4] in float32, got 5"),
+        ("tensors.0.layer", "nowhere", "fc.weight: expected one of the layers, got nowhere"),
+        ("step.step_ms.mean", None, "step.step_ms.mean: Field required"),
+        ("step.step_ms.low", 1e9, "expected low <= median <= high"),
+        ("layers.0.forward_ms", -0.1, "layers.0.forward_ms"),
+        ("extra", 1, "extra: Extra inputs are not permitted"),
+        ("ranks.1.rank", 0, "ranks: expected 0 to 1 in order"),
+    ],
+)
+def test_a_wrong_profile_is_told_in_one_line(made: Profile, tmp_path: Path, path: str, value: Any, told: str) -> None:
+    content = json.loads(made.model_dump_json())
+    _set(content, path, value)
+    (tmp_path / "profile.json").write_text(json.dumps(content))
+    with pytest.raises(RequestError) as error:
+        profile.load(tmp_path / "profile.json")
+    assert told in str(error.value) and str(error.value).startswith(str(tmp_path)) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"schema_version": true}', b"null"]
+)
+def test_a_damaged_profile_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "profile.json").write_bytes(content)
+    with pytest.raises(RequestError, match=r"not the profile.json of `hvdkit profile`") as error:
+        profile.load(tmp_path / "profile.json")
+    assert "\n" not in str(error.value)
+    with pytest.raises(RequestError, match="No such file"):
+        profile.load(tmp_path / "none.json")
+
+
+def test_a_cut_timeline_is_told_in_one_line(tmp_path: Path, checked: Recipe) -> None:
+    path = profiled.write(tmp_path)
+    whole = path.read_text()
+    for cut in (whole[:-1], whole[: len(whole) // 2], whole[:1], "", "{}", "[]", '[{"ph": "?"}]', "[" * 100_000):
+        path.write_text(cut)
+        with pytest.raises(RequestError, match="not a whole timeline of Horovod's") as error:
+            assemble.read(tmp_path, checked)
+        assert "\n" not in str(error.value) and str(path) in str(error.value)
+    path.write_text(json.dumps(profiled.timeline()[1:]))
+    with pytest.raises(RequestError, match="start_time_since_epoch_in_micros"):
+        timeline.read(path)
+    path.write_text(whole.replace("[4, 3, 3, 3]", "[4, 3"))
+    with pytest.raises(RequestError, match="expected dtype and shape"):
+        timeline.read(path)
+    (tmp_path / "record.json").write_text("{}")
+    with pytest.raises(RequestError, match="not the record of a profiled run: framework"):
+        assemble.read(tmp_path, checked)
+
+
+def test_the_timeline_tells_what_was_fused(tmp_path: Path) -> None:
+    operations = timeline.read(profiled.write(tmp_path), profiled.EPOCH)
+    assert len(operations) == 4 and {each.names for each in operations} == {tuple(profiled.TENSORS)}
+    first = operations[0]
+    assert first.asked and first.start - first.asked == (SLOWER + NEGOTIATION) * MS
+    assert first.end - first.start == TRANSFER * MS
+
+
+def test_collectives_that_were_not_fused_stay_apart(tmp_path: Path) -> None:
+    events = profiled.timeline()[:5]
+    for pid in (1, 2):
+        for name, ph, ts in (("ALLREDUCE", "B", 10), ("GLOO_ALLREDUCE", "B", 12), ("", "E", 18)):
+            events.append({"name": name, "ph": ph, "ts": 100 * pid + ts, "pid": pid})
+        args = {"dtype": "float16", "shape": "[4]"}
+        events.append({"ph": "E", "ts": 100 * pid + 20, "pid": pid, "args": args})
+    events.append({"ph": "E", "ts": 999, "pid": 3})  # began before the timeline
+    events.append({"name": "ALLREDUCE", "ph": "B", "ts": 999, "pid": 4})  # ended after it
+    (tmp_path / "timeline.json").write_text(json.dumps(events))
+    operations = timeline.read(tmp_path / "timeline.json", profiled.EPOCH)
+    assert [(each.names, each.bytes, each.start, each.end) for each in operations] == [
+        (("conv1.weight",), 8, 112_000, 120_000),
+        (("bn1.weight",), 8, 212_000, 220_000),
+    ]
+
+
+def test_the_trace_has_all_ranks_on_one_clock(found: assemble.Findings) -> None:
+    events = json.loads(trace.dump(found))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert min(event["ts"] for event in spans) == pytest.approx(0, abs=2500)
+    assert all(event["dur"] >= 0 for event in spans)
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert set(named.values()) == {"rank 0 on host0", "rank 1 on host1", "Horovod, as rank 0 saw it"}
+    received = [[e["ts"] + e["dur"] for e in spans if e["name"] == "communication" and e["pid"] == p] for p in (0, 1)]
+    assert len(received[0]) == 16 and received[0] == pytest.approx(received[1], abs=2500)
+    (horovod,) = [pid for pid, name in named.items() if name.startswith("Horovod")]
+    assert len([e for e in spans if e["pid"] == horovod and e["name"] == "allreduce"]) == 4
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in spans:
+        lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for lane in lanes.values():  # what overlaps in a lane without being nested is drawn wrongly
+        lane.sort()
+        assert all(after[0] >= before[1] - 1e-3 for before, after in itertools.pairwise(lane))
+
+
+def test_the_picture_and_tables_are_drawn(found: assemble.Findings, made: Profile, tmp_path: Path) -> None:
+    picture(made, found, tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
+    first, second = tables(made)
+    assert first.row_count == 11 and second.row_count == 3
+    assert re.search(r"Compute bounds the step: .* communication that nothing hides takes \d+ %\.", sentences(made)[0])
+
+
+def test_without_marks_there_is_nothing_to_tell(checked: Recipe) -> None:
+    record = profiled.record()
+    for rank in record.ranks:
+        for step in rank.steps:
+            step.marks = []
+    with pytest.raises(RunError, match="no step was marked"):
+        assemble.profile(assemble.gather(record, [], checked), checked)
+
+
+def test_a_rank_records_its_turns(checked: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank's part, on the null adapter: every kind of step, with the marks in their order."""
+    monkeypatch.setattr(tuning, "_applied", tuning.choose(checked, {}))  # which leaves the environment as it is
+    recipe = checked.model_copy(update={"precision": "fp64", "warmup_steps": 2, "batch_size": 64})
+    local: Any = adapters.load("local")
+    dataset = open_dataset(recipe.data, 10, 1)
+    height, width, channels = dataset.shape
+    session = local.prepare(local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
+    part = observing.Part(tmp_path, 8)
+    observing.Participant(local, session, recipe, Topology(), dataset, part, lambda phase, step: None).take_part()
+    found = assemble.read(tmp_path, recipe)
+    kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"plain": 8, "marked": 8, "detailed": 3, "traced": 3}
+    for step in found.record.ranks[0].steps:
+        names = [name for name, _ in step.marks if not name.startswith(marks.READY)]
+        order = [
+            marks.OPEN,
+            marks.STEP,
+            marks.BEGIN,
+            marks.INPUTS,
+            marks.FORWARD,
+            marks.BACKWARD,
+            marks.UPDATED,
+            marks.END,
+        ]
+        assert names == ([] if step.kind == "plain" else order)
+    made = assemble.profile(found, recipe)
+    whole = sum(part.mean for part in made.step.parts().values())
+    assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
+    assert {tensor.name for tensor in made.tensors} == {"fc.weight", "fc.bias"} and made.slowest is None
+    assert not marks.recording()
+
+
+def test_marks_cost_nothing_where_nobody_records() -> None:
+    marks.record(False)
+    marks.mark("x")
+    assert marks.take() == []
+    marks.record(True)
+    marks.mark("b")
+    marks.note("a", 1)
+    assert [name for name, _ in marks.take()] == ["a", "b"]
+    marks.record(False)
+
+
+def test_turns_are_interleaved() -> None:
+    found = observing.turns(10, 3)
+    measured = [(turn.kind, turn.number, turn.steps) for turn in found if turn.kind in ("plain", "marked")][2:]
+    assert [kind for kind, _, _ in measured] == ["plain", "marked", "marked", "plain"] * 2
+    assert sum(steps for kind, _, steps in measured if kind == "marked") == 10
+    assert found[0].steps == 3 and [turn.kind for turn in found[-2:]] == ["detailed", "traced"]
+
+
+def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
+    done: list[float] = []
+
+    def turn_in_circles() -> None:
+        pbkdf2_hmac("sha256", b"x", b"y", 2_000_000)  # without the interpreter's lock
+        done.append(time.monotonic())
+
+    thread = threading.Thread(target=turn_in_circles, daemon=True)
+    thread.start()
+    time.sleep(0.05)
+    calmed = spinning.calm()
+    assert thread.native_id in calmed
+    used = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - used < 0.05 and not done
+    spinning.wake(calmed)
+    thread.join(60)
+    assert done
+
+
+def test_what_an_interface_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_INTERFACES", tmp_path)
+    monkeypatch.setattr(links, "_ROUTES", tmp_path / "route")
+    monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
+    (tmp_path / "wire0").mkdir()
+    (tmp_path / "wire0" / "speed").write_text("10000\n")
+    (tmp_path / "route").write_text("Iface\tDestination\nwire1\t0000000A\nwire0\t00000000\n")
+    assert links.interface() == "wire0" and links.rate_mbit_per_s("wire0") == 10_000
+    tc = tmp_path / "tc"
+    tc.write_text(f'#!{sys.executable}\nprint(\'[{{"kind": "tbf", "options": {{"rate": 12500000}}}}]\')\n')
+    tc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert links.rate_mbit_per_s("wire0") == 100
+    tc.write_text("#!/bin/sh\necho damaged\n")
+    assert links.rate_mbit_per_s("wire0") == 10_000
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    assert links.interface() == "lo" and links.rate_mbit_per_s("lo") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--steps", "1"], "--steps 1: expected 8 or more"),
+        (["--framework", "mxnet", "--torch-profiler"], "--torch-profiler: mxnet has none"),
+        (["--framework", "fastai"], "fastai"),
+        (["-np", "0"], "-np 0"),
+    ],
+)
+def test_a_wrong_request_is_told_before_anything_starts(hvdkit: Hvdkit, options: list[str], told: str) -> None:
+    done = hvdkit("profile", DIGITS, *options, "--out", "new")
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+    assert not Path("new").exists()
+
+
+def test_the_plan_lets_horovod_begin_its_timeline_late(checked: Recipe) -> None:
+    plan = profile_.plan(checked, "pytorch", 2)
+    assert plan.plan.settings["HOROVOD_TIMELINE"] == "DYNAMIC"
