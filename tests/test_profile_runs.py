@@ -58,7 +58,7 @@ def test_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path)
 
 
 def _check_tensors(made: Profile, framework: str) -> None:
-    shapes = resnet.parameter_shapes(resnet.architecture("resnet20", 10, 1))
+    shapes = resnet.parameter_shapes(resnet.architecture("resnet20", 10))
     assert {tensor.name: tuple(tensor.shape) for tensor in made.tensors} == shapes
     assert made.tensors[0].ready_ms > 0 and made.step.backward_ms
     assert made.tensors[-1].ready_ms <= made.step.backward_ms.median * 1.001
