@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -60,10 +61,20 @@ def test_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path)
 def _check_tensors(made: Profile, framework: str) -> None:
     shapes = resnet.parameter_shapes(resnet.architecture("resnet20", 10))
     assert {tensor.name: tuple(tensor.shape) for tensor in made.tensors} == shapes
-    assert made.tensors[0].ready_ms > 0 and made.step.backward_ms
-    assert made.tensors[-1].ready_ms <= made.step.backward_ms.median * 1.001
-    order = [tensor.layer for tensor in made.tensors]
-    assert order.index("fc") < order.index("layer2.0.conv1") < order.index("conv1"), "from the output to the input"
+    assert made.step.backward_ms
+    assert 0.8 * made.step.backward_ms.median < made.tensors[-1].ready_ms <= made.step.backward_ms.median * 1.001
+    ready = {tensor.name: tensor.ready_ms for tensor in made.tensors}
+    # From the output to the input; the last layer's takes less than marks are sure to. That of a norm is there before
+    # backward goes on to the convolution below it, but this one's need not come at once: TensorFlow's executor has one
+    # thread and nothing that waits for it, so it does those that backward does not go on with at the end. MXNet has
+    # those of a segment of backward together, in any order.
+    path = [f"{norm}.weight" for norm in ("layer3.2.bn2", "layer3.0.bn1", "layer2.0.bn1", "layer1.0.bn1", "bn1")]
+    between = [after - before for before, after in itertools.pairwise(ready[name] for name in path)]
+    instant = 0.1 * made.step.backward_ms.median
+    assert ready[path[0]] > 0 and all(ms > -instant for ms in between), (path, ready)
+    assert ready["layer3.2.bn2.weight"] + instant < ready["layer2.0.bn1.weight"] < ready["bn1.weight"] - instant
+    for name in (name for name in ready if "conv" in name):
+        assert ready[name] > ready[name.replace("conv", "bn")] - instant, name
     backward = sum(layer.backward_ms or 0 for layer in made.layers)
     assert backward == pytest.approx(made.tensors[-1].ready_ms)
     forward = [layer.forward_ms for layer in made.layers if layer.forward_ms is not None]

@@ -243,7 +243,7 @@ def _backward(session: Session, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDAr
     with mx.autograd.record():
         logits = session.model(images)
         loss = session.criterion(logits, _labels(session, batch.labels, logits.shape[1])).mean()
-    observing.mark(marks.FORWARD, [loss])
+    observing.mark(marks.FORWARD, [logits])  # not the loss: backward needs none, and may come before it
     loss.backward()
     observing.mark_gradients(session.parameters)
     if before:
