@@ -237,6 +237,8 @@ def profile(
     checked = config.load(catalogue.locate(recipe), overrides or [])
     plan = profile_.plan(checked, framework, np, hosts, launcher, stall_timeout, steps, torch_profiler)
     with paths.claimed(out or paths.default_out(checked.name, "profile"), overwrite) as folder:
+        for line in plan.left_out:
+            typer.echo(line, err=True)
         found = profile_.run(plan, folder)
         for table in tables(found):
             Console(width=None if sys.stdout.isatty() else 100).print(table)

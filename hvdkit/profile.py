@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hvdkit import config, train
 from hvdkit.adapters.declared import CAPABILITIES
@@ -18,12 +19,18 @@ from hvdkit.train import Plan
 FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
 # Horovod's timeline can then be begun and ended while it runs.
 _SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC"}
+_LONGEST_ROUND = 1000  # updates between two meetings; a profile takes four rounds at least
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """A profile that has passed every check that can be made before it starts."""
+    """A profile that has passed every check that can be made before it starts.
 
+    `asked` is the recipe as it was given; `left_out` says in a line each what of it is not profiled.
+    """
+
+    asked: Recipe
+    left_out: list[str]
     plan: Plan
     steps: int
     own_profile: bool
@@ -43,7 +50,13 @@ def plan(
     faults = [] if steps >= LEAST_STEPS else [f"--steps {steps}: expected {LEAST_STEPS} or more"]
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
         faults.append(f"--torch-profiler: {framework} has none; leave it out or choose --framework pytorch")
-    still = recipe.model_copy(update={"elastic": None, "checkpoint": None, "tensorboard": False})
+    sync = recipe.sync
+    if sync is not None and sync.every > _LONGEST_ROUND:
+        faults.append(f"sync.every: expected at most {_LONGEST_ROUND} to profile whole rounds, got {sync.every}")
+    still, left_out = _steady(recipe)
+    if sync is not None and steps % sync.every:
+        whole = sync.every * -(-steps // sync.every)
+        left_out.append(f"--steps {steps}: measured are whole rounds of sync.every {sync.every}, {whole} steps")
     found = None
     try:
         found = train.plan(still, framework, np, hosts, launcher, stall_timeout_s)
@@ -51,7 +64,23 @@ def plan(
         faults += str(error).splitlines()
     if faults or found is None:
         raise RequestError("\n".join(faults))
-    return ProfilePlan(replace(found, settings={**found.settings, **_SETTINGS}), steps, own_profile)
+    settings = {**found.settings, **_SETTINGS}
+    return ProfilePlan(recipe, left_out, replace(found, settings=settings), steps, own_profile)
+
+
+def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """The recipe as it goes on in the long run, with nothing kept or evaluated, and what it is not then."""
+    changes: dict[str, Any] = {"elastic": None, "checkpoint": None, "tensorboard": False}
+    left_out, sync = [], recipe.sync
+    if recipe.elastic is not None:
+        left_out.append("elastic: what it costs is not profiled; the steps are those of a run whose ranks stay")
+    if sync is not None and sync.start:
+        changes["sync"] = sync.model_copy(update={"start": 0.0})
+        left_out.append(f"sync.start: profiled are steps behind epoch {sync.start:g}; for those before, leave out sync")
+    if getattr(recipe.compression, "warmup_epochs", 0):
+        changes["compression"] = recipe.compression.model_copy(update={"warmup_epochs": 0})
+        left_out.append("compression.warmup_epochs: profiled are steps behind the warm-up, at the recipe's own ratio")
+    return recipe.model_copy(update=changes), left_out
 
 
 def run(plan: ProfilePlan, folder: Path) -> Profile:
@@ -59,8 +88,8 @@ def run(plan: ProfilePlan, folder: Path) -> Profile:
 
     Raises what the launcher raises, RunError where a file cannot be written or nothing was measured.
     """
-    recipe = plan.plan.recipe
-    write_atomic(folder / "config.yaml", config.dump(recipe))
+    recipe = plan.asked
+    write_atomic(folder / "config.yaml", config.dump(plan.plan.recipe))
     own = ["--own-profile"] if plan.own_profile else []
     arguments = ["--profile", str(folder), "--steps", str(plan.steps), *own]
     train.launch(plan.plan, folder / "config.yaml", arguments, folder / "logs")

@@ -97,9 +97,9 @@ def record(boots: tuple[str, str] = ("here", "there")) -> RunRecord:
         tells_layers=True,
         parameter_bytes=4 * 156,
         optimizer_bytes=4 * 156,
+        bytes_per_step=4.0 * 156,
         tensors=[TensorRecord(name=name, shape=shape, dtype="float32") for name, shape in TENSORS.items()],
         ranks=ranks,
-        settings={},
     )
 
 

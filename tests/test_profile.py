@@ -314,6 +314,49 @@ def test_turns_are_interleaved() -> None:
     assert found[0].steps == 3 and [turn.kind for turn in found[-2:]] == ["detailed", "traced"]
 
 
+def test_turns_hold_whole_rounds() -> None:
+    for steps, every, turns in ((20, 4, [8, 4, 4, 4]), (20, 16, [16, 16]), (8, 100, [100])):
+        found = observing.turns(steps, 3, every)[2:]
+        for kind in ("plain", "marked"):
+            assert [turn.steps for turn in found if turn.kind == kind] == turns
+        assert found[-1].kind == "traced" and found[-1].steps % every == 0
+
+
+def test_what_a_timeline_does_not_tell_is_known_from_core(checked: Recipe, tmp_path: Path) -> None:
+    """An allgather's result is in the timeline, not what a rank puts in; of an all-to-all there is nothing."""
+    record = profiled.record()
+    for step in (step for rank in record.ranks for step in rank.steps if step.kind == "traced"):
+        at = next(at for name, at in step.marks if name == marks.SENT)
+        step.marks += [(f"{marks.PUT}alltoall:1000", at), (f"{marks.PUT}allgather:400", at)]
+        step.marks.sort(key=lambda each: each[1])
+    starts = [step.marks[0][1] for step in profiled.steps(0) if step.kind == "traced"]
+    operations = [
+        timeline.Operation(kind, ("x",), size, None, start + begin * MS, start + (begin + 2) * MS)
+        for start in starts
+        for kind, size, begin in (("alltoall", 0, 80), ("allgather", 800, 83), ("allreduce", 4, 86))
+    ]
+    made = assemble.profile(assemble.gather(record, operations, checked), checked)
+    assert [(each.operation, each.bytes) for each in made.communications] == [
+        ("alltoall", 1000),
+        ("allgather", 400),
+        ("allreduce", 4),
+    ]
+    json.loads(trace.dump(assemble.gather(record, operations, checked)))
+
+
+def test_what_is_not_profiled_is_told(checked: Recipe) -> None:
+    texts = ["sync={every: 4, start: 2}", "compression={method: topk, warmup_epochs: 2}", "elastic={max_np: 2}"]
+    plan = profile_.plan(config.load(DIGITS, texts), "pytorch", 2, steps=21)
+    keys = ("elastic", "sync.start", "compression.warmup_epochs", "--steps 21")
+    assert [line.split(":")[0] for line in plan.left_out] == list(keys)
+    assert "24 steps" in plan.left_out[-1]
+    run = plan.plan.recipe
+    assert run.sync and run.sync.start == 0 and run.elastic is None and plan.asked.elastic is not None
+    assert not profile_.plan(checked, "pytorch", 2).left_out
+    with pytest.raises(RequestError, match=r"sync\.every: expected at most 1000"):
+        profile_.plan(config.load(DIGITS, ["sync={every: 1001}"]), "pytorch", 2)
+
+
 def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
     done: list[float] = []
 

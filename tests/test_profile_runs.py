@@ -88,11 +88,37 @@ def _check_tensors(made: Profile, framework: str) -> None:
 
 
 def test_a_rank_that_was_made_slow_is_named(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    """Where gradients are compressed too, whose bytes and time are told."""
     (tmp_path / "slow.py").write_text(SLOW_INPUT)
     native = f"data={{name: native, module: {tmp_path / 'slow.py'}}}"
-    done = hvdkit("profile", recipe, "--framework", "pytorch", *QUICK, native, "name=slow")
+    done = hvdkit("profile", recipe, "--framework", "pytorch", *QUICK, native, "name=slow", "compression=topk")
     assert done.returncode == 0, done.stderr
     made = load(tmp_path / "run" / "profile.json")
     assert made.slowest and made.slowest.rank == 1 and made.slowest.behind_ms > 40
     assert made.ranks[1].split.input_ms.mean > 55 and made.ranks[0].split.waiting_ms.mean > 40
     assert "Rank 1 on localhost is the slowest" in done.stdout and "most of it input" in done.stdout
+    (one,) = made.communications
+    chosen = 8 * 2725  # of 272,474 gradients 1 %, each with its place
+    assert (one.operation, one.bytes, made.bytes_per_step) == ("allgather", chosen, chosen)
+    assert made.compression == "topk" and made.step.compression_ms and made.step.compression_ms.mean > 0
+    whole = sum(part.mean for part in made.step.parts().values())
+    assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
+
+
+def test_ranks_that_meet_now_and_then(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("profile", recipe, "--framework", "mxnet", *QUICK, "sync={every: 3, start: 1}")
+    assert done.returncode == 0, done.stderr
+    assert "sync.start: profiled are steps behind epoch 1" in done.stderr
+    assert "--steps 8: measured are whole rounds of sync.every 3, 9 steps" in done.stderr
+    made = load(tmp_path / "run" / "profile.json")
+    assert made.settings["sync"]["start"] == 1 and made.measured_steps == 9
+    gradients = sum(tensor.bytes for tensor in made.tensors)
+    (one,) = made.communications
+    assert (one.operation, one.bytes) == ("allreduce", gradients)
+    assert made.bytes_per_step == pytest.approx(gradients / 3, rel=0.1), "of a run whose warm-up is no whole round"
+    assert "1 communication every 3 steps" in done.stdout
+    exposed, compression = made.step.exposed_communication_ms, made.step.compression_ms
+    assert exposed.mean > 0 and exposed.median == 0, "two steps of three send nothing"
+    assert compression and compression.mean > compression.median
+    whole = sum(part.mean for part in made.step.parts().values())
+    assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)

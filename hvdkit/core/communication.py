@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.config import Optimizer, Recipe
+from hvdkit.core import marks
 from hvdkit.core.adapter import Adapter, Session
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.reducer import Reducer
@@ -129,6 +130,9 @@ class Communication:
             }
         self._anchor = {name: before[name] - steps[name] for name in before}
         self._adapter.set_weights(self._session, self._anchor)
+        if marks.recording():
+            self._adapter.synchronize()
+            marks.mark(marks.REDUCED)
         self._taken = 0
 
     def settle(self) -> None:

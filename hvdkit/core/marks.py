@@ -17,7 +17,9 @@ In a step they come in this order; those of a batch again for each batch of an u
 | END       | the device has nothing left to do                                               |
 
 Between BACKWARD and REDUCED there may be several pairs of SENT and RECEIVED, one behind the other.
-`READY` is a mark for each gradient as backward finishes it, `LAYER` one for each layer as its forward pass ends.
+`READY` is a mark for each gradient as backward finishes it, `LAYER` one for each layer as its forward pass ends. `PUT`
+comes with each collective that core asks for, with its kind and the bytes that this rank puts in. Where ranks average
+their weights, SENT, RECEIVED and REDUCED come behind UPDATED.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from time import perf_counter_ns
 
 OPEN, STEP, BEGIN, INPUTS, FORWARD, BACKWARD = "open", "step", "begin", "inputs", "forward", "backward"
 SENT, RECEIVED, REDUCED, UPDATED, END = "sent", "received", "reduced", "updated", "end"
-READY, LAYER = "ready:", "layer:"  # and a name
+READY, LAYER, PUT = "ready:", "layer:", "put:"  # and a name; PUT's is such as allgather:4096
 
 Mark = tuple[str, int]  # and nanoseconds by this machine's monotonic clock
 

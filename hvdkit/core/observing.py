@@ -57,14 +57,20 @@ class Turn:
     steps: int
 
 
-def turns(steps: int, warmup: int) -> list[Turn]:
-    """The order of a run: warm-up; plain and marked steps in turns, each kind as often first; details; a timeline."""
-    each = [steps // TURNS + (number < steps % TURNS) for number in range(TURNS)]
+def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
+    """The order of a run: warm-up; plain and marked steps in turns, each kind as often first; details; a timeline.
+
+    Where ranks meet `every` so many steps, all turns but the details are of whole rounds, and may be fewer but longer.
+    """
+    rounds = -(-steps // every)
+    count = min(TURNS, rounds)
+    each = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
     order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]  # some compile a step anew for its marks
     for number, count in enumerate(each):
         pair = [Turn("plain", number, count), Turn("marked", number, count)]
         order += pair if number % 2 == 0 else pair[::-1]
-    return [*order, Turn("detailed", TURNS, max(3, steps // 3)), Turn(TRACED, TURNS + 1, max(3, steps // 4))]
+    traced = every * -(-max(3, steps // 4) // every)
+    return [*order, Turn("detailed", count, max(3, steps // 3)), Turn(TRACED, count + 1, traced)]
 
 
 def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, lifeline: Lifeline) -> None:
@@ -107,7 +113,8 @@ class Participant:
         self._spinning = spinning.calm() if self._topology.is_root else []
         epoch = _epoch()
         self._meet()
-        loop = self._steps(turns(self._part.steps, self._recipe.warmup_steps))
+        every = self._recipe.sync.every if self._recipe.sync else 1
+        loop = self._steps(turns(self._part.steps, self._recipe.warmup_steps, every))
         self._adapter.fit(self._session, loop)
         loop.close()
         self._meet()
@@ -215,12 +222,12 @@ class Participant:
             tells_layers="layer-times" in self._adapter.CAPABILITIES,
             parameter_bytes=sum(value.nbytes for value in self._parameters.values()),
             optimizer_bytes=sum(value.nbytes for value in slots),
+            bytes_per_step=self._communication.bytes_per_step if self._communication else 0.0,
             tensors=[
                 TensorRecord(name=name, shape=list(value.shape), dtype=str(value.dtype))
                 for name, value in self._parameters.items()
             ],
             ranks=ranks,
-            settings=self._recipe.model_dump(mode="json"),
         )
 
 

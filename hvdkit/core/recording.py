@@ -5,7 +5,7 @@ Each rank's times are by its own monotonic clock; `clock` and `boot` are what an
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -77,6 +77,6 @@ class RunRecord(_Record):
     tells_layers: bool
     parameter_bytes: int
     optimizer_bytes: int
+    bytes_per_step: float
     tensors: list[TensorRecord]
     ranks: list[RankRecord]
-    settings: dict[str, Any]

@@ -55,6 +55,7 @@ class Ring:
         if self.topology.size == 1:
             return vector
         self.sent += ring_bytes(self.bytes_of(vector), self.topology.size)
+        self._put("allreduce", vector)
         return self.adapter.allreduce([vector], name=f"{self._name}.mean")[0]
 
     @_marked
@@ -63,6 +64,7 @@ class Ring:
         if self.topology.size == 1:
             return tensor
         self.sent += (self.topology.size - 1) * self.bytes_of(tensor)
+        self._put("allgather", tensor)
         return self.adapter.allgather(tensor, name=f"{self._name}.gather")
 
     @_marked
@@ -75,11 +77,17 @@ class Ring:
         if size == 1:
             return tensor
         self.sent += (size - 1) / size * self.bytes_of(tensor)
+        self._put("alltoall", tensor)
         return self.adapter.alltoall(tensor, name=f"{self._name}.exchange")
 
     def bytes_of(self, tensor: Tensor) -> int:
         """A tensor's size in bytes."""
         return int(np.prod(tensor.shape)) * np.dtype(self.adapter.dtype(tensor)).itemsize
+
+    def _put(self, kind: str, tensor: Tensor) -> None:
+        """Mark what a collective gets: Horovod's timeline tells results, and not all of those."""
+        if marks.recording():
+            marks.mark(f"{marks.PUT}{kind}:{self.bytes_of(tensor)}")
 
 
 class Central(Ring):
@@ -95,11 +103,13 @@ class Central(Ring):
         # An element for each of the others, as not every framework knows tensors without any.
         filling = adapter.cast(adapter.from_numpy(np.zeros(size - 1, np.float32)), adapter.dtype(vector))
         pushed = adapter.tensors.concat([vector, filling])
+        self._put("alltoall", pushed)
         got = adapter.alltoall(pushed, name=f"{self._name}.push", splits=[length] + [1] * (size - 1))
         total = vector
         if self.topology.is_root:
             total = sum((got[rank * length : (rank + 1) * length] for rank in range(1, size)), got[:length])
             total = total / size
+        self._put("broadcast", total)
         return adapter.broadcast(total, root_rank=0, name=f"{self._name}.pull")
 
 
@@ -135,11 +145,13 @@ class Hierarchical(Ring):
             if len(self._mine) > 1:
                 self.sent += payload
                 group = self._sets[tuple(self._mine)]
+                self._put("broadcast", total)
                 total = adapter.broadcast(total, self._mine[0], f"{self._name}.back.{self._mine[0]}", group)
         return total / size
 
     def _within(self, ranks: list[int], tensor: Tensor, what: str) -> Tensor:
         group = self._sets[tuple(ranks)]
+        self._put("allreduce", tensor)
         return self.adapter.allreduce([tensor], "sum", f"{self._name}.{what}.{ranks[0]}", group)[0]
 
 

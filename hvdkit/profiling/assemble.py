@@ -63,7 +63,8 @@ def read(folder: Path, recipe: Recipe) -> Findings:
 
 def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: Recipe) -> Findings:
     """The same from a record and a timeline that have been read."""
-    compresses = recipe.compression.method != "none"
+    # Gradients as they are go to Horovod; in all else there is something to do before and behind.
+    compresses = recipe.compression.method != "none" or recipe.sync is not None or recipe.allreduce != "ring"
     own = clocks(record.ranks)
 
     def of(kind: Kind) -> list[list[Step]]:
@@ -102,7 +103,7 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
         framework_version=record.versions["framework"],
         horovod_version=record.versions.get("horovod"),
         recipe=recipe.name,
-        settings=record.settings,
+        settings=recipe.model_dump(mode="json"),
         model=recipe.model.name,
         np=count,
         hosts=record.hosts,
@@ -131,7 +132,7 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
         slowest=slowest(found.marked, record.ranks),
         bound=bound(whole),
         communications=communications,
-        bytes_per_step=round(sum(collectives.sent_bytes(each.operation, each.bytes, count) for each in communications)),
+        bytes_per_step=round(record.bytes_per_step),
         latencies=latencies,
         link=collectives.link(record.ranks, communications, latencies),
         tuning=Tuning(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from hvdkit.core import marks
 from hvdkit.core.recording import RankRecord
+from hvdkit.profiling.bench import COLLECTIVES, bus_factor
 from hvdkit.profiling.profile import Communication, Latency, Link
 from hvdkit.profiling.split import FORWARD, Step, spread
 from hvdkit.profiling.timeline import Operation
@@ -16,17 +19,14 @@ Clock = Callable[[int], int]
 
 
 def sent_bytes(operation: str, size: int, ranks: int) -> float:
-    """What a rank sends in a ring for a collective into which it puts `size` bytes (Patarasuk and Yuan 2009)."""
-    if operation == "allreduce":
-        return 2 * (ranks - 1) / ranks * size
-    if operation == "allgather":
-        return (ranks - 1) * size
-    return (ranks - 1) / ranks * size
+    """What a rank's link carries one way for a collective into which it puts `size` bytes."""
+    whole = size * ranks if operation == "allgather" else size
+    return next((bus_factor(known, ranks) * whole for known in COLLECTIVES if known == operation), float(whole))
 
 
 def of_step(steps: Sequence[Step]) -> list[Communication]:
-    """The collectives of a step, medians over rank 0's `steps`, of those that have as many as most."""
-    counts = Counter(len(step.operations) for step in steps)
+    """The collectives of a step, medians over rank 0's `steps`, of those that have as many as most that have any."""
+    counts = Counter(len(step.operations) for step in steps if step.operations)
     if not counts:
         return []
     usual = max(counts, key=lambda count: (counts[count], count))
@@ -83,8 +83,19 @@ def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], l
 
 
 def within(operations: Sequence[Operation], step: Step) -> list[Operation]:
-    """Those that ran in the step."""
-    return [each for each in operations if step.open <= each.start and each.end <= step.end]
+    """Those that ran in the step, with the bytes that core has put into them, where it was core."""
+    put: dict[str, list[int]] = {}
+    for name, _ in step.details:
+        if name.startswith(marks.PUT):
+            kind, _, size = name.removeprefix(marks.PUT).partition(":")
+            put.setdefault(kind, []).append(int(size))
+    mine = [each for each in operations if step.open <= each.start and each.end <= step.end]
+    for kind, sizes in put.items():
+        places = [place for place, each in enumerate(mine) if each.operation == kind]
+        if len(places) == len(sizes):
+            for place, given in zip(places, sizes, strict=True):
+                mine[place] = replace(mine[place], bytes=given)
+    return mine
 
 
 def _backward_start(step: Step) -> int:

@@ -79,9 +79,10 @@ class Split(_Record):
     """Where the time of a step went.
 
     input + compute + exposed_communication + negotiation + waiting + gaps = step, in their means. Compute is forward +
-    backward + compression + update, and those are None where the framework cannot tell them apart; compression is also
-    None where nothing is compressed. Overlapped communication lies under compute and is no part of the sum. Negotiation
-    is the wait until Horovod has begun what all ranks have asked for, waiting the wait for the last rank to ask.
+    backward + compression + update, and those are None where the framework cannot tell them apart; compression, and all
+    else that is done to gradients or weights to be sent, is also None where Horovod takes gradients as they are.
+    Overlapped communication lies under compute and is no part of the sum. Negotiation is the wait until Horovod has
+    begun what all ranks have asked for, waiting the wait for the last rank to ask.
     """
 
     step_ms: Spread

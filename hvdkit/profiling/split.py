@@ -47,7 +47,7 @@ class Step:
 
     ns: int
     phases: list[Phase]
-    details: list[tuple[str, int]] = field(default_factory=list)  # READY and LAYER marks
+    details: list[tuple[str, int]] = field(default_factory=list)  # READY, LAYER and PUT marks
     operations: list[Operation] = field(default_factory=list)
 
     @property
@@ -69,7 +69,7 @@ class Step:
 def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> Step:
     """A rank's marks as phases by rank 0's clock."""
     found = [(name, clock(at)) for name, at in record.marks]
-    details = [each for each in found if each[0].startswith((marks.READY, marks.LAYER))]
+    details = [each for each in found if each[0].startswith((marks.READY, marks.LAYER, marks.PUT))]
     phases: list[Phase] = []
     before = None
     for name, at in found:

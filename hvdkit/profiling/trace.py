@@ -65,6 +65,8 @@ def _details(
     starts = sorted(phase.start for phase in phases)
     before = 0
     for name, at in details:
+        if name.startswith(marks.PUT):
+            continue
         forward = name.startswith(marks.LAYER)
         bare = name.removeprefix(marks.LAYER) if forward else name.removeprefix(marks.READY)
         begun = max([start for start in starts if start <= at], default=at)

@@ -81,7 +81,9 @@ def sentences(profile: Profile) -> list[str]:
     if profile.communications:
         count = len(profile.communications)
         size = sum(each.bytes for each in profile.communications) / 2**20
-        told = f"{count} communication{'' if count == 1 else 's'} a step, {size:.2f} MiB put in by a rank"
+        sync = profile.settings.get("sync") or {}
+        often = "a step" if sync.get("every", 1) == 1 else f"every {sync['every']} steps"
+        told = f"{count} communication{'' if count == 1 else 's'} {often}, {size:.2f} MiB put in by a rank"
         lines.append(f"{told}{_bandwidth(profile)}.")
     if profile.cost:
         lines.append(

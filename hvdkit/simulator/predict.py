@@ -22,7 +22,7 @@ from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, So
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.engine import Schedule, Span
 from hvdkit.simulator.lines import Floats
-from hvdkit.simulator.settings import Compression, Settings, case
+from hvdkit.simulator.settings import Compression, Settings, Sync, case
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.wire import METHODS
 from hvdkit.simulator.workload import Workload, of_profile
@@ -160,7 +160,8 @@ def _check(profile: Profile, workload: Workload, known: Settings) -> float | Non
         device=Device(name=profile.device),
         levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
     )
-    made = case(workload, Network(only, ranks), Settings(compression=_compression(profile)), known)
+    settings = Settings(compression=_compression(profile), sync=_sync(profile))
+    made = case(workload, Network(only, ranks), settings, known)
     waiting = 1e-3 * profile.step.waiting_ms.mean
     seconds = float(engine.run(step.detailed(made)).period) + waiting
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1) if profile.step.step_ms.mean > 0 else None
@@ -173,6 +174,13 @@ def _compression(profile: Profile) -> Compression:
     keys = {key: told[key] for key in ("method", "ratio", "rank") if key in told}
     found = Compression.model_validate(keys)
     return found if found.method in METHODS else Compression()
+
+
+def _sync(profile: Profile) -> Sync | None:
+    """How seldom the profile's ranks met, where they did not at each update."""
+    told = profile.settings.get("sync")
+    every = told.get("every") if isinstance(told, dict) else None
+    return Sync(every=every) if isinstance(every, int) and every >= 1 else None
 
 
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
