@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import config
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.profiling import profile as profiles
 from hvdkit.profiling.profile import Profile
@@ -24,6 +24,8 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.predict import Prediction
 from hvdkit.simulator.settings import Settings
 
+NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -36,18 +38,48 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What can be checked before there is a profile. Without a `cluster` the links are those that the profile timed,
+    without `ranks` it is asked for the profile's number of them.
+    """
+
+    cluster: Cluster | None
+    ranks: list[int]
+    settings: Settings
+
+    def of(self, profile: Profile) -> Plan:
+        """The question of a profile. Raises RequestError where that leaves something open, or does not fit."""
+        cluster = self.cluster or predicting.own_network(profile)
+        if cluster is None:
+            raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
+        links = settings_.applied(cluster, self.settings)
+        return Plan(profile, links, predicting.checked(self.ranks or [profile.np], links), self.settings)
+
+
+@dataclass(frozen=True)
 class Request:
-    """A question for advice: on `plan`'s one number of ranks; `apply` is the file for the recipe that follows it."""
+    """A question for advice: on `plan`'s one number of ranks."""
 
     plan: Plan
     money: Money
-    apply: Path | None
 
 
-def plan(profile: Path, cluster: Path, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Plan:
+def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Question:
     """Read and check. Raises RequestError with file, key and what was expected."""
     what_if = settings_.read(texts, policy)
-    links = settings_.applied(clusters.load(cluster), what_if)
+    links = clusters.load(cluster) if cluster else None
+    if links is not None:
+        settings_.applied(links, what_if)
+    return Question(links, predicting.checked(ranks, links), what_if)
+
+
+def plan(profile: Path, cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Plan:
+    """Read and check. Raises RequestError with file, key and what was expected."""
+    return question(cluster, ranks, texts, policy).of(read(profile))
+
+
+def read(profile: Path) -> Profile:
+    """A profile whose numbers can be reckoned with. Raises RequestError with file, key and what was expected."""
     found = profiles.load(profile)
     for key, value in _numbers(found.model_dump(exclude={"settings"}), ()):
         # what no run can have; sums and squares of it would leave the range of numbers
@@ -56,7 +88,7 @@ def plan(profile: Path, cluster: Path, ranks: Sequence[int], texts: Sequence[str
             raise RequestError(
                 f"{profile}: {'.'.join(key)}: expected at most {most:g}, got {float(min(value, 10**300)):g}"
             )
-    return Plan(found, links, predicting.checked(ranks, links), what_if)
+    return found
 
 
 def _numbers(value: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -86,12 +118,16 @@ def predict(plan: Plan, folder: Path) -> Prediction:
     return found
 
 
-def request(plan: Plan, price: float | None, images: int | None, epochs: int | None, apply: Path | None) -> Request:
-    """Check what advice needs beside a plan. Raises RequestError for a price, or a file that is there already."""
+def check(price: float | None, apply: Path | None) -> None:
+    """Check what advice needs beside a question. Raises RequestError for a price, or a file that is there already."""
     if price is not None and not 0 <= price < 1e9:
         raise RequestError(f"--price {price}: expected the price of a GPU for an hour, such as 2.5")
     if apply is not None and apply.exists():
         raise RequestError(f"--apply {apply}: is there already and is not overwritten; name another file")
+
+
+def request(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Request:
+    """A plan with what it is to cost; what is not given is the recipe's and the cluster's."""
     settings = plan.profile.settings
     known_epochs = settings.get("epochs")
     return Request(
@@ -101,30 +137,29 @@ def request(plan: Plan, price: float | None, images: int | None, epochs: int | N
             epochs=epochs or (known_epochs if isinstance(known_epochs, int) else None),
             price=plan.cluster.price_per_gpu_hour if price is None else price,
         ),
-        apply,
     )
 
 
-def advise(request: Request, folder: Path) -> tuple[Advice, str | None]:
-    """Answer, and write `advise.json` and `advise.md`; with `apply` the recipe too, and what was applied.
-
-    Raises RunError where something cannot be written, RequestError where nothing of the advice fits the recipe.
-    """
+def advise(request: Request, folder: Path) -> Advice:
+    """Answer, and write `advise.json` and `advise.md`. Raises RunError where they cannot be written."""
     asked = request.plan
     found = advising.advise(asked.profile, asked.cluster, asked.ranks[0], asked.settings, request.money)
     write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
     write_atomic(folder / "advise.md", advice_markdown(found))
-    if request.apply is None:
-        return found, None
-    what, text = applied(found, asked.profile.settings)
-    write_atomic(request.apply, text)
-    return found, what
+    return found
+
+
+def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
+    """Write the recipe that follows the advice; what was applied. Raises as `applied` does."""
+    what, text = applied(advice, settings)
+    write_atomic(path, text)
+    return what
 
 
 def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
     """(what was applied, the recipe as YAML): the best suggestion that a recipe can say and that is a sure gain.
 
-    Raises RequestError where there is none, or the profile has no whole recipe in it.
+    `settings` are the recipe that is to follow it. Raises RunError where there is none, or they are no whole recipe.
     """
     refused = ""
     for each in advice.suggestions:
@@ -136,7 +171,7 @@ def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
             refused = refused or f" ({each.what}: {str(error).splitlines()[0]})"
             continue
         return each.what, config.dump(recipe)
-    raise RequestError(f"--apply: expected a sure gain that a key of the recipe brings, found none{refused}")
+    raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 
 
 def _images(settings: dict[str, Any]) -> int | None:

@@ -140,8 +140,9 @@ def own_network(profile: Profile) -> Cluster | None:
     return Cluster(
         schema_version=1,
         name="of-the-profile",
+        source=f"allreduces of {profile.np} ranks on {profile.hosts} host(s), timed by `hvdkit profile` between steps",
         ranks_per_host=measured.ranks_per_host,
-        device=Device(name=profile.processor or profile.device),
+        device=Device(name=profile.processor[:100] or profile.device),
         levels=[Level(name="link", pieces=hop_pieces(measured))],
         software=Software(synchronous=profile.device == "cpu"),
         measured=[measured],
@@ -201,12 +202,13 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
     )
 
 
-def checked(ranks: Sequence[int], cluster: Cluster) -> list[int]:
-    """Numbers of ranks, each once. Raises RequestError for one that the cluster has no room for."""
+def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
+    """Numbers of ranks, each once. Raises RequestError for one that the cluster, where it is known, has no room for."""
+    most = min(MOST_RANKS, (cluster.largest if cluster else None) or MOST_RANKS)
     for number in ranks:
-        if not 1 <= number <= min(MOST_RANKS, cluster.largest or MOST_RANKS):
-            most = cluster.largest or MOST_RANKS
-            raise RequestError(f"-n {number}: expected at least 1 and at most {most} ranks on cluster {cluster.name}")
+        if not 1 <= number <= most:
+            where = f" on cluster {cluster.name}" if cluster else ""
+            raise RequestError(f"-n {number}: expected at least 1 and at most {most} ranks{where}")
     return list(dict.fromkeys(ranks))
 
 

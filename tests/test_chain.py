@@ -1,0 +1,93 @@
+"""`hvdkit advise RECIPE`: a recipe is profiled and advised on, what is measured serves again, advice is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import simulating
+from conftest import ROOT, Hvdkit
+
+from hvdkit import config
+from hvdkit.profiling import profile as profiles
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator.advise import Advice
+
+RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
+QUICK = ("batch_size=4", "warmup_steps=2", "threads=1", "checkpoint={every_epochs: 1}")
+
+
+def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
+    asked = ("advise", RECIPE, *QUICK, "-np", 2, "--steps", 8, "--out", "out")
+    done = hvdkit(*asked)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    profile = profiles.load(out / "profile.json")
+    assert (profile.framework, profile.np, profile.batch_size) == ("pytorch", 2, 4)
+    advice = Advice.model_validate_json((out / "advise.json").read_text())
+    assert (advice.today.ranks, advice.today.batch_size) == (2, 4)
+    own = clusters.load(out / "cluster.yaml")
+    assert own.measured[0].ranks == 2
+    assert advice.cluster == own.name
+
+    written = (out / "profile.json").stat().st_mtime_ns
+    again = hvdkit(*asked, "--resume", "--cluster", "slow.yaml", "-n", 4, "--apply", "new.yaml")
+    assert again.returncode == 0, again.stderr
+    assert (out / "profile.json").stat().st_mtime_ns == written, "what was measured serves again"
+    advice = Advice.model_validate_json((out / "advise.json").read_text())
+    assert (advice.cluster, advice.today.ranks) == ("made-up", 4)
+    chosen = config.load(tmp_path / "new.yaml")
+    given = config.load(RECIPE, list(QUICK))
+    assert chosen != given
+    assert chosen.checkpoint == given.checkpoint, "a profile leaves it aside, the recipe keeps it"
+
+    trained = hvdkit("train", "new.yaml", "-np", 2, "steps=6", "warmup_steps=2", "--out", "run")
+    assert trained.returncode == 0, trained.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["sync"] == (chosen.sync and chosen.sync.model_dump())
+    assert result["compression"] == str(chosen.compression)
+
+    other = hvdkit("advise", RECIPE, *QUICK, "seed=7", "-np", 2, "--resume", "--out", "out")
+    assert (other.returncode, "has another recipe" in other.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([RECIPE, "-np", 1], "--cluster: expected a cluster file"),
+        ([RECIPE, "--resume"], "--resume: expected --out"),
+        ([RECIPE, "--steps", 2], "--steps 2: expected 8 or more"),
+        ([RECIPE, "--framework", "torch"], "torch"),
+        ([RECIPE, "--price", -1], "--price -1"),
+        ([RECIPE, "-n", 0], "-n 0: expected at least 1"),
+        ([RECIPE, "--apply", "profile.json"], "is there already"),
+        ([RECIPE, "batch_size=0"], "batch_size"),
+        (["resnet21"], "resnet21"),
+        (["none.yaml"], "none.yaml: no such file"),
+        (["profile.json", "batch_size=4", "-np", 2], "key=value, -np: expected a recipe"),
+        (["alone.json"], "--cluster: expected a cluster file"),
+        (["profile.json", "--cluster", "dgx1-p100", "-n", 9], "-n 9: expected at least 1 and at most 8 ranks"),
+    ],
+)
+def test_bad_requests_are_one_line_and_status_2(
+    hvdkit: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
+) -> None:
+    profiles.save(simulating.profile(), tmp_path / "profile.json")
+    profiles.save(simulating.profile(np=1), tmp_path / "alone.json")
+    done = hvdkit("advise", *arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists(), "nothing was started"
+
+
+def test_no_sure_gain_leaves_the_advice_and_no_recipe(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    profiles.save(simulating.profile(), tmp_path / "profile.json")
+    clusters.save(simulating.cluster(mbit_per_s=1e6), tmp_path / "fast.yaml")
+    done = hvdkit("advise", "profile.json", "--cluster", "fast.yaml", "--apply", "new.yaml", "--out", "out")
+    assert done.returncode == 1
+    assert "no key of the recipe brings a sure gain" in done.stderr
+    assert (tmp_path / "out" / "advise.json").exists()
+    assert not (tmp_path / "new.yaml").exists()
