@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import anchored
 import numpy as np
+import own_hosts_rows
+from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import curves, engine, step
@@ -21,38 +22,9 @@ from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.workload import Workload
 
 
-@dataclass
-class Row:
-    """One figure. Those `used_for` calibration went into a parameter; the others were predicted without being seen.
-
-    `low` to `high` is the interval that the prediction came with. `linear`, `plain_sum` and `pollux` are what the
-    baselines say in its place. All in `unit`.
-    """
-
-    set: str
-    row: str
-    unit: str
-    predicted: float
-    measured: float
-    used_for: str
-    low: float | None = None
-    high: float | None = None
-    linear: float | None = None
-    plain_sum: float | None = None
-    pollux: float | None = None
-
-    @property
-    def error_percent(self) -> float:
-        return 100 * (self.predicted - self.measured) / self.measured
-
-    def written(self) -> dict[str, object]:
-        """As it stands in validation.json."""
-        return asdict(self) | {"error_percent": self.error_percent}
-
-
 def all_rows() -> Iterator[Row]:
     """Every row of every set."""
-    for rows in (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod):
+    for rows in (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod, own_hosts_rows.rows):
         yield from rows()
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import validation_sets
-from validation_sets import Row
+from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import curves

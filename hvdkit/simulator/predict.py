@@ -25,7 +25,7 @@ from hvdkit.simulator.lines import Floats
 from hvdkit.simulator.settings import Compression, Settings, Sync, case
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.wire import METHODS
-from hvdkit.simulator.workload import Workload, of_profile
+from hvdkit.simulator.workload import Workload, of_profile, sync_of
 
 SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
 MOST_RANKS = 10**9
@@ -110,9 +110,13 @@ class Basis:
 
 
 def basis(profile: Profile) -> Basis:
-    """The workload of a profile, with its own settings as defaults."""
+    """The workload of a profile, with its own settings as defaults: how it compressed, met and added up too."""
+    every, allreduce = sync_of(profile), profile.settings.get("allreduce")
     known = Settings(
         policy="horovod" if profile.device != "cpu" else "grouped",
+        compression=_compression(profile),
+        sync=Sync(every=every) if every > 1 else None,
+        allreduce=allreduce if allreduce in ("hierarchical", "central") else None,
         fusion_threshold_mib=profile.tuning.fusion_threshold_bytes / 2**20,
         cycle_time_ms=profile.tuning.cycle_time_ms,
     )
@@ -161,8 +165,7 @@ def _check(profile: Profile, workload: Workload, known: Settings) -> float | Non
         device=Device(name=profile.device),
         levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
     )
-    settings = Settings(compression=_compression(profile), sync=_sync(profile))
-    made = case(workload, Network(only, ranks), settings, known)
+    made = case(workload, Network(only, ranks), Settings(), known)
     waiting = 1e-3 * profile.step.waiting_ms.mean
     seconds = float(engine.run(step.detailed(made)).period) + waiting
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1) if profile.step.step_ms.mean > 0 else None
@@ -175,13 +178,6 @@ def _compression(profile: Profile) -> Compression:
     keys = {key: told[key] for key in ("method", "ratio", "rank") if key in told}
     found = Compression.model_validate(keys)
     return found if found.method in METHODS else Compression()
-
-
-def _sync(profile: Profile) -> Sync | None:
-    """How seldom the profile's ranks met, where they did not at each update."""
-    told = profile.settings.get("sync")
-    every = told.get("every") if isinstance(told, dict) else None
-    return Sync(every=every) if isinstance(every, int) and every >= 1 else None
 
 
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
@@ -355,7 +351,7 @@ def _doubt(found: Basis, base: Case, settings: Settings) -> tuple[float, float, 
         warnings.append(base.sent.told)
     if not base.network.cluster.measured:
         warnings.append(f"no collective has been measured on {base.network.cluster.name}: its links are taken as rated")
-    if base.compression.method not in ("none", "fp16"):
+    if base.compression.method not in ("none", "fp16") and base.compression_s is None:
         residuals[-1] += 10
         warnings.append(f"what {base.compression.method} costs to compute is counted, not measured")
     return compute / 100, max(residuals) / 100, list(dict.fromkeys(warnings))

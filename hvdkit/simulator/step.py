@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ _AHEAD = 2  # batches that are read, or brought to the device, ahead of the one 
 class Case:
     """One what-if, resolved. `batch` is the batch size as a share of the workload's, `speed` the device's against its.
 
+    `compression_s` is what it takes to make of all gradients what is sent, and back, where that has been measured.
     `slow` multiplies the compute of the rank that all wait for, `wire` communication. Forward and backward grow with
     the batch; the update does not. That work is proportional to the images is what small batches break.
 
@@ -38,6 +39,7 @@ class Case:
     network: Network
     policy: str = "horovod"
     compression: Compression = _DENSE
+    compression_s: float | None = None
     algorithm: Algorithm | None = None
     threshold_bytes: float = 64 * 2.0**20
     cycle_s: float = 1e-3
@@ -77,7 +79,7 @@ class Case:
     @property
     def alone(self) -> Case:
         """The same step of a rank that communicates with nobody: what an ideal network would leave."""
-        return replace(self, network=Network(self.network.cluster, 1), compression=_DENSE)
+        return replace(self, network=Network(self.network.cluster, 1), compression=_DENSE, compression_s=None)
 
 
 def simulate(cases: Sequence[Case]) -> Schedule:
@@ -165,7 +167,7 @@ class _Maker:
         tasks[0] = replace(tasks[0], after=brought)
         work = np.array([case.work for case in self.cases])
         segments = np.array([[tensor.segment_s] for tensor in self.tensors]) * work
-        encode = self._passes(lambda case: case.sent.encode_passes)
+        encode = self._passes("encode_passes")
         self.encoded = encode > 0
         for i, tensor in enumerate(self.tensors):
             tasks.append(Task(f"backward {tensor.name}", "backward", "device", self.of(segments[i])))
@@ -187,7 +189,7 @@ class _Maker:
         way = [np.where(buckets.closes, share * each.seconds(firsts, index), 0.0) for each in lanes]
         copies = np.where(buckets.closes & (index > firsts), share * self._copy(firsts, index), 0.0)
         through = np.concatenate(
-            [np.zeros((1, len(self.cases))), self._passes(lambda c: c.sent.decode_passes).cumsum(0)]
+            [np.zeros((1, len(self.cases))), self._passes("decode_passes").cumsum(0)]
         )
         decode = np.where(buckets.closes, through[1:] - np.take_along_axis(through, firsts, axis=0), 0.0)
         tasks: list[Task] = []
@@ -246,16 +248,23 @@ class _Maker:
             )
         return lanes
 
-    def _passes(self, passes: Callable[[Case], Floats]) -> Floats:
-        """Seconds by tensor of passes over its bytes at the device's memory rate, by Local SGD every few steps."""
-        each = np.stack([passes(case) for case in self.cases], axis=1)
-        if not each.any():
-            return each
+    def _passes(self, side: Literal["encode_passes", "decode_passes"]) -> Floats:
+        """Seconds by tensor of passes over its bytes at the device's memory rate, by Local SGD every few steps.
+
+        Where what both sides take was measured, the passes are how it is shared out.
+        """
+        each = np.stack([getattr(case.sent, side) for case in self.cases], axis=1)
         devices = [case.network.cluster.device for case in self.cases]
         scale = np.array([case.slow / case.speed / case.every for case in self.cases])
         a_byte = scale / [device.memory_bytes_per_s for device in devices]
         a_launch = scale * [1e-6 * device.launch_us for device in devices]
         seconds: Floats = each * self.sizes[:, None] * a_byte + (each > 0) * a_launch
+        for column, case in enumerate(self.cases):
+            if case.compression_s is not None:
+                both = case.sent.encode_passes + case.sent.decode_passes
+                mine = each[:, column] if both.any() else np.full(len(both), 0.5)
+                share = mine * self.sizes / ((both if both.any() else 1.0) * self.sizes).sum()
+                seconds[:, column] = scale[column] * case.compression_s * share
         return seconds
 
     def _copy(self, firsts: Any, index: Any) -> Floats:

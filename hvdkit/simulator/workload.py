@@ -27,7 +27,8 @@ class Workload:
 
     `forward` has (layer, seconds) in the order of the computation, `tensors` come as backward finishes them, and
     `tail_s` is what backward does after the last one. `serial_s` is what lies between steps, exposed input included;
-    `jitter` the coefficient of variation of its compute. `batch_size` images a rank; `accumulate` batches an update,
+    `jitter` the coefficient of variation of its compute; `compression_s` what it took to make of all gradients
+    what is sent, and back, 0 where that was not measured. `batch_size` images a rank; `accumulate` batches an update,
     of which the last one's backward lies in `tensors` and the others' work in `earlier_s`.
     """
 
@@ -43,6 +44,7 @@ class Workload:
     serial_s: float = 0.0
     earlier_s: float = 0.0
     jitter: float = 0.0
+    compression_s: float = 0.0
     fixed_memory_bytes: float = 0.0
     activation_bytes: float = 0.0
 
@@ -99,6 +101,7 @@ def of_profile(profile: Profile) -> Workload:
         earlier_s=1e-3 * earlier,
         serial_s=1e-3 * (split.gaps_ms.mean + split.input_ms.mean),
         jitter=_jitter(profile),
+        compression_s=1e-3 * _mean(split.compression_ms) * sync_of(profile),
         fixed_memory_bytes=fixed,
         activation_bytes=activations,
     )
@@ -121,6 +124,13 @@ def of_layers(
 def elements(tensor: Tensor) -> int:
     """How many numbers a gradient has."""
     return prod(tensor.shape)
+
+
+def sync_of(profile: Profile) -> int:
+    """After how many updates the ranks of a profile met: 1, but for Local SGD."""
+    sync = profile.settings.get("sync")
+    every = sync.get("every") if isinstance(sync, dict) else None
+    return every if isinstance(every, int) and 1 <= every <= 2**31 else 1
 
 
 def _mean(spread: Spread | None) -> float:

@@ -1,0 +1,161 @@
+"""The rows of own-hosts.json: steps on starved hosts, foreseen from unstarved profiles and `hvdkit bench`.
+
+A row is a step's time over that of `compute`, the same ranks without a word between them: 1 is a network that costs
+nothing. Four ranks share two cores, so compute is set to what `compute` took; whoever is late gets the cores of those
+that wait, so ranks are taken to be equally fast (`jitter` 0). All else is the model's: what the method costs to compute
+by its own profile at 2 ranks without a slow link, collectives by the lines that `hvdkit bench` has fitted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from validation_row import Row
+
+from hvdkit.profiling.profile import Profile
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import curves
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.predict import Basis, Point, basis, point
+from hvdkit.simulator.settings import Settings
+
+HERE = Path(__file__).resolve().parent
+COMPUTE, DENSE, RANKS, CORES = "compute", "dense", 4, 2
+RATIOS, ABSOLUTE, WHAT_IF, FITTED = (
+    "own hosts", "own hosts, cores shared", "own hosts, dense profile alone", "own hosts, bench",
+)  # fmt: skip
+_ALIKE = Settings(jitter=0.0)
+
+
+def rows() -> Iterator[Row]:
+    """All of them; nothing where it was not measured."""
+    if not (HERE / "own-hosts.json").exists():
+        return
+    table = measured()
+    for links in table["links"]:
+        yield from _fitted(links)
+    for turns in table["turns"]:
+        framework, rate = turns["framework"], turns["mbit_per_s"]
+        cluster, label = network(table, framework, rate), f"{framework}, {rate:g} Mbit/s"
+        alone = median(turns["step_ms"][COMPUTE])
+        yield Row(RATIOS, f"{label}, {COMPUTE}", "× compute", 1.0, 1.0, "calibration")
+        for method in table["methods"]:
+            if method == COMPUTE:
+                continue
+            steps = turns["step_ms"][method]
+            ratio = median(step / free for step, free in zip(steps, turns["step_ms"][COMPUTE], strict=True))
+            own, dense = profile(framework, method), profile(framework, DENSE)
+            scaled = _scaled(own, alone, dense)
+            found = point(scaled, cluster, RANKS, _ALIKE)
+            naive = point(scaled, cluster, RANKS, Settings(jitter=0.0, policy="naive"))
+            yield Row(
+                RATIOS, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation",
+                found.low_ms / alone, found.high_ms / alone, 1.0, naive.step_ms / alone,
+            )  # fmt: skip
+            yield _row(WHAT_IF, label, method, _what_if(dense, own, alone, cluster), alone, ratio)
+            # without a look at `compute`: a rank of the profile had a core, one of the hosts has half of one
+            shared = point(_slower(basis(own), RANKS / CORES), cluster, RANKS, _ALIKE)
+            yield Row(
+                ABSOLUTE, f"{label}, {method}", "ms", shared.step_ms, median(steps), "validation",
+                shared.low_ms, shared.high_ms,
+            )  # fmt: skip
+
+
+def _row(name: str, label: str, method: str, found: Point, alone: float, ratio: float) -> Row:
+    low, high = found.low_ms / alone, found.high_ms / alone
+    return Row(name, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation", low, high)
+
+
+def disordered() -> list[str]:
+    """Pairs of methods whose measured ratios lie apart in all rounds, and that are foreseen the other way round."""
+    table, wrong = measured(), []
+    predicted = {row.row: row.predicted for row in rows() if row.set == RATIOS}
+    for turns in table["turns"]:
+        label = f"{turns['framework']}, {turns['mbit_per_s']:g} Mbit/s"
+        ratios = {
+            method: [
+                step / free for step, free in zip(turns["step_ms"][method], turns["step_ms"][COMPUTE], strict=True)
+            ]
+            for method in table["methods"]
+        }
+        for one, other in itertools.permutations(ratios, 2):
+            apart = max(ratios[one]) < min(ratios[other])
+            if apart and predicted[f"{label}, {one}"] >= predicted[f"{label}, {other}"]:
+                wrong.append(f"{label}: {one} was faster than {other}")
+    return wrong
+
+
+@cache
+def measured() -> Any:
+    """own-hosts.json."""
+    return json.loads((HERE / "own-hosts.json").read_text())
+
+
+@cache
+def profile(framework: str, method: str) -> Profile:
+    """Of a method at 2 ranks, as own-hosts-profiles.json has it."""
+    found = json.loads((HERE / "own-hosts-profiles.json").read_text())[framework]
+    return Profile.model_validate_json(json.dumps(found["dense"] | found["changes"].get(method, {})))
+
+
+def network(table: Any, framework: str, rate: float) -> Cluster:
+    """The cluster file that `hvdkit bench` has written."""
+    (found,) = [links for links in table["links"] if (links["framework"], links["mbit_per_s"]) == (framework, rate)]
+    return clusters.read(found["cluster"], f"{framework} at {rate:g} Mbit/s")
+
+
+def _fitted(links: Any) -> Iterator[Row]:
+    cluster = clusters.read(links["cluster"], "own-hosts.json")
+    for one in cluster.measured:
+        for size, micros in links["points"][one.operation]:
+            row = f"{links['framework']}, {links['mbit_per_s']:g} Mbit/s, {one.operation}, {size} bytes"
+            found = 1e6 * curves.seconds_of(one.pieces, size)
+            yield Row(FITTED, row, "us", found, micros, "calibration")
+
+
+def _alone_ms(found: Basis) -> float:
+    work = found.workload
+    return 1e3 * (work.compute_s + work.serial_s)
+
+
+def _slower(found: Basis, factor: float) -> Basis:
+    """All that the rank does by itself takes `factor` times as long."""
+    work = found.workload
+    return replace(
+        found,
+        workload=replace(
+            work,
+            forward=tuple((name, factor * seconds) for name, seconds in work.forward),
+            tensors=tuple(replace(tensor, segment_s=factor * tensor.segment_s) for tensor in work.tensors),
+            tail_s=factor * work.tail_s,
+            update_s=factor * work.update_s,
+            earlier_s=factor * work.earlier_s,
+            serial_s=factor * work.serial_s,
+            compression_s=factor * work.compression_s,
+        ),
+    )
+
+
+def _scaled(own: Profile, alone_ms: float, dense: Profile) -> Basis:
+    """A method's own work, so slow that the step without the method takes what `compute` took.
+
+    What the method adds between steps, packing and the meetings of Local SGD, is what its profile has more there.
+    """
+    found, plain = basis(own), basis(dense)
+    without = 1e3 * (found.workload.compute_s + plain.workload.serial_s)
+    return _slower(found, alone_ms / without)
+
+
+def _what_if(dense: Profile, own: Profile, alone_ms: float, cluster: Cluster) -> Point:
+    """The same from the dense profile alone: what its method costs to compute is counted then, not measured."""
+    found = basis(dense)
+    known = basis(own).known
+    asked = Settings(jitter=0.0, compression=known.compression, sync=known.sync, allreduce=known.allreduce)
+    return point(_slower(found, alone_ms / _alone_ms(found)), cluster, RANKS, asked)
