@@ -84,6 +84,7 @@ def disordered() -> list[str]:
                 step / free for step, free in zip(turns["step_ms"][method], turns["step_ms"][COMPUTE], strict=True)
             ]
             for method in table["methods"]
+            if method != COMPUTE
         }
         for one, other in itertools.permutations(ratios, 2):
             apart = max(ratios[one]) < min(ratios[other])
