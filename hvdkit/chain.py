@@ -22,7 +22,6 @@ CLUSTER = "cluster.yaml"
 class Chain:
     """A chain that has passed every check that can be made before it starts."""
 
-    recipe: Recipe  # with what a profile leaves aside
     measuring: ProfilePlan
     question: Question
 
@@ -48,7 +47,7 @@ def plan(
         faults += str(error).splitlines()
     if faults or measuring is None:
         raise RequestError("\n".join(faults))
-    return Chain(recipe, measuring, question)
+    return Chain(measuring, question)
 
 
 def run(chain: Chain, folder: Path) -> Plan:
@@ -64,6 +63,8 @@ def run(chain: Chain, folder: Path) -> Plan:
         _say(f"{path} is there and taken")
     else:
         asked = chain.measuring.plan
+        for line in chain.measuring.left_out:
+            _say(line)
         _say(f"profiling {asked.recipe.name} under {asked.framework}, {asked.np} rank(s)")
         found = profiling.run(chain.measuring, folder)
     made = chain.question.of(found)
@@ -78,7 +79,7 @@ def _check_same(found: Profile, wanted: ProfilePlan, path: Path) -> None:
     asked = {"framework": plan.framework, "ranks": plan.np, "hosts": len(plan.hosts)}
     there = {"framework": found.framework, "ranks": found.np, "hosts": found.hosts}
     different = [f"{there[key]} instead of {asked[key]} as {key}" for key in asked if there[key] != asked[key]]
-    if found.settings != plan.recipe.model_dump(mode="json"):
+    if found.settings != wanted.asked.model_dump(mode="json"):
         different.append("another recipe")
     if different:
         told = ", ".join(different)

@@ -188,9 +188,7 @@ class _Maker:
         index = np.arange(len(self.tensors))[:, None]
         way = [np.where(buckets.closes, share * each.seconds(firsts, index), 0.0) for each in lanes]
         copies = np.where(buckets.closes & (index > firsts), share * self._copy(firsts, index), 0.0)
-        through = np.concatenate(
-            [np.zeros((1, len(self.cases))), self._passes("decode_passes").cumsum(0)]
-        )
+        through = np.concatenate([np.zeros((1, len(self.cases))), self._passes("decode_passes").cumsum(0)])
         decode = np.where(buckets.closes, through[1:] - np.take_along_axis(through, firsts, axis=0), 0.0)
         tasks: list[Task] = []
         unpacked: list[Task] = []
