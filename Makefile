@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-simulator browser test lint image-check clean
+.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-hosts bench-simulator browser test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -40,6 +40,9 @@ bench-resnet50: runtimes ## ResNet-50, four frameworks and all rivals at 2 ranks
 
 validate: bootstrap ## Hold the simulator against closed forms and published figures; docs/validation.md
 	@$(BIN)/python benchmarks/validate.py
+
+bench-hosts: runtimes ## Steps on four hosts with starved links, for make validate; about 25 minutes, quiet, resumable
+	@$(BIN)/python benchmarks/own_hosts.py
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
 	@$(BIN)/python benchmarks/simulator.py

@@ -52,7 +52,7 @@ def rows() -> Iterator[Row]:
             steps = turns["step_ms"][method]
             ratio = median(step / free for step, free in zip(steps, turns["step_ms"][COMPUTE], strict=True))
             own, dense = profile(framework, method), profile(framework, DENSE)
-            scaled = _scaled(own, alone, dense)
+            scaled = _as_slow(basis(own), alone)
             found = point(scaled, cluster, RANKS, _ALIKE)
             naive = point(scaled, cluster, RANKS, Settings(jitter=0.0, policy="naive"))
             yield Row(
@@ -121,11 +121,6 @@ def _fitted(links: Any) -> Iterator[Row]:
             yield Row(FITTED, row, "us", found, micros, "calibration")
 
 
-def _alone_ms(found: Basis) -> float:
-    work = found.workload
-    return 1e3 * (work.compute_s + work.serial_s)
-
-
 def _slower(found: Basis, factor: float) -> Basis:
     """All that the rank does by itself takes `factor` times as long."""
     work = found.workload
@@ -144,19 +139,13 @@ def _slower(found: Basis, factor: float) -> Basis:
     )
 
 
-def _scaled(own: Profile, alone_ms: float, dense: Profile) -> Basis:
-    """A method's own work, so slow that the step without the method takes what `compute` took.
-
-    What the method adds between steps, packing and the meetings of Local SGD, is what its profile has more there.
-    """
-    found, plain = basis(own), basis(dense)
-    without = 1e3 * (found.workload.compute_s + plain.workload.serial_s)
-    return _slower(found, alone_ms / without)
+def _as_slow(found: Basis, alone_ms: float) -> Basis:
+    """A rank's own work, so slow that it takes what `compute` took; what its method adds is as much slower."""
+    return _slower(found, 1e-3 * alone_ms / (found.workload.compute_s + found.workload.serial_s))
 
 
 def _what_if(dense: Profile, own: Profile, alone_ms: float, cluster: Cluster) -> Point:
-    """The same from the dense profile alone: what its method costs to compute is counted then, not measured."""
-    found = basis(dense)
+    """The same from the dense profile alone: what the method costs to compute is counted then, not measured."""
     known = basis(own).known
     asked = Settings(jitter=0.0, compression=known.compression, sync=known.sync, allreduce=known.allreduce)
-    return point(_slower(found, alone_ms / _alone_ms(found)), cluster, RANKS, asked)
+    return point(_as_slow(basis(dense), alone_ms), cluster, RANKS, asked)

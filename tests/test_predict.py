@@ -22,6 +22,7 @@ from hvdkit.profiling import profile as profiles
 from hvdkit.simulator import advise as advising
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
+from hvdkit.simulator import settings as settings_
 from hvdkit.simulator.advise import Advice, Money
 from hvdkit.simulator.settings import Settings
 
@@ -79,6 +80,34 @@ def test_the_same_seed_gives_the_same_answer(hvdkit: Hvdkit, files: tuple[Path, 
     assert answers[0] == answers[1]
     assert answers[0][0]["step_ms"] != answers[2][0]["step_ms"]
     assert answers[0][0]["p99_ms"] > answers[0][0]["step_ms"] > 65.0
+
+
+def test_a_profile_is_predicted_as_it_was_run_unless_it_is_asked_otherwise() -> None:
+    """Compressed, seldom or otherwise sent, with what that took to compute as it was measured."""
+    made, size = simulating.cluster(latency_us=0.0, mbit_per_s=8000.0), 4 * 272_474
+
+    def step_ms(settings: dict[str, Any], *asked: str, compression_ms: float = 6.0) -> float:
+        plain = simulating.profile()
+        spread = profiles.Spread(**dict.fromkeys(("mean", "median", "low", "high"), compression_ms))
+        compute = plain.step.compute_ms.model_copy(update={"mean": plain.step.compute_ms.mean + compression_ms})
+        split = plain.step.model_copy(update={"compression_ms": spread, "compute_ms": compute})
+        profile = plain.model_copy(update={"step": split, "settings": settings})
+        (found,) = predicting.predict(profile, made, [4], settings_.read(asked)).points
+        return found.step_ms
+
+    ring, gathered = 2 * 3 / 4 * size / 1e6, 3 * 8 * 272_474 * 0.01 / 1e6
+    topk = {"compression": {"method": "topk", "ratio": 0.01}}
+    assert step_ms(topk) == pytest.approx(65 + 6 + gathered, rel=1e-3)
+    assert step_ms(topk, "compression=none") == pytest.approx(65 + ring)
+    assert step_ms({"allreduce": "hierarchical"}) == pytest.approx(65 + 6 + ring)
+    assert step_ms({"allreduce": "hierarchical"}, "allreduce=ring") == pytest.approx(65 + ring)
+    assert step_ms({"allreduce": "ring"}, compression_ms=0.0) == pytest.approx(65 + ring)
+    # the mean of four steps of which one sends
+    assert step_ms({"sync": {"every": 4}}, compression_ms=2.0) == pytest.approx(65 + 2 + ring / 4)
+    assert step_ms({"sync": {"every": 4}}, "sync.every=1", compression_ms=2.0) == pytest.approx(65 + ring)
+    # twice as fast a device packs twice as fast
+    faster = step_ms({"allreduce": "hierarchical"}, "speed=2")
+    assert faster == pytest.approx(2 + (63 + 6) / 2 + ring)
 
 
 def test_advice_is_ranked_priced_and_applied(hvdkit: Hvdkit, tmp_path: Path) -> None:
