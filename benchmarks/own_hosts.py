@@ -13,7 +13,7 @@ Three kinds of runs, each kept in `runs/own-hosts` and not done again:
 The first two are what predictions start from, the third is what they are held against, as ratios to `compute` of the
 same round: four ranks share this machine's cores, so what they compute is not what two do. PyTorch at three rates, the
 other frameworks at one. Needs a quiet machine and network namespaces. Writes own-hosts.json and own-hosts-profiles.json
-beside itself once all is there.
+beside itself, with the frameworks of which all is there.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ class Runs:
         """At which a framework is measured."""
         return sorted([RATE, *OTHER_RATES]) if framework == FRAMEWORKS[0] else [RATE]
 
+    def whole(self) -> list[str]:
+        """The frameworks of which nothing is left to do."""
+        kinds = ["profile", "bench", "turns"]
+        return [name for name in FRAMEWORKS if all(piece.leaves.exists() for piece in self.pieces(kinds, [name]))]
+
     def profile(self, framework: str, method: str) -> Path:
         """Where it is kept."""
         return self.keep / "profiles" / framework / method / "profile.json"
@@ -157,7 +162,7 @@ def table(runs: Runs) -> dict[str, Any]:
     """What was measured over the starved links, as own-hosts.json holds it."""
     links, measured = [], []
     versions: dict[str, str] = {}
-    for framework in FRAMEWORKS:
+    for framework in runs.whole():
         for rate in runs.rates(framework):
             points = {
                 operation: _points(runs.bench(framework, rate, operation)) for operation in ("allreduce", "allgather")
@@ -183,7 +188,7 @@ def table(runs: Runs) -> dict[str, Any]:
 def shortened(runs: Runs) -> dict[str, Any]:
     """The profiles: dense ones in full, of each other method what it changes."""
     found: dict[str, Any] = {}
-    for framework in FRAMEWORKS:
+    for framework in runs.whole():
         dense = profiles.load(runs.profile(framework, DENSE)).model_dump(mode="json")
         others = {name: profiles.load(runs.profile(framework, name)) for name in METHODS if name != DENSE}
         keep = {"settings", "compression", "step"}
@@ -242,19 +247,19 @@ def main() -> int:
                 continue
             if time.monotonic() - began > args.limit:
                 print(f"left to do: {piece.name} and what comes behind it")
-                return 1
+                break
             piece.leaves.parent.mkdir(parents=True, exist_ok=True)
             piece.make()
             print(f"[{time.monotonic() - began:4.0f} s] {piece.name}", flush=True)
-        if any(not piece.leaves.exists() for piece in runs.pieces(["profile", "bench", "turns"], list(FRAMEWORKS))):
+        if not runs.whole():
             return 1
         write_atomic(TABLE, json.dumps(table(runs), indent=1) + "\n")
         write_atomic(PROFILES, json.dumps(shortened(runs), separators=(",", ":")) + "\n")
     except (Unavailable, HvdkitError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_status", 2)
-    print(f"written to {TABLE.name} and {PROFILES.name}; now `make validate`")
-    return 0
+    print(f"written to {TABLE.name} and {PROFILES.name}: {', '.join(runs.whole())}; now `make validate`")
+    return 0 if len(runs.whole()) == len(FRAMEWORKS) else 1
 
 
 if __name__ == "__main__":

@@ -73,24 +73,26 @@ def _row(name: str, label: str, method: str, found: Point, alone: float, ratio: 
     return Row(name, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation", low, high)
 
 
-def disordered() -> list[str]:
-    """Pairs of methods whose measured ratios lie apart in all rounds, and that are foreseen the other way round."""
-    table, wrong = measured(), []
+def disordered() -> tuple[list[str], int]:
+    """Of the pairs of methods that lie apart in all rounds, those foreseen the other way round; and how many there are.
+
+    Nothing where nothing was measured.
+    """
+    wrong, pairs = [], 0
     predicted = {row.row: row.predicted for row in rows() if row.set == RATIOS}
-    for turns in table["turns"]:
-        label = f"{turns['framework']}, {turns['mbit_per_s']:g} Mbit/s"
+    for turns in measured()["turns"] if predicted else ():
+        label, free = f"{turns['framework']}, {turns['mbit_per_s']:g} Mbit/s", turns["step_ms"][COMPUTE]
         ratios = {
-            method: [
-                step / free for step, free in zip(turns["step_ms"][method], turns["step_ms"][COMPUTE], strict=True)
-            ]
-            for method in table["methods"]
+            method: [step / alone for step, alone in zip(steps, free, strict=True)]
+            for method, steps in turns["step_ms"].items()
             if method != COMPUTE
         }
         for one, other in itertools.permutations(ratios, 2):
-            apart = max(ratios[one]) < min(ratios[other])
-            if apart and predicted[f"{label}, {one}"] >= predicted[f"{label}, {other}"]:
-                wrong.append(f"{label}: {one} was faster than {other}")
-    return wrong
+            if max(ratios[one]) < min(ratios[other]):
+                pairs += 1
+                if predicted[f"{label}, {one}"] >= predicted[f"{label}, {other}"]:
+                    wrong.append(f"{label}, {one} was faster than {other}")
+    return wrong, pairs
 
 
 @cache
