@@ -1,0 +1,131 @@
+"""Steps on starved hosts for `make validate`: how they are measured, and what rows are made of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulating
+import starving
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import own_hosts
+import own_hosts_rows
+from validation_row import Row
+
+FREE, RING_MS, GATHER_MS = 260.0, 150.0, 12.0
+
+
+def measured(name: str, ms: float) -> dict[str, Any]:
+    """A collective over four hosts that takes as long for any bytes."""
+    pieces = [{"from_bytes": 0, "latency_us": 1e3 * ms, "mbit_per_s": 1e12}]
+    return {
+        "operation": name, "ranks": 4, "pieces": pieces,
+        "residual_percent": 1.0, "smallest_bytes": 4, "largest_bytes": 10**7,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Files as the benchmark leaves them, of a machine that does what the model says; its steps by method."""
+    cluster = simulating.cluster(
+        name="measured-4-ranks", measured=[measured("allreduce", RING_MS), measured("allgather", GATHER_MS)]
+    )
+    dense = simulating.profile().model_dump(mode="json")
+    spread = dict.fromkeys(("mean", "median", "low", "high"), 5.0)
+    compute = dense["step"]["compute_ms"] | {"mean": dense["step"]["compute_ms"]["mean"] + 5.0}
+    split = dense["step"] | {"compression_ms": spread, "compute_ms": compute}
+    topk = {"settings": {"compression": {"method": "topk", "ratio": 0.01}}, "compression": "topk", "step": split}
+    local = {"settings": {"sync": {"every": 4}}, "compression": "none", "step": dense["step"]}
+    slower = FREE / 65.0
+    steps = {
+        "dense": [FREE + RING_MS] * 2,
+        "topk": [FREE + 5.0 * slower + GATHER_MS] * 2,
+        "local4": [FREE + RING_MS / 4] * 2,
+        "compute": [FREE] * 2,
+    }
+    where = {"framework": "pytorch", "mbit_per_s": 50.0}
+    points = {"allreduce": [[1000, 1e3 * RING_MS]], "allgather": [[1000, 1e3 * GATHER_MS]]}
+    found = {
+        "methods": {name: {} for name in steps},
+        "turns": [where | {"load": 0.0, "step_ms": steps}],
+        "links": [where | {"cluster": cluster.model_dump(mode="json"), "points": points}],
+    }
+    profiles = {"pytorch": {"dense": dense, "changes": {"topk": topk, "local4": local}}}
+    (tmp_path / "own-hosts.json").write_text(json.dumps(found))
+    (tmp_path / "own-hosts-profiles.json").write_text(json.dumps(profiles))
+    monkeypatch.setattr(own_hosts_rows, "HERE", tmp_path)
+    for kept in (own_hosts_rows.measured, own_hosts_rows.profile):
+        kept.cache_clear()
+    yield steps  # type: ignore[misc]
+    for kept in (own_hosts_rows.measured, own_hosts_rows.profile):
+        kept.cache_clear()
+
+
+def rows(name: str) -> dict[str, Row]:
+    return {row.row.split(", ")[-1]: row for row in own_hosts_rows.rows() if row.set == name}
+
+
+def test_a_machine_that_does_what_the_model_says_is_predicted(table: dict[str, list[float]]) -> None:
+    found = rows(own_hosts_rows.RATIOS)
+    assert found["compute"].used_for == "calibration"
+    for method in ("dense", "topk", "local4"):
+        row = found[method]
+        assert row.used_for == "validation"
+        assert row.measured == pytest.approx(table[method][0] / FREE)
+        assert row.predicted == pytest.approx(row.measured, rel=1e-3)
+        assert row.low is not None and row.high is not None and row.low <= row.measured <= row.high
+    # what top-k takes to compute is not in the dense profile
+    alone = rows(own_hosts_rows.WHAT_IF)["topk"]
+    assert alone.predicted == pytest.approx((FREE + GATHER_MS) / FREE, rel=1e-3)
+    # a rank of the profile had a core, four of the hosts share two
+    assert rows(own_hosts_rows.ABSOLUTE)["dense"].predicted == pytest.approx(2 * 65.0 + RING_MS)
+    assert {row.used_for for row in rows(own_hosts_rows.FITTED).values()} == {"calibration"}
+
+
+def test_methods_foreseen_in_another_order_are_told(table: dict[str, list[float]]) -> None:
+    assert own_hosts_rows.disordered() == ([], 3)
+    path = own_hosts_rows.HERE / "own-hosts.json"
+    found = json.loads(path.read_text())
+    found["turns"][0]["step_ms"]["topk"] = [2 * FREE, 2.1 * FREE]
+    path.write_text(json.dumps(found))
+    own_hosts_rows.measured.cache_clear()
+    wrong, pairs = own_hosts_rows.disordered()
+    assert pairs == 3
+    assert sorted(wrong) == [
+        "pytorch, 50 Mbit/s, dense was faster than topk",
+        "pytorch, 50 Mbit/s, local4 was faster than topk",
+    ]
+
+
+def test_nothing_is_told_of_what_was_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_hosts_rows, "HERE", tmp_path)
+    assert list(own_hosts_rows.rows()) == []
+    assert own_hosts_rows.disordered() == ([], 0)
+
+
+def test_a_turn_takes_as_long_as_on_its_slowest_rank() -> None:
+    every = {name: [[0.1, 0.3], [0.2, 0.1]] for name in own_hosts.SIDES}
+    assert own_hosts._by_round([every])["dense"] == [200.0]
+
+
+def test_methods_take_turns_over_starved_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starving.network(1, 100.0)  # skips where there can be none
+    monkeypatch.setattr(own_hosts, "ROUNDS", 1)
+    sides = {"dense": ([], 1, 2), "compute": (own_hosts.SIDES["compute"][0], 1, 2)}
+    monkeypatch.setattr(own_hosts, "SIDES", sides)
+    runs = own_hosts.Runs(tmp_path)
+    runs._turns("pytorch", 10.0)
+    found = json.loads(runs.turns("pytorch", 10.0).read_text())
+    ((once,), load) = found["rounds"], found["load"]
+    assert {name: [len(steps) for steps in ranks] for name, ranks in once.items()} == dict.fromkeys(sides, [2] * 4)
+    assert 0 <= load <= 1
+    dense, compute = (own_hosts._by_round([once])[name][0] for name in ("dense", "compute"))
+    # a ring of 1.09 MB carries 1.5 times that over each link
+    assert dense - compute > 0.5 * 8e-3 * 1.5 * 4 * 272_474 / 10.0
+    assert [piece.name for piece in runs.pieces(["turns"], ["mxnet"])] == ["turns of mxnet at 50 Mbit/s"]
+    assert runs.whole() == []
