@@ -34,11 +34,11 @@ RecipeFile = Annotated[
 CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
 Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
-Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated [default: all four]")]
+Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated", show_default="all four")]
 Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
-Out = Annotated[Path | None, typer.Option(help="the run's folder [default: runs/<recipe>-<command>-<time>]")]
+Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default="runs/<recipe>-<command>-<time>")]
 Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{_RIVALS}; may be repeated")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
@@ -50,7 +50,8 @@ def train(
     framework: Framework = "pytorch",
     np: Ranks = 1,
     hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,... [default: this machine]")
+        str | None,
+        typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine"),
     ] = None,
     rival: Annotated[str | None, typer.Option(help="train by other means: " + _RIVALS)] = None,
     launcher: Launcher = "direct",
@@ -125,11 +126,11 @@ def compare(
     recipe: RecipeFile,
     overrides: Overrides = None,
     framework: Frameworks = None,
-    np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated [default: 1 and 2]")] = None,
+    np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated", show_default="1 and 2")] = None,
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
     no_parity: Annotated[bool, typer.Option("--no-parity", help="do not prove that all do the same work")] = False,
     rival: Rivals = None,
-    rounds: Annotated[int | None, typer.Option(help="runs of each kind [default: 1, with rivals 3]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="runs of each kind", show_default="1, with rivals 3")] = None,
     baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
     margin: Annotated[float, typer.Option(help="a sure loss against the baseline beyond this ends in status 1")] = 0.05,
     launcher: Launcher = "direct",
@@ -219,7 +220,9 @@ def profile(
     overrides: Overrides = None,
     framework: Framework = "pytorch",
     np: Ranks = 2,
-    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="host:slots,... [default: this machine]")] = None,
+    hosts: Annotated[
+        str | None, typer.Option("-H", "--hosts", help="host:slots,...", show_default="this machine")
+    ] = None,
     steps: Annotated[int, typer.Option(help="steps to measure")] = 20,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="write PyTorch's own profile too")] = False,
     launcher: Launcher = "direct",
@@ -252,7 +255,7 @@ def report(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", readable=False, help="what `hvdkit compare` or `hvdkit train` has left")
     ],
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it [default: DIR]")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it", show_default="DIR")] = None,
 ) -> None:
     """Make one page of a comparison or a run, report.html, and report.md for pull requests."""
     from hvdkit.report import page
@@ -277,8 +280,8 @@ def doctor() -> None:
 
 @runtime_app.command("build")
 def runtime_build(
-    names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet [default: all]")] = None,
-    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", help="[default: GPU where CUDA is found]")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all")] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
 ) -> None:
     """Build the runtimes that are missing or out of date, and prove each with two processes."""
     from rich.console import Console

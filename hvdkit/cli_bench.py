@@ -11,11 +11,13 @@ import typer
 Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
 Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
 Hosts = Annotated[
-    str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,... [default: this machine]")
+    str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
 ]
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
-Out = Annotated[Path | None, typer.Option(help="the folder to write into [default: runs/<collective>-bench-<time>]")]
+Out = Annotated[
+    Path | None, typer.Option(help="the folder to write into", show_default="runs/<collective>-bench-<time>")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
 

@@ -12,7 +12,9 @@ from hvdkit.errors import RequestError
 Cluster = Annotated[Path, typer.Option(metavar="CLUSTER.yaml", help="a cluster file, or the name of one of hvdkit's")]
 Policy = Annotated[str | None, typer.Option(help="when gradients go, such as horovod, ddp or mg-wfbp")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a what-if, such as batch_size=64")]
-Out = Annotated[Path | None, typer.Option(help="the folder to write into [default: runs/<model>-<command>-<time>]")]
+Out = Annotated[
+    Path | None, typer.Option(help="the folder to write into", show_default="runs/<model>-<command>-<time>")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
 
@@ -46,12 +48,14 @@ def advise(
     ] = None,
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="CLUSTER.yaml", help="a file, or one of hvdkit's [default: the links of the profile]"),
+        typer.Option(
+            metavar="CLUSTER.yaml", help="a file, or one of hvdkit's", show_default="the links of the profile"
+        ),
     ] = None,
-    ranks: Annotated[int | None, typer.Option("-n", help="number of ranks [default: the profile's]")] = None,
-    price: Annotated[float | None, typer.Option(help="of a GPU for an hour [default: the cluster file's]")] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="in an epoch [default: the recipe's data]")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="of training [default: the recipe's]")] = None,
+    ranks: Annotated[int | None, typer.Option("-n", help="number of ranks", show_default="the profile's")] = None,
+    price: Annotated[float | None, typer.Option(help="of a GPU for an hour", show_default="the cluster file's")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="in an epoch", show_default="the recipe's data")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="of training", show_default="the recipe's")] = None,
     apply: Annotated[
         Path | None, typer.Option(metavar="NEW.yaml", help="write the recipe with the best sure gain")
     ] = None,
@@ -60,14 +64,14 @@ def advise(
     framework: Annotated[
         str | None, typer.Option(help="to profile a recipe by: pytorch (default), tensorflow, keras or mxnet")
     ] = None,
-    np: Annotated[int | None, typer.Option("-np", "--np", help="to profile a recipe by [default: 2]")] = None,
+    np: Annotated[int | None, typer.Option("-np", "--np", help="to profile a recipe by", show_default="2")] = None,
     hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", help="to profile a recipe on [default: this machine]")
+        str | None, typer.Option("-H", "--hosts", help="to profile a recipe on", show_default="this machine")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="to measure of a recipe [default: 20]")] = None,
+    steps: Annotated[int | None, typer.Option(help="to measure of a recipe", show_default="20")] = None,
     launcher: Annotated[str | None, typer.Option(help="of a recipe's ranks: direct (default) or horovodrun")] = None,
     stall_timeout: Annotated[
-        float | None, typer.Option(help="seconds after which a rank that hangs ends the run [default: 60]")
+        float | None, typer.Option(help="seconds after which a rank that hangs ends the run", show_default="60")
     ] = None,
     out: Out = None,
     overwrite: Overwrite = False,

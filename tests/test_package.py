@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run
 
 from hvdkit.runtimes.store import find
 
@@ -118,3 +118,8 @@ def test_no_import_circle() -> None:
     for name in graph:
         visit(name, ())
     assert len(done) > 30
+
+
+def test_help_tells_what_is_taken_where_nothing_is_given() -> None:
+    done = run([sys.executable, "-m", "hvdkit", "compare", "--help"], timeout=20)
+    assert "[default: (all four)]" in done.stdout, "square brackets in a help text are markup, and vanish"
