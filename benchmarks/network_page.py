@@ -23,9 +23,9 @@ def _lines(story: Story, missed: list[str]) -> Iterator[str]:
     yield (
         f"ResNet-20 on `mnist5k`, {setting['hosts']} hosts, {setting['batch_size']} images a rank, "
         f"{setting['steps_per_epoch']} updates an epoch. Links are so slow that communication is the told share of a "
-        "dense float32 step. Limit: the dense step over the step of the same four ranks when nothing is sent. Times are "
-        "medians over interleaved rounds, with the least and the greatest; an epoch is without evaluation. Accuracies are "
-        f"the mean over seeds and its range, after {setting['epochs']} epochs."
+        "dense float32 step. Limit: the dense step over the step of the same four ranks when nothing is sent. Times "
+        "are medians over interleaved rounds, with the least and the greatest; an epoch is without evaluation. "
+        f"Accuracies are the mean over seeds and its range, after {setting['epochs']} epochs."
     )
     for framework, asked in dict.fromkeys((row.framework, row.asked_share) for row in story.rows):
         rows = [row for row in story.rows if (row.framework, row.asked_share) == (framework, asked)]
@@ -35,7 +35,7 @@ def _lines(story: Story, missed: list[str]) -> Iterator[str]:
         yield ""
         yield (
             f"{first.rate_mbit_per_s:.2f} Mbit/s; achieved: {first.share:.1%}, so the limit is "
-            f"{limit_of(first.share):.2f} times. Computing takes {first.compute_ms:.0f} ms a step. {first.rounds} rounds."
+            f"{limit_of(first.share):.2f} times. Computing takes {first.compute_ms:.0f} ms; {first.rounds} rounds."
         )
         yield ""
         yield "| method | ms a step | s an epoch | times as fast | of the limit | bytes a step | accuracy | as dense |"

@@ -164,8 +164,8 @@ def page(outcome: dict[str, Any]) -> str:
         "# When gradients are sent, and in which pieces",
         "",
         f"ResNet-20, PyTorch, four hosts, {MEASURED} steps measured, {outcome['rounds']} rounds. Behind: one group "
-        "behind backward, as hvdkit does on CPUs. Overlapped: by Horovod's own optimizer while backward goes on. Exposed: the "
-        "step less that of the same round in which nothing is sent. Medians, with their 95 % bootstrap intervals.",
+        "behind backward, as hvdkit does on CPUs. Overlapped: by Horovod's own optimizer while backward goes on. "
+        "Exposed: the step less that of the same round in which nothing is sent. Medians, 95 % bootstrap intervals.",
     ]
     for rate in dict.fromkeys(row["mbit_per_s"] for row in outcome["rows"]):
         lines += ["", f"## {rate:g} Mbit/s", "", "| | ms a step | ÷ behind | exposed, ms | bytes a step |"]
@@ -173,9 +173,10 @@ def page(outcome: dict[str, Any]) -> str:
         for row in outcome["rows"]:
             if row["mbit_per_s"] == rate:
                 step, ratio, exposed = interval(row["step_ms"]), row["over_behind"], row["exposed_ms"]
+                beside = f"{ratio['median']:.3f} ({ratio['low']:.3f}–{ratio['high']:.3f})"
                 lines.append(
-                    f"| {row['side']} | {step['median']:.0f} | {ratio['median']:.3f} "
-                    f"({ratio['low']:.3f}–{ratio['high']:.3f}) | {exposed['median']:.0f} | {row['bytes_per_step'] or 0:,.0f} |"
+                    f"| {row['side']} | {step['median']:.0f} | {beside} | {exposed['median']:.0f} | "
+                    f"{row['bytes_per_step'] or 0:,.0f} |"
                 )
     lines += [
         "",
