@@ -15,6 +15,8 @@ from conftest import ROOT
 from pydantic import ValidationError
 
 from hvdkit import config, paths
+from hvdkit.communication import Sync
+from hvdkit.core import measurement
 from hvdkit.errors import RequestError
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
@@ -140,6 +142,33 @@ def test_methods_are_recipes_and_their_windows_whole_rounds_of_one_epoch(bench: 
         assert method.warmup > 0 and method.warmup % method.every == 0 and method.measured % method.every == 0
         assert method.warmup + method.measured <= network.STEPS_PER_EPOCH
     assert network.OTHERS_METHOD in network.METHODS
+
+
+def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are slow in turn wait for each other at each synchronous step, under Local SGD only where they meet."""
+    slow_in_turn = [[0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3, 0.1]]
+    used = {"own_s": 0.9, "busy_s": 2.0, "capacity_s": 4.0}
+
+    def gathered(sync: Sync | None) -> dict[str, Any]:
+        clock = SimpleNamespace(
+            seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
+        )
+        loop = SimpleNamespace(clock=clock, step_images=[100] * 4)
+        own: list[dict[str, Any]] = []
+
+        def everyone(mine: dict[str, Any], name: str) -> list[dict[str, Any]]:
+            own.append(mine)
+            return [mine, mine | {"seconds": slow_in_turn[1]}]
+
+        adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
+        # Two hosts of one machine: one kernel, whose CPU time both see.
+        topology = SimpleNamespace(size=2, cross_rank=0)
+        return measurement.gather(adapter, recipe, topology, loop).figures  # type: ignore[arg-type]
+
+    assert gathered(None)["images_per_second"] == pytest.approx(400 / 1.2)
+    local = gathered(Sync(every=4))
+    assert local["images_per_second"] == pytest.approx(400 / 0.8)
+    assert local["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
 
 
 class _Machine:

@@ -12,7 +12,7 @@ from hvdkit.core import metrics
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.loop import Loop
 from hvdkit.core.topology import Topology
-from hvdkit.core.usage import NOISY, load_of_others, pinned, started_at
+from hvdkit.core.usage import NOISY, load_of_others, machine, pinned, started_at
 
 _MOST_STEPS = 2000  # that a result holds one by one
 
@@ -40,7 +40,7 @@ def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> 
         "rss_mib": metrics.peak_rss_mib(),
         "startup_s": None if clock.first_at is None else clock.first_at - started_at(),
         "used": clock.since_warmup(),
-        "machine": topology.cross_rank,
+        "machine": machine(),
         "cores": pinned(),
     }
     rows = adapter.allgather_object(mine, name="measured")
