@@ -145,7 +145,7 @@ def test_methods_are_recipes_and_their_windows_whole_rounds_of_one_epoch(bench: 
 
 
 def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are slow in turn wait for each other at each synchronous step, under Local SGD only where they meet."""
+    """Ranks that are slow in turn wait for each other at each synchronous step, and then only where they meet."""
     slow_in_turn = [[0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3, 0.1]]
     used = {"own_s": 0.9, "busy_s": 2.0, "capacity_s": 4.0}
 
@@ -154,10 +154,8 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
             seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
         )
         loop = SimpleNamespace(clock=clock, step_images=[100] * 4)
-        own: list[dict[str, Any]] = []
 
         def everyone(mine: dict[str, Any], name: str) -> list[dict[str, Any]]:
-            own.append(mine)
             return [mine, mine | {"seconds": slow_in_turn[1]}]
 
         adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
