@@ -89,7 +89,7 @@ def picture(story: Story, path: Path) -> None:
         compute = [min(row.compute_ms, row.step_ms) for row in rows]
         rest = [row.step_ms - least for row, least in zip(rows, compute, strict=True)]
         bars.barh(names, compute, color="C0", label=COMPUTE)
-        bars.barh(names, rest, left=compute, color="C3", label="exposed communication")
+        bars.barh(names, rest, left=compute, color="C3", label="sending, compressing, waiting")
         for row in rows:
             name = names[rows.index(row)]
             bars.text(row.step_ms, name, f" {row.speedup:.2f}×, {row.share_of_limit:.0%}", va="center", fontsize=8)

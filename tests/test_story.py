@@ -18,6 +18,7 @@ from hvdkit import config, paths
 from hvdkit.communication import Sync
 from hvdkit.core import measurement
 from hvdkit.errors import RequestError
+from hvdkit.results import TrainResult
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
 
@@ -29,11 +30,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import network
     import network_page
+    import overlap
     import starved
 
-    yield SimpleNamespace(network=network, starved=starved, page=network_page)
+    yield SimpleNamespace(network=network, starved=starved, page=network_page, overlap=overlap)
     for name in set(sys.modules) - before:
-        if name in ("network", "network_page", "starved", "hosts", "ratios"):
+        if name in ("network", "network_page", "overlap", "starved", "hosts", "ratios"):
             del sys.modules[name]
 
 
@@ -167,6 +169,26 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     local = gathered(Sync(every=4))
     assert local["images_per_second"] == pytest.approx(400 / 0.8)
     assert local["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
+
+
+def test_the_sweep_asks_for_recipes_and_tells_ratios_within_rounds(bench: SimpleNamespace) -> None:
+    overlap, sides = bench.overlap, bench.overlap.SIDES
+    for side in sides.values():
+        config.load(paths.recipes() / "resnet20-digits.yaml", [*bench.network.RECIPE[1:], *side.keys])
+        assert not side.overlapped or "HOROVOD_FUSION_THRESHOLD" in side.environment
+    assert overlap.WARMUP + overlap.MEASURED <= bench.network.STEPS_PER_EPOCH
+
+    def result(ms: float) -> TrainResult:
+        return TrainResult.model_validate_json(_result(images_per_second=1e5 / ms))
+
+    name = next(name for name, side in sides.items() if side.overlapped)
+    rounds = [
+        {overlap.COMPUTE: result(300 * k), overlap.BEHIND: result(1000 * k), name: result(900 * k)} for k in (1, 2)
+    ]
+    row = overlap._row(20.0, name, rounds)
+    assert row["over_behind"]["median"] == pytest.approx(0.9) and row["exposed_ms"]["median"] == pytest.approx(900)
+    outcome = {"rows": [row], "rounds": 2, "command": "c", "machine": {"processor": "P", "cores": 2, "system": "S"}}
+    assert f"| {name} | 1350 | 0.900 (0.900–0.900) | 900 | 1,000,000 |" in overlap.page(outcome)
 
 
 class _Machine:
