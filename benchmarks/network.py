@@ -120,19 +120,23 @@ class Bench:
             return Solved(**json.loads(path.read_text()))
         tried = self.keep / "tries" / f"{framework}-{share:g}"
         shutil.rmtree(tried, ignore_errors=True)
-        compute = step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, tried / COMPUTE))
 
-        def dense(rate: float) -> float:
-            took = step_ms(timed(network, rate, framework, METHODS[DENSE], tried / f"{rate:.2f}"))
+        def computing() -> float:
+            return step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, tried / COMPUTE))
+
+        def both(rate: float) -> tuple[float, float]:
+            """One directly after the other, as a machine has its hours."""
+            dense = step_ms(timed(network, rate, framework, METHODS[DENSE], tried / f"{rate:.2f}"))
+            alone = computing()
             self.say(
-                f"{framework}: at {rate:.2f} Mbit/s a dense step takes {took:.0f} ms, computing {compute:.0f} ms: "
-                f"{starved.share_of(compute, took):.1%} communication"
+                f"{framework}: at {rate:.2f} Mbit/s a dense step takes {dense:.0f} ms, computing {alone:.0f} ms: "
+                f"{starved.share_of(alone, dense):.1%} communication"
             )
-            return took
+            return alone, dense
 
         path.parent.mkdir(exist_ok=True)
         known = [json.loads(other.read_text())["cost"] for other in sorted(path.parent.glob("*.json"))]
-        found = starved.solve(share, compute, known[-1] if known else FIRST_COST, dense)
+        found = starved.solve(share, known[-1] if known else FIRST_COST, both, computing())
         write_atomic(path, json.dumps(asdict(found)) + "\n")
         return found
 

@@ -8,7 +8,7 @@ limit. A method whose step takes t has the speedup d/t and reaches (d/t)/(d/c) =
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -110,25 +110,27 @@ def rate_for(share: float, compute_ms: float, cost: float) -> float:
 
 def solve(
     share: float,
-    compute_ms: float,
     cost: float,
-    dense_ms: Callable[[float], float],
-    tolerance: float = 0.005,
+    measured: Callable[[float], tuple[float, float]],
+    compute_ms: float,
+    tolerance: float = 0.01,
     most: int = 3,
 ) -> Solved:
-    """The rate for a share, by trying: `dense_ms(rate)` measures a dense step; `cost` is the first guess at k.
+    """The rate for a share, by trying: `measured(rate)` gives the step that only computes and the dense one, in ms.
 
-    At most `most` times. What each tells of k chooses the next rate, so a wrong guess costs one more.
+    `cost` is the first guess at k, `compute_ms` at the computing. What each try tells chooses the next rate, so a wrong
+    guess costs one more; behind `most` of them the nearest serves, as a busy machine may hit the last.
     """
-    tries = 0
-    while tries < most:
-        tries += 1
+    tried: list[Solved] = []
+    while len(tried) < most:
         rate = rate_for(share, compute_ms, cost)
-        dense = dense_ms(rate)
-        reached, cost = share_of(compute_ms, dense), cost_of(compute_ms, dense, rate)
-        if abs(reached - share) <= tolerance:
+        compute_ms, dense_ms = measured(rate)
+        cost = cost_of(compute_ms, dense_ms, rate)
+        tried.append(Solved(rate, share_of(compute_ms, dense_ms), cost, len(tried) + 1))
+        if abs(tried[-1].share - share) <= tolerance:
             break
-    return Solved(rate, reached, cost, tries)
+    nearest = min(tried, key=lambda one: abs(one.share - share))
+    return replace(nearest, tries=len(tried))
 
 
 def as_accurate(mean: float, dense: Sequence[float]) -> bool:
