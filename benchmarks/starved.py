@@ -188,11 +188,13 @@ def missed(rows: Sequence[Row], framework: str, marks: Mapping[float, float]) ->
     """The marks that the framework's best method falls short of, one line each; a share without rows is none."""
     lines = []
     for share, mark in marks.items():
-        if not any((one.framework, one.asked_share) == (framework, share) for one in rows):
+        there = [one for one in rows if (one.framework, one.asked_share) == (framework, share)]
+        if not there:
             continue
         found = best(rows, framework, share)
         if found is None:
-            lines.append(f"{share:.0%}: no method is as accurate as dense")
+            untrained = all(one.as_accurate is None for one in there)
+            lines.append(f"{share:.0%}: {'nothing was trained' if untrained else 'no method is as accurate as dense'}")
         elif found.share_of_limit < mark:
             lines.append(
                 f"{share:.0%}: {found.method} reaches {found.share_of_limit:.3f} of the limit, {found.speedup:.2f} "

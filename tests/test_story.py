@@ -86,6 +86,7 @@ def test_a_row_is_of_ratios_within_rounds(bench: SimpleNamespace) -> None:
     assert (row.accuracy_mean, row.accuracy_low, row.accuracy_high) == (pytest.approx(0.98), 0.97, 0.99)
     assert row.as_accurate is True and row.seeds == 3 and row.rounds == 2
     untrained = bench.starved.row("local8", "pytorch", 0.7, 20.0, rounds, 40, 2e5, [], [0.98])
+    assert bench.starved.missed([untrained], "pytorch", bench.starved.MARKS) == ["70%: nothing was trained"]
     assert untrained.accuracy_mean is None and untrained.as_accurate is None
     with pytest.raises(ValidationError):
         bench.starved.Row(**row.model_dump(), beside=1)
