@@ -90,10 +90,13 @@ METHODS = {
     "diloco": Method(
         "DiLoCo, float32 each 10 updates, Nesterov with η 0.7 and μ 0.9", _local(10, outer="nesterov"), 10, 20
     ),
-    "local16-int8": Method("Local SGD, 8 bits each 16 updates", _local(16, "compression=int8"), 16, 16),
+    "local4-topk": Method(
+        "Local SGD, the largest 1 % each 4 updates", _local(4, "compression={method: topk, ratio: 0.01}"), 4, 24
+    ),
+    "local24-int8": Method("Local SGD, 8 bits each 24 updates", _local(24, "compression=int8"), 24, 24),
 }
 COMPUTING = Method("nothing is sent", _local(10**6), 1, 24)
-OTHERS_METHOD, OTHERS_SHARE = "local16-int8", 0.7
+OTHERS_METHOD, OTHERS_SHARE = "local24-int8", 0.7
 
 
 class Bench:
@@ -143,23 +146,29 @@ class Bench:
         return found
 
     def round(self, network: Network, framework: str, share: float, number: int, names: list[str]) -> None:
-        """Run a round of methods at the share's rate; one that was broken off begins again: hours may lie between."""
-        folder = self.folder(framework, share, number)
+        """See that there are more than `number` rounds of these methods at the share's rate.
+
+        One that was broken off begins again: hours may lie between.
+        """
         sides = sorted({COMPUTE, DENSE, *names})
-        if all((folder / side / "result.json").exists() for side in sides):
+        done = self.rounds_of(framework, share)
+        if sum(set(sides) <= each.keys() for each in done) > number:
             return
         rate = self.rate(network, framework, share).mbit_per_s
-        shutil.rmtree(folder, ignore_errors=True)
-        random.Random(f"{framework} {share} {number}").shuffle(sides)
+        folder = self.keep / "speed" / framework / f"{share:g}"
+        under_way = folder / "under-way"
+        shutil.rmtree(under_way, ignore_errors=True)
+        random.Random(f"{framework} {share} {len(done)}").shuffle(sides)
         for side in sides:
             computing = side == COMPUTE
             mbit_per_s = FREE_MBIT_PER_S if computing else rate
-            result = timed(network, mbit_per_s, framework, COMPUTING if computing else METHODS[side], folder / side)
-            self.say(f"{framework}, {share:.0%}, round {number + 1}: {side} {step_ms(result):.0f} ms a step")
+            result = timed(network, mbit_per_s, framework, COMPUTING if computing else METHODS[side], under_way / side)
+            self.say(f"{framework}, {share:.0%}, round {len(done) + 1}: {side} {step_ms(result):.0f} ms a step")
+        under_way.rename(folder / f"{len(done):02d}")
 
-    def folder(self, framework: str, share: float, number: int) -> Path:
-        """Where a round is kept."""
-        return self.keep / "speed" / framework / f"{share:g}" / f"{number:02d}"
+    def rounds_of(self, framework: str, share: float) -> list[dict[str, TrainResult]]:
+        """The whole rounds, each by method."""
+        return [self._results(each) for each in sorted((self.keep / "speed" / framework / f"{share:g}").glob("[0-9]*"))]
 
     def accuracy(self, framework: str, method: str) -> None:
         """Train it in full, with every seed."""
@@ -172,10 +181,8 @@ class Bench:
 
     def rows(self, framework: str, share: float, names: list[str], reference: str = FRAMEWORK) -> list[Row]:
         """What the methods come to, those that all rounds have; accuracies are held against the reference's dense."""
-        rounds = [self._results(self.folder(framework, share, number)) for number in range(self.rounds)]
-        rounds = [each for each in rounds if {COMPUTE, DENSE} <= each.keys()]
-        names = [name for name in names if rounds and all(name in each for each in rounds)]
-        if not names:
+        rounds = self.rounds_of(framework, share)
+        if not rounds:
             return []
         times = [{side: step_ms(result) for side, result in each.items()} for each in rounds]
         rate = json.loads((self.keep / "rates" / f"{framework}-{share:g}.json").read_text())["mbit_per_s"]
@@ -186,13 +193,14 @@ class Bench:
                 framework,
                 share,
                 rate,
-                times,
+                [each for each in times if name in each],
                 STEPS_PER_EPOCH,
-                rounds[0][name].bytes_per_step or 0.0,
+                next(each[name].bytes_per_step or 0.0 for each in rounds if name in each),
                 self.accuracies(framework, name),
                 dense,
             )
             for name in names
+            if any(name in each for each in rounds)
         ]
 
     def accuracies(self, framework: str, method: str) -> list[float]:
