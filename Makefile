@@ -3,7 +3,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-hosts bench-simulator browser test lint image-check clean
+.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-hosts bench-simulator \
+	bench-network browser test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -46,6 +47,9 @@ bench-hosts: runtimes ## Steps on four hosts with starved links, for make valida
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
 	@$(BIN)/python benchmarks/simulator.py
+
+bench-network: runtimes ## The story of a starved network: rates, methods, accuracy; an hour, needs a quiet machine
+	@$(BIN)/python benchmarks/network.py
 
 browser: # Chromium, in which pages are tested: Debian's package, where root may install it; elsewhere the tests tell
 	@for p in chromium chromium-browser google-chrome; do command -v $$p >/dev/null && exit; done; \

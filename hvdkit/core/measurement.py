@@ -12,7 +12,7 @@ from hvdkit.core import metrics
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.loop import Loop
 from hvdkit.core.topology import Topology
-from hvdkit.core.usage import NOISY, load_of_others, pinned, started_at
+from hvdkit.core.usage import NOISY, load_of_others, machine, pinned, started_at
 
 _MOST_STEPS = 2000  # that a result holds one by one
 
@@ -29,7 +29,8 @@ def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> 
     """Collective: all ranks call it, all get the same.
 
     Where ranks train together, a step takes as long as on the rank that was slowest at it. Processes that train each
-    for itself wait for nobody, so there the slowest process counts, times their number.
+    for itself wait for nobody, so there the slowest process counts, times their number. Under Local SGD ranks wait only
+    where they meet: the slowest at one step need not be at the next, so the rank that was slowest over all counts.
     """
     clock, steps = loop.clock, len(loop.clock.seconds)
     warmup = max(0, min(recipe.warmup_steps, steps - 1))  # at least one step is measured, however short the run
@@ -39,12 +40,12 @@ def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> 
         "rss_mib": metrics.peak_rss_mib(),
         "startup_s": None if clock.first_at is None else clock.first_at - started_at(),
         "used": clock.since_warmup(),
-        "machine": topology.cross_rank,
+        "machine": machine(),
         "cores": pinned(),
     }
     rows = adapter.allgather_object(mine, name="measured")
     alone = len(rows) // topology.size  # how many train for themselves
-    if alone > 1:
+    if alone > 1 or recipe.sync is not None:
         measured = np.array(max((row["seconds"] for row in rows), key=sum))
     else:
         measured = np.max([row["seconds"] for row in rows], axis=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _STAT = Path("/proc/stat")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 # Beyond this share of the machine's CPU time used by others, a figure says more about them (docs/benchmarking.md).
 NOISY = 0.10
 _pinned: list[int] | None = None
@@ -53,6 +55,14 @@ def load_of_others(rows: Sequence[Mapping[str, Any]]) -> float:
         return 0.0
     others: float = max(row["busy_s"] for row in rows) - sum(row["own_s"] for row in rows)
     return float(min(1.0, max(0.0, others / capacity)))
+
+
+def machine() -> str:
+    """Names the kernel whose CPU time a `Snapshot` tells; hosts that are namespaces of one machine share it."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return platform.node()
 
 
 def pin_where_asked(local_rank: int, local_size: int, threads: int) -> None:

@@ -1,0 +1,299 @@
+"""benchmarks/network.py: the arithmetic of rates and limits, what is kept of a broken run, and one real step or two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import starving
+from conftest import ROOT
+from pydantic import ValidationError
+
+from hvdkit import config, paths
+from hvdkit.communication import Sync
+from hvdkit.core import measurement
+from hvdkit.errors import RequestError
+from hvdkit.results import TrainResult
+
+COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The benchmark's modules, imported as its own folder's."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import network
+    import network_page
+    import overlap
+    import starved
+
+    yield SimpleNamespace(network=network, starved=starved, page=network_page, overlap=overlap)
+    for name in set(sys.modules) - before:
+        if name in ("network", "network_page", "overlap", "starved", "hosts", "ratios"):
+            del sys.modules[name]
+
+
+def _invented(rate: float) -> tuple[float, float]:
+    return COMPUTE_MS, COMPUTE_MS + COST / rate
+
+
+def test_the_rate_is_found_however_wrong_the_guess(bench: SimpleNamespace) -> None:
+    for share in (0.7, 0.9):
+        for guess in (0.3 * COST, COST, 5 * COST):
+            found = bench.starved.solve(share, guess, _invented, COMPUTE_MS)
+            assert found.share == pytest.approx(share, abs=1e-9)
+            assert found.mbit_per_s == pytest.approx(COST * (1 - share) / (COMPUTE_MS * share))
+            assert found.tries == (1 if guess == COST else 2)
+            assert found.cost == pytest.approx(COST)
+
+
+def test_latency_beside_bandwidth_takes_one_try_more(bench: SimpleNamespace) -> None:
+    found = bench.starved.solve(0.7, 3 * COST, lambda rate: (COMPUTE_MS, COMPUTE_MS + 60 + COST / rate), COMPUTE_MS)
+    assert found.share == pytest.approx(0.7, abs=0.02) and found.tries <= 3
+
+
+def test_a_machine_that_wavers_gets_the_nearest_try(bench: SimpleNamespace) -> None:
+    tries = iter([(300.0, 1035.0), (300.0, 1300.0), (300.0, 1050.0)])  # 71.0 %, 76.9 % and 71.4 %
+    found = bench.starved.solve(0.7, COST, lambda rate: next(tries), COMPUTE_MS, tolerance=0.005)
+    assert found.share == pytest.approx(1 - 300 / 1035) and found.tries == 3
+    assert found.mbit_per_s == pytest.approx(bench.starved.rate_for(0.7, COMPUTE_MS, COST))
+
+
+def test_no_rate_where_communication_costs_nothing(bench: SimpleNamespace) -> None:
+    with pytest.raises(ValueError, match="no longer than computing"):
+        bench.starved.solve(0.7, COST, lambda rate: (COMPUTE_MS, COMPUTE_MS), COMPUTE_MS)
+    for share in (0.0, 1.0, 1.5):
+        with pytest.raises(ValueError, match="share"):
+            bench.starved.rate_for(share, COMPUTE_MS, COST)
+
+
+def test_a_row_is_of_ratios_within_rounds(bench: SimpleNamespace) -> None:
+    # The second round is on a machine half as fast: ratios are the same, times are not.
+    first = {"compute": 300.0, "dense": 1000.0, "local8": 312.5}
+    rounds = [first, {name: 2 * ms for name, ms in first.items()}]
+    row = bench.starved.row("local8", "pytorch", 0.7, 20.0, rounds, 40, 2e5, [0.98, 0.99, 0.97], [0.985, 0.975, 0.98])
+    assert row.share == pytest.approx(0.7) and bench.starved.limit_of(row.share) == pytest.approx(10 / 3)
+    assert row.share_of_limit == pytest.approx(0.96) and row.speedup == pytest.approx(3.2)
+    assert row.share_of_limit * bench.starved.limit_of(row.share) == pytest.approx(row.speedup)
+    assert (row.step_ms, row.step_ms_low, row.step_ms_high) == (468.75, 312.5, 625.0)
+    assert row.epoch_s == pytest.approx(40 * 0.46875)
+    assert (row.accuracy_mean, row.accuracy_low, row.accuracy_high) == (pytest.approx(0.98), 0.97, 0.99)
+    assert row.as_accurate is True and row.seeds == 3 and row.rounds == 2
+    untrained = bench.starved.row("local8", "pytorch", 0.7, 20.0, rounds, 40, 2e5, [], [0.98])
+    assert bench.starved.missed([untrained], "pytorch", bench.starved.MARKS) == ["70%: nothing was trained"]
+    assert untrained.accuracy_mean is None and untrained.as_accurate is None
+    with pytest.raises(ValidationError):
+        bench.starved.Row(**row.model_dump(), beside=1)
+
+
+def test_as_accurate_means_near_the_mean_or_inside_the_range(bench: SimpleNamespace) -> None:
+    dense = [0.96, 0.98, 0.985]  # mean 0.975
+    assert bench.starved.as_accurate(0.965, dense) and bench.starved.as_accurate(0.99, dense)
+    assert bench.starved.as_accurate(0.96, dense) and not bench.starved.as_accurate(0.959, dense)
+    narrow = [0.975, 0.975]
+    assert bench.starved.as_accurate(0.965, narrow) and not bench.starved.as_accurate(0.9649, narrow)
+
+
+def _story(bench: SimpleNamespace, local_ms: float, accuracy: float) -> Any:
+    rounds = [{"compute": 300.0, "dense": 1000.0, "local8": local_ms}]
+    rows = [
+        bench.starved.row("dense", "pytorch", 0.7, 20.0, rounds, 40, 1.6e6, [0.98], [0.98]),
+        bench.starved.row("local8", "pytorch", 0.7, 20.0, rounds, 40, 2e5, [accuracy], [0.98]),
+    ]
+    machine = {"processor": "P", "cores": 2, "system": "S"}
+    setting = {"hosts": 4, "batch_size": 25, "steps_per_epoch": 40, "epochs": 4}
+    return bench.starved.Story(
+        command="make bench-network",
+        marks={"0.7": 0.95},
+        setting=setting,
+        methods={"dense": "all", "local8": "less"},
+        rows=rows,
+        load=None,
+        versions={"pytorch": "2"},
+        machine=machine,
+        measured="today",
+    )
+
+
+@pytest.mark.parametrize(
+    ("local_ms", "accuracy", "told"),
+    [
+        (310.0, 0.98, []),
+        (320.0, 0.98, ["70%: local8 reaches 0.938 of the limit, 3.12 times; the mark is 0.95, 3.17 times"]),
+        (310.0, 0.90, ["70%: dense reaches 0.300 of the limit, 1.00 times; the mark is 0.95, 3.17 times"]),
+    ],
+)
+def test_a_mark_counts_for_what_is_as_accurate(
+    bench: SimpleNamespace, local_ms: float, accuracy: float, told: list[str]
+) -> None:
+    assert bench.starved.missed(_story(bench, local_ms, accuracy).rows, "pytorch", bench.starved.MARKS) == told
+
+
+def test_page_and_picture_tell_each_row(bench: SimpleNamespace, tmp_path: Path) -> None:
+    story = _story(bench, 310.0, 0.98)
+    text = bench.page.page(story, [])
+    assert (
+        "| local8 | 310 (310–310) | 12.4 | 3.23 | 0.968 (0.968–0.968) | 200,000 | 0.9800 (0.9800–0.9800) | yes |"
+        in text
+    )
+    assert "limit is 3.33" in text
+    bench.page.picture(story, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_methods_are_recipes_and_their_windows_whole_rounds_of_one_epoch(bench: SimpleNamespace) -> None:
+    network = bench.network
+    assert network.STEPS_PER_EPOCH * network.RANKS * network.BATCH == network.IMAGES
+    for method in network.METHODS.values():
+        recipe = config.load(paths.recipes() / "resnet20-digits.yaml", [*network.RECIPE[1:], *method.keys])
+        assert recipe.sync is None if method.every == 1 else recipe.sync and recipe.sync.every == method.every
+        assert method.warmup > 0 and method.warmup % method.every == 0 and method.measured % method.every == 0
+        assert method.warmup + method.measured <= network.STEPS_PER_EPOCH
+    assert network.OTHERS_METHOD in network.METHODS
+
+
+def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are slow in turn wait for each other at each synchronous step, and then only where they meet."""
+    slow_in_turn = [[0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3, 0.1]]
+    used = {"own_s": 0.9, "busy_s": 2.0, "capacity_s": 4.0}
+
+    def gathered(sync: Sync | None) -> dict[str, Any]:
+        clock = SimpleNamespace(
+            seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
+        )
+        loop = SimpleNamespace(clock=clock, step_images=[100] * 4)
+
+        def everyone(mine: dict[str, Any], name: str) -> list[dict[str, Any]]:
+            return [mine, mine | {"seconds": slow_in_turn[1]}]
+
+        adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
+        # Two hosts of one machine: one kernel, whose CPU time both see.
+        topology = SimpleNamespace(size=2, cross_rank=0)
+        return measurement.gather(adapter, recipe, topology, loop).figures  # type: ignore[arg-type]
+
+    assert gathered(None)["images_per_second"] == pytest.approx(400 / 1.2)
+    local = gathered(Sync(every=4))
+    assert local["images_per_second"] == pytest.approx(400 / 0.8)
+    assert local["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
+
+
+def test_the_sweep_asks_for_recipes_and_tells_ratios_within_rounds(bench: SimpleNamespace) -> None:
+    overlap, sides = bench.overlap, bench.overlap.SIDES
+    for side in sides.values():
+        config.load(paths.recipes() / "resnet20-digits.yaml", [*bench.network.RECIPE[1:], *side.keys])
+        assert not side.overlapped or "HOROVOD_FUSION_THRESHOLD" in side.environment
+    assert overlap.WARMUP + overlap.MEASURED <= bench.network.STEPS_PER_EPOCH
+
+    def result(ms: float) -> TrainResult:
+        return TrainResult.model_validate_json(_result(images_per_second=1e5 / ms))
+
+    name = next(name for name, side in sides.items() if side.overlapped)
+    rounds = [
+        {overlap.COMPUTE: result(300 * k), overlap.BEHIND: result(1000 * k), name: result(900 * k)} for k in (1, 2)
+    ]
+    row = overlap._row(20.0, name, rounds)
+    assert row["over_behind"]["median"] == pytest.approx(0.9) and row["exposed_ms"]["median"] == pytest.approx(900)
+    outcome = {"rows": [row], "rounds": 2, "command": "c", "machine": {"processor": "P", "cores": 2, "system": "S"}}
+    assert f"| {name} | 1350 | 0.900 (0.900–0.900) | 900 | 1,000,000 |" in overlap.page(outcome)
+
+
+class _Machine:
+    """In the place of `network.train`: the invented machine, which may die at a run."""
+
+    def __init__(self, network: ModuleType, dies_at: int | None = None) -> None:
+        self.network, self.dies_at, self.ran = network, dies_at, []
+        self.mbit_per_s = 0.0
+
+    def set_rate(self, mbit_per_s: float) -> None:
+        self.mbit_per_s = mbit_per_s
+
+    def hosts_option(self) -> str:
+        return "netns:h1:1"
+
+    def run(self) -> None:
+        raise AssertionError("nothing is run")
+
+    def train(self, run: Any, framework: str, keys: list[str], options: list[str], folder: Path) -> Any:
+        if len(self.ran) == self.dies_at:
+            raise KeyboardInterrupt
+        self.ran.append(folder)
+        meets = next((int(key.split("every: ")[1].split(",")[0]) for key in keys if key.startswith("sync")), 1)
+        ms = COMPUTE_MS + (COST / self.mbit_per_s / meets if options and meets < 1000 else 0.0)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = _result(images_per_second=1e3 * 100 / ms, framework=framework)
+        (folder / "result.json").write_text(result)
+        return self.network.read_result(folder / "result.json")
+
+
+def _result(**given: Any) -> str:
+    example = {
+        "framework": "pytorch", "framework_version": "2", "horovod_version": None, "hvdkit_version": "0", "recipe": "r",
+        "model": "resnet20", "parameters": 1, "np": 4, "launcher": "direct", "device": "cpu", "threads": 1, "seed": 1,
+        "batch_size": 25, "compression": "none", "bytes_per_step": 1e6, "optimizer": "sgd", "precision": "fp32",
+        "accumulate": 1, "recompute": False, "epochs": 1, "steps": 1, "first_step": 0, "warmup_steps": 0,
+        "measured_steps": 1, "step_ms_p50": 1.0, "step_ms_p90": 1.0, "train_loss": 1.0, "val_accuracy": 0.98,
+        "val_loss": 1.0, "peak_rss_mib": 1.0, "train_s": 1.0, "load": 0.01, "initial_state_sha256": "",
+        "final_weights_sha256": "",
+    }  # fmt: skip
+    return json.dumps(example | given)
+
+
+def test_a_broken_benchmark_goes_on_where_it_was(
+    bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = bench.network
+
+    def go(machine: _Machine) -> Any:
+        monkeypatch.setattr(network, "train", machine.train)
+        one = network.Bench(tmp_path, rounds=2, seeds=2, epochs=1)
+        one.settle()
+        for number in range(2):
+            one.round(machine, "pytorch", 0.7, number, ["local8"])
+        one.accuracy("pytorch", "dense")
+        one.accuracy("pytorch", "local8")
+        return one
+
+    whole = _Machine(network)
+    one = go(whole)
+    rows = one.rows("pytorch", 0.7, ["dense", "local8", "int8"])
+    assert [row.method for row in rows] == ["dense", "local8"]  # int8 has no rounds
+    assert rows[0].speedup == pytest.approx(1) and rows[0].share == pytest.approx(0.7, abs=0.005)
+    assert rows[1].step_ms == pytest.approx(COMPUTE_MS + (rows[0].step_ms - COMPUTE_MS) / 8)
+    assert rows[1].seeds == 2 and rows[1].as_accurate
+    assert go(again := _Machine(network)) and again.ran == []
+
+    for dies_at in (1, len(whole.ran) - 5, len(whole.ran) - 1):
+        for kept in ("speed", "accuracy", "rates"):
+            shutil.rmtree(tmp_path / kept)
+        with pytest.raises(KeyboardInterrupt):
+            go(broken := _Machine(network, dies_at))
+        go(rest := _Machine(network))
+        assert len(broken.ran) == dies_at
+        # Half a round is none, and half a search for the rate; all else is not done twice.
+        assert len(whole.ran) <= len(broken.ran) + len(rest.ran) <= len(whole.ran) + 2
+        assert go(_Machine(network)).rows("pytorch", 0.7, ["dense", "local8"]) == rows
+
+
+def test_what_is_kept_of_other_settings_is_refused(bench: SimpleNamespace, tmp_path: Path) -> None:
+    bench.network.Bench(tmp_path, 1, 1, 4).settle()
+    with pytest.raises(RequestError, match="--fresh"):
+        bench.network.Bench(tmp_path, 1, 1, 5).settle()
+
+
+@pytest.mark.timeout(200)
+def test_a_starved_run_of_local_sgd(bench: SimpleNamespace, tmp_path: Path) -> None:
+    method = bench.network.Method("each 2 updates", ("sync={every: 2}",), every=2, measured=2)
+    with starving.network(bench.network.RANKS, 100.0) as network:
+        result = bench.network.timed(network, 50.0, "pytorch", method, tmp_path / "run")
+    assert result.steps == 6 and result.measured_steps == 2
+    ring = 1.5 * 4 * bench.network.PARAMETERS
+    assert result.bytes_per_step == pytest.approx(ring / 2)
+    # Two steps hold one meeting, which cannot be quicker than the links.
+    assert 2 * bench.network.step_ms(result) > 1e3 * ring * 8 / 50e6
