@@ -91,11 +91,11 @@ METHODS = {
         "DiLoCo, float32 each 10 updates, Nesterov with η 0.7 and μ 0.9", _local(10, outer="nesterov"), 10, 20
     ),
     "local4-topk": Method(
-        "Local SGD, the largest 1 % each 4 updates", _local(4, "compression={method: topk, ratio: 0.01}"), 4, 24
+        "Local SGD, the largest 1 % each 4 updates", _local(4, "compression={method: topk, ratio: 0.01}"), 4, 48
     ),
     "local24-int8": Method("Local SGD, 8 bits each 24 updates", _local(24, "compression=int8"), 24, 24),
 }
-COMPUTING = Method("nothing is sent", _local(10**6), 1, 24)
+COMPUTING = Method("nothing is sent", _local(10**6), 1, 56)
 OTHERS_METHOD, OTHERS_SHARE = "local24-int8", 0.7
 
 
