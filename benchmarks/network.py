@@ -295,7 +295,7 @@ def main() -> int:
     add("--share", type=float, choices=list(MARKS), help="only this one of a dense step (may be repeated)")
     add("--method", choices=list(METHODS), help="only this one, and dense (may be repeated)")
     add("--other", choices=[*OTHERS, "none"], help=f"only this framework beside {FRAMEWORK} (may be repeated)")
-    add("--part", choices=["speed", "accuracy"], help="only times, or only accuracies")
+    add("--part", choices=["speed", "accuracy", "page"], help="only times, only accuracies, or only tell what is there")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of all methods (default {ROUNDS})")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of full training (default {SEEDS})")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of full training (default {EPOCHS})")

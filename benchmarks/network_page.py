@@ -119,4 +119,5 @@ def _accuracies(axes: object, rows: list[Row]) -> None:
     axes.set_yticks(range(len(trained)), list(trained))  # type: ignore[attr-defined]
     axes.invert_yaxis()  # type: ignore[attr-defined]
     axes.grid(axis="x", alpha=0.3)  # type: ignore[attr-defined]
+    axes.locator_params(axis="x", nbins=5)  # type: ignore[attr-defined]
     axes.set(xlabel="validation accuracy, mean and range over seeds", title="accuracy (red: not as dense)")  # type: ignore[attr-defined]
