@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from starved import COMPUTE, MARKS, Row, Story, best, limit_of
 
@@ -35,11 +36,14 @@ def _lines(story: Story, missed: list[str]) -> Iterator[str]:
         yield ""
         yield (
             f"{first.rate_mbit_per_s:.2f} Mbit/s; achieved: {first.share:.1%}, so the limit is "
-            f"{limit_of(first.share):.2f} times. Computing takes {first.compute_ms:.0f} ms; {first.rounds} rounds."
+            f"{limit_of(first.share):.2f} times. Computing takes {first.compute_ms:.0f} ms."
         )
         yield ""
-        yield "| method | ms a step | s an epoch | times as fast | of the limit | bytes a step | accuracy | as dense |"
-        yield "|:---|---:|---:|---:|---:|---:|---:|:---|"
+        yield (
+            "| method | ms a step | s an epoch | times as fast | of the limit | bytes a step | accuracy | as dense "
+            "| rounds | seeds |"
+        )
+        yield "|:---|---:|---:|---:|---:|---:|---:|:---|---:|---:|"
         for row in rows:
             yield _line(row)
     yield ""
@@ -65,7 +69,7 @@ def _line(row: Row) -> str:
     return (
         f"| {row.method} | {row.step_ms:.0f} ({row.step_ms_low:.0f}–{row.step_ms_high:.0f}) | {row.epoch_s:.1f} | "
         f"{row.speedup:.2f} | {row.share_of_limit:.3f} ({row.share_of_limit_low:.3f}–{row.share_of_limit_high:.3f}) | "
-        f"{row.bytes_per_step:,.0f} | {accuracy} | {verdict} |"
+        f"{row.bytes_per_step:,.0f} | {accuracy} | {verdict} | {row.rounds} | {row.seeds} |"
     )
 
 
@@ -110,14 +114,14 @@ def picture(story: Story, path: Path) -> None:
     write_atomic(path, content.getvalue())
 
 
-def _accuracies(axes: object, rows: list[Row]) -> None:
+def _accuracies(axes: Any, rows: list[Row]) -> None:
     """Each method's range and mean, once: accuracy knows no link."""
     trained = {row.method: row for row in rows if row.accuracy_mean is not None}
     for place, row in enumerate(trained.values()):
-        axes.plot([row.accuracy_low, row.accuracy_high], [place, place], color="C7", lw=2)  # type: ignore[attr-defined]
-        axes.plot(row.accuracy_mean, place, "o", color="C2" if row.as_accurate else "C3")  # type: ignore[attr-defined]
-    axes.set_yticks(range(len(trained)), list(trained))  # type: ignore[attr-defined]
-    axes.invert_yaxis()  # type: ignore[attr-defined]
-    axes.grid(axis="x", alpha=0.3)  # type: ignore[attr-defined]
-    axes.locator_params(axis="x", nbins=5)  # type: ignore[attr-defined]
-    axes.set(xlabel="validation accuracy, mean and range over seeds", title="accuracy (red: not as dense)")  # type: ignore[attr-defined]
+        axes.plot([row.accuracy_low, row.accuracy_high], [place, place], color="C7", lw=2)
+        axes.plot(row.accuracy_mean, place, "o", color="C2" if row.as_accurate else "C3")
+    axes.set_yticks(range(len(trained)), list(trained))
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.locator_params(axis="x", nbins=5)
+    axes.set(xlabel="validation accuracy, mean and range over seeds", title="accuracy (red: not as dense)")
