@@ -25,8 +25,9 @@ NP = 2
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--fresh", action="store_true", help="forget runs that are done")
     arguments = parser.parse_args()
     path = HERE / "accuracy.json"
     rows = json.loads(path.read_text())["runs"] if path.exists() and not arguments.fresh else []
@@ -37,7 +38,7 @@ def main() -> None:
             plan = train.plan(config.load(RECIPE, [f"seed={seed}"]), framework, NP, None, "direct")
             with tempfile.TemporaryDirectory() as folder:
                 result = train.run(plan, Path(folder))
-            rows.append(result.model_dump())
+            rows.append(result.model_dump(mode="json"))
             print(f"{framework}, seed {seed}: {result.val_accuracy:.4f} in {result.train_s:.0f} s", flush=True)
             report = {"command": "python benchmarks/accuracy.py", "machine": this_machine().model_dump(), "runs": rows}
             write_atomic(path, json.dumps(report, indent=2) + "\n")
@@ -45,6 +46,7 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, object]]) -> str:
+    """`accuracy.md`."""
     machine = this_machine()
     lines = [
         "# Accuracy on held-out digits",

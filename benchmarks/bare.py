@@ -12,9 +12,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-sys.path[0] = str(Path(__file__).resolve().parent)
-
-import shared  # noqa: E402
+import shared
 
 BATCH, RATE, MOMENTUM, DECAY = 32, 0.05, 0.9, 1e-4
 

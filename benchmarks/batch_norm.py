@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import commands
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
@@ -26,6 +26,7 @@ KERNELS = {
 }
 SHAPES = ((32, 32, 32, 16), (32, 8, 8, 64))  # NHWC: ResNet-20's first and last stage at 32 images
 MEANS, SEEDS, EPSILON = (0.0, 1.0), range(5), 1e-5
+TIMEOUT_S = 300.0
 
 
 def main() -> None:
@@ -42,9 +43,7 @@ def main() -> None:
 
     rows = []
     for kernel, runtime in KERNELS.items():
-        command = [str(find(runtime).python), __file__, "--kernel", kernel]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        rows += json.loads(done.stdout.strip().splitlines()[-1])
+        rows += commands.answer([str(find(runtime).python), __file__, "--kernel", kernel], TIMEOUT_S)
     outcome = {"command": "python benchmarks/batch_norm.py", "rows": rows, "machine": this_machine().model_dump()}
     write_atomic(HERE / "batch_norm.json", json.dumps(outcome, indent=2) + "\n")
     write_atomic(HERE / "batch_norm.md", page(rows, outcome["machine"]))

@@ -14,18 +14,19 @@ import argparse
 import json
 import random
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
-from ratios import interval
+from ratios import interval, told
 
 HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent / "recipes"
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 PICTURES, LISTED, MARK = 256, 100_000, 1.5
+TIMEOUT_S = 300.0
 # data -> (recipe that consumes it, its overrides, images a batch)
 SMALL = ("resnet20-digits", ["steps=25", "warmup_steps=10", "threads=1"], 32)
 KINDS: dict[str, tuple[str, list[str], int]] = {
@@ -175,8 +176,7 @@ def in_runtime(framework: str, *arguments: str | Path) -> dict[str, Any]:
     from hvdkit.runtimes.store import find
 
     command = [find(framework).python, __file__, *arguments[:-1], "--folder", arguments[-1]]
-    done = subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(commands.answer([str(word) for word in command], TIMEOUT_S))
 
 
 def consumed(kind: str, framework: str, folder: Path) -> float:
@@ -224,18 +224,17 @@ def page(outcome: dict[str, Any]) -> str:
         "|:---|:---|---:|---:|---:|",
     ]
     for each in outcome["rows"]:
-        ratio = each["ratio"]
-        shown = f"{ratio['median']:.1f} ({ratio['low']:.1f}–{ratio['high']:.1f})"
+        shown = told(each["ratio"], 1)
         lines.append(
             f"| {each['data']} | {each['framework']} | {each['delivered']:.0f} | {each['consumed']:.1f} | {shown} |"
         )
-    told = ", ".join(f"{name} {version}" for name, version in outcome["versions"].items())
+    used = ", ".join(f"{name} {version}" for name, version in outcome["versions"].items())
     lines += [
         "",
         f"Listing {listing['files']:,} files in 100 folders took {listing['seconds']:.2f} s and "
         f"{listing['added_mib']:.0f} MiB more at the peak.",
         "",
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, {machine['system']}; {told}.",
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, {machine['system']}; {used}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from network import step_ms
 from overlap import MIB, Side
-from ratios import interval
+from ratios import interval, told
 
 from hvdkit import config, paths, train
 from hvdkit.errors import HvdkitError
@@ -118,15 +118,13 @@ def page(outcome: dict[str, Any]) -> str:
         "|:---|---:|---:|---:|---:|",
     ]
     for row in outcome["rows"]:
-        beside = [f"{row[key]['median']:.3f} ({row[key]['low']:.3f}–{row[key]['high']:.3f})" for key in _RATIOS]
+        beside = [told(row[key], 3) for key in ("over_whole", "over_ddp")]
         step = interval(row["step_ms"])["median"]
         lines.append(f"| {row['side']} | {step:.0f} | {' | '.join(beside)} | {len(row['step_ms'])} |")
     made = f"Made by `{outcome['command']}`, {outcome['measured']}."
     lines += ["", f"{machine['processor']}, {machine['cores']} cores, {machine['system']}. {made}"]
     return "\n".join(lines) + "\n"
 
-
-_RATIOS = ("over_whole", "over_ddp")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -25,19 +25,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import commands
 import network_page
 import starved
+from commands import Start
 from hosts import Network, Unavailable
 from starved import COMPUTE, DENSE, MARKS, Row, Solved, Story
 
 from hvdkit.core.resnet import architecture, parameter_count
-from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.results import TrainResult, read_result, this_machine
 
@@ -233,17 +233,11 @@ def timed(network: Network, mbit_per_s: float, framework: str, method: Method, f
     return train(network.run, framework, keys, ["-H", network.hosts_option()], folder)
 
 
-def train(run: Callable[..., Any], framework: str, keys: list[str], options: list[str], folder: Path) -> TrainResult:
-    """`hvdkit train` into a folder. Raises RunError with the end of what it said where it fails or takes too long."""
-    command = [sys.executable, "-m", "hvdkit", "train", keys[0], "--framework", framework, "-np", str(RANKS), *options]
-    command += ["--out", str(folder), "--overwrite", *keys[1:]]
+def train(start: Start, framework: str, keys: list[str], options: list[str], folder: Path) -> TrainResult:
+    """`hvdkit train` into a folder. Raises as `commands.run` does."""
+    options = ["--framework", framework, "-np", str(RANKS), *options, "--out", str(folder), "--overwrite"]
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        done = run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{' '.join(command)}: no end within {TIMEOUT_S:.0f} s") from None
-    if done.returncode:
-        raise RunError(f"{' '.join(command)}: exit status {done.returncode}: {done.stdout[-2000:]}")
+    commands.hvdkit(start, ["train", keys[0], *options, *keys[1:]], TIMEOUT_S)
     return read_result(folder / "result.json")
 
 

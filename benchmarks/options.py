@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ratios import interval
+from ratios import interval, told
 
 from hvdkit import config, train
 from hvdkit.errors import RequestError
@@ -32,6 +32,7 @@ LARGE = (
     1,
     ["threads=2", "steps=8", "warmup_steps=3", "batch_size=32", "data.height=96", "data.width=96"],
 )
+FIGURES = ("images_per_second", "peak_rss_mib")
 # option -> ((recipe, ranks, overrides), the option's own overrides)
 OPTIONS: dict[str, tuple[tuple[str, int, list[str]], list[str]]] = {
     "recompute": (LARGE, ["recompute=true"]),
@@ -68,7 +69,8 @@ def main() -> None:
                 rows.append({"option": option, "framework": framework, "left_out": str(error).partition(": ")[2]})
                 continue
             rows.append({"option": option, "framework": framework} | ratios(pairs))
-            print(f"{option}, {framework}: {told(rows[-1])}", flush=True)
+            speed, memory = (told(rows[-1][key], 2) for key in FIGURES)
+            print(f"{option}, {framework}: images/s {speed}, memory {memory}", flush=True)
     outcome = {"command": "python benchmarks/options.py", "rounds": args.rounds, "rows": rows}
     outcome["machine"] = this_machine().model_dump()
     write_atomic(HERE / "options.json", json.dumps(outcome, indent=2) + "\n")
@@ -93,17 +95,8 @@ def measure(option: str, framework: str, folder: Path) -> dict[str, TrainResult]
 def ratios(pairs: list[dict[str, TrainResult]]) -> dict[str, Any]:
     """With ÷ without."""
     return {
-        key: interval([getattr(pair["with"], key) / getattr(pair["without"], key) for pair in pairs])
-        for key in ("images_per_second", "peak_rss_mib")
+        key: interval([getattr(pair["with"], key) / getattr(pair["without"], key) for pair in pairs]) for key in FIGURES
     } | {"version": pairs[0]["with"].framework_version}
-
-
-def told(row: dict[str, Any]) -> str:
-    """Both ratios with their intervals."""
-    return ", ".join(
-        f"{label} {row[key]['median']:.2f} ({row[key]['low']:.2f}–{row[key]['high']:.2f})"
-        for key, label in (("images_per_second", "images/s"), ("peak_rss_mib", "memory"))
-    )
 
 
 def page(outcome: dict[str, Any]) -> str:
@@ -123,11 +116,7 @@ def page(outcome: dict[str, Any]) -> str:
         if "left_out" in row:
             lines.append(f"| {row['option']} | {row['framework']} | - | - |")
             continue
-        cells = [
-            f"{row[key]['median']:.2f} ({row[key]['low']:.2f}–{row[key]['high']:.2f})"
-            for key in ("images_per_second", "peak_rss_mib")
-        ]
-        lines.append(f"| {row['option']} | {row['framework']} | {cells[0]} | {cells[1]} |")
+        lines.append(f"| {row['option']} | {row['framework']} | {' | '.join(told(row[key], 2) for key in FIGURES)} |")
     lines += ["", "-: the framework cannot do it on a CPU.", ""]
     lines.append(f"{machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, {machine['system']}.")
     return "\n".join(lines) + "\n"

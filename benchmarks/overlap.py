@@ -16,18 +16,18 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import commands
 from hosts import Network, Unavailable
 from network import COMPUTING, RANKS, RECIPE, STEPS_PER_EPOCH, TIMEOUT_S, step_ms
-from ratios import interval
+from ratios import interval, told
 
-from hvdkit.errors import HvdkitError, RunError
+from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.results import TrainResult, read_result, this_machine
 
@@ -92,12 +92,9 @@ def main() -> int:
                 network.set_rate(rate)
                 rounds = [_round(network, keep / f"{rate:g}" / f"{number:02d}", names) for number in range(args.rounds)]
                 rows += [_row(rate, name, rounds) for name in names]
-    except (Unavailable, ValueError) as error:
+    except (Unavailable, ValueError, HvdkitError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except HvdkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+        return getattr(error, "exit_status", 2)
     outcome = {"command": "python benchmarks/overlap.py", "rounds": args.rounds, "rows": rows}
     outcome |= {"measured": time.strftime("%-d %B %Y", time.gmtime()), "machine": this_machine().model_dump()}
     write_atomic(HERE / "overlap.json", json.dumps(outcome, indent=2) + "\n")
@@ -125,13 +122,7 @@ def _round(network: Network, folder: Path, names: list[str]) -> dict[str, TrainR
 def _run(network: Network, name: str, folder: Path) -> None:
     folder.mkdir(parents=True)
     command = [sys.executable, __file__, "--inside", name, network.hosts_option(), str(folder)]
-    environment = {**os.environ, **SIDES[name].environment}
-    try:
-        done = network.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{name}: no end within {TIMEOUT_S:.0f} s") from None
-    if done.returncode:
-        raise RunError(f"{name}: exit status {done.returncode}: {done.stderr[-2000:]}")
+    commands.run(network.run, command, TIMEOUT_S, env={**os.environ, **SIDES[name].environment})
 
 
 def inside(name: str, hosts: str, folder: str) -> int:
@@ -172,8 +163,7 @@ def page(outcome: dict[str, Any]) -> str:
         lines += ["|:---|---:|---:|---:|---:|"]
         for row in outcome["rows"]:
             if row["mbit_per_s"] == rate:
-                step, ratio, exposed = interval(row["step_ms"]), row["over_behind"], row["exposed_ms"]
-                beside = f"{ratio['median']:.3f} ({ratio['low']:.3f}–{ratio['high']:.3f})"
+                step, exposed, beside = interval(row["step_ms"]), row["exposed_ms"], told(row["over_behind"], 3)
                 lines.append(
                     f"| {row['side']} | {step['median']:.0f} | {beside} | {exposed['median']:.0f} | "
                     f"{row['bytes_per_step'] or 0:,.0f} |"

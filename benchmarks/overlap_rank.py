@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
-from hvdkit import paths
+from turns import recipe_of
+
 from hvdkit.adapters import pytorch
 from hvdkit.core.main import main
 
 if __name__ == "__main__":
     pytorch._OVERLAPPED_ON = {"cuda", "cpu"}
-    spec = importlib.util.spec_from_file_location("resnet", paths.script("pytorch"))
-    assert spec and spec.loader
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
-    main(pytorch, recipe.build, sys.argv[1:])
+    main(pytorch, recipe_of("pytorch").build, sys.argv[1:])

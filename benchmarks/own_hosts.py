@@ -28,12 +28,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import commands
 from hosts import Network, Unavailable
 
 from hvdkit import catalogue, config, train
-from hvdkit.errors import HvdkitError, RunError
+from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.profiling import profile as profiles
 from hvdkit.profiling.bench import Bench
@@ -44,7 +46,7 @@ HERE = Path(__file__).resolve().parent
 TABLE, PROFILES = HERE / "own-hosts.json", HERE / "own-hosts-profiles.json"
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 RATE, OTHER_RATES = 50.0, (20.0, 100.0)  # Mbit/s: of all frameworks, and of PyTorch beside it
-RANKS, ROUNDS = 4, 3
+RANKS, ROUNDS = 4, 5
 RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=25", "threads=1"]
 COMPUTE, DENSE = "compute", "dense"
 # What is added to the recipe, and how many steps of a turn are left out and measured: of Local SGD whole rounds.
@@ -56,6 +58,7 @@ METHODS: dict[str, tuple[list[str], int, int]] = {
     "local4": (["sync={every: 4}"], 4, 8),
 }
 SIDES = METHODS | {COMPUTE: (["sync={every: 1000000}"], 1, 8)}
+TURNS = [*METHODS, *[COMPUTE] * 3]  # of a round: every ratio hangs on `compute`
 TIMEOUT_S = 420.0
 
 
@@ -114,7 +117,8 @@ class Runs:
     def _profile(self, framework: str, method: str) -> None:
         keys = [*KEYS, *METHODS[method][0], "warmup_steps=4"]
         options = ["-np", "2", "--steps", "16", "--out", str(self.profile(framework, method).parent), "--overwrite"]
-        _call(subprocess.run, "profile", RECIPE, "--framework", framework, *options, *keys)
+        arguments = ["profile", RECIPE, "--framework", framework, *options, *keys]
+        commands.hvdkit(subprocess.run, arguments, TIMEOUT_S)
 
     def _bench(self, framework: str, rate: float, operation: str) -> None:
         known = self.bench(framework, rate, "allreduce") / "cluster.yaml"
@@ -122,12 +126,13 @@ class Runs:
         # an allgather's size is what comes out of it
         most = 2_200_000 if operation == "allreduce" else 300_000
         with Network(RANKS, rate) as network:
-            _call(
-                network.run, "bench", operation, "--framework", framework, "-np", str(RANKS), "-H",
-                network.hosts_option(), "--min-bytes", "64", "--max-bytes", str(most), "--factor", "2.83",
-                "--seconds", "0.7", "--link-mbit-per-s", f"{rate:g}", "--overwrite",
+            arguments = [
+                "bench", operation, "--framework", framework, "-np", str(RANKS), "-H", network.hosts_option(),
+                "--min-bytes", "64", "--max-bytes", str(most), "--factor", "2.83", "--seconds", "0.7",
+                "--link-mbit-per-s", f"{rate:g}", "--overwrite",
                 "--out", str(self.bench(framework, rate, operation)), *more,
-            )  # fmt: skip
+            ]  # fmt: skip
+            commands.hvdkit(network.run, arguments, TIMEOUT_S)
 
     def _turns(self, framework: str, rate: float) -> None:
         leaves = self.turns(framework, rate)
@@ -140,14 +145,14 @@ class Runs:
                 name: {"keys": keys, "warmup": warmup, "measured": measured}
                 for name, (keys, warmup, measured) in SIDES.items()
             },
-            "rounds": [order.sample(list(SIDES), len(SIDES)) for _ in range(ROUNDS)],
+            "rounds": [order.sample(TURNS, len(TURNS)) for _ in range(ROUNDS)],
             "out": str(leaves.with_suffix(".found")),
         }
         asked = leaves.with_suffix(".plan")
         write_atomic(asked, json.dumps(plan) + "\n")
         with Network(RANKS, rate) as network:
             command = [sys.executable, str(HERE / "own_hosts.py"), "--inside", framework, network.hosts_option()]
-            _run(network.run, [*command, str(asked)])
+            commands.run(network.run, [*command, str(asked)], TIMEOUT_S)
         leaves.with_suffix(".found").rename(leaves)
 
 
@@ -206,25 +211,14 @@ def _points(folder: Path) -> list[tuple[int, float]]:
     return [(row.size_bytes // share, row.p50_us) for row in bench.rows]
 
 
-def _by_round(rounds: list[dict[str, list[list[float]]]]) -> dict[str, list[float]]:
-    """Milliseconds a step of each method by round: a mean over the turn's steps, of the rank that took longest."""
+def _by_round(rounds: list[list[tuple[str, list[list[float]]]]]) -> dict[str, list[float]]:
+    """Milliseconds a step of each method by round: a mean over each turn's steps, of the rank that took longest."""
     return {
-        name: [round(1e3 * max(sum(steps) / len(steps) for steps in each[name]), 3) for each in rounds]
+        name: [
+            round(1e3 * fmean(max(map(fmean, ranks)) for label, ranks in turns if label == name), 3) for turns in rounds
+        ]
         for name in SIDES
     }
-
-
-def _call(run: Callable[..., Any], *arguments: str) -> None:
-    _run(run, [sys.executable, "-m", "hvdkit", *arguments])
-
-
-def _run(run: Callable[..., Any], command: list[str]) -> None:
-    try:
-        done = run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{' '.join(command)}: no end within {TIMEOUT_S:.0f} s") from None
-    if done.returncode:
-        raise RunError(f"{' '.join(command)}: exit status {done.returncode}: {done.stdout[-2000:]}")
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
 """The rows of own-hosts.json: steps on starved hosts, foreseen from unstarved profiles and `hvdkit bench`.
 
 A row is a step's time over that of `compute`, the same ranks without a word between them: 1 is a network that costs
-nothing. Four ranks share two cores, so compute is set to what `compute` took; whoever is late gets the cores of those
-that wait, so ranks are taken to be equally fast (`jitter` 0). All else is the model's: what the method costs to compute
-by its own profile at 2 ranks without a slow link, collectives by the lines that `hvdkit bench` has fitted.
+nothing. Four ranks share two cores, so compute is set to what `compute` took. All else is what `hvdkit predict` does by
+default: what the method costs to compute, and how unequal ranks are from step to step, by its profile at 2 ranks
+without a slow link; collectives by the lines that `hvdkit bench` has fitted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from validation_row import Row
 from hvdkit.profiling.profile import Profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import curves
+from hvdkit.simulator.basis import Basis, basis
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.predict import Basis, Point, basis, point
+from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import Settings
 
 HERE = Path(__file__).resolve().parent
@@ -31,7 +32,6 @@ COMPUTE, DENSE, RANKS, CORES = "compute", "dense", 4, 2
 RATIOS, ABSOLUTE, WHAT_IF, FITTED = (
     "own hosts", "own hosts, cores shared", "own hosts, dense profile alone", "own hosts, bench",
 )  # fmt: skip
-_ALIKE = Settings(jitter=0.0)
 
 
 def rows() -> Iterator[Row]:
@@ -53,15 +53,15 @@ def rows() -> Iterator[Row]:
             ratio = median(step / free for step, free in zip(steps, turns["step_ms"][COMPUTE], strict=True))
             own, dense = profile(framework, method), profile(framework, DENSE)
             scaled = _as_slow(basis(own), alone)
-            found = point(scaled, cluster, RANKS, _ALIKE)
-            naive = point(scaled, cluster, RANKS, Settings(jitter=0.0, policy="naive"))
+            found = point(scaled, cluster, RANKS, Settings())
+            naive = point(scaled, cluster, RANKS, Settings(policy="naive"))
             yield Row(
                 RATIOS, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation",
                 found.low_ms / alone, found.high_ms / alone, 1.0, naive.step_ms / alone,
             )  # fmt: skip
             yield _row(WHAT_IF, label, method, _what_if(dense, own, alone, cluster), alone, ratio)
             # without a look at `compute`: a rank of the profile had a core, one of the hosts has half of one
-            shared = point(_slower(basis(own), RANKS / CORES), cluster, RANKS, _ALIKE)
+            shared = point(_slower(basis(own), RANKS / CORES), cluster, RANKS, Settings())
             yield Row(
                 ABSOLUTE, f"{label}, {method}", "ms", shared.step_ms, median(steps), "validation",
                 shared.low_ms, shared.high_ms,
@@ -149,5 +149,5 @@ def _as_slow(found: Basis, alone_ms: float) -> Basis:
 def _what_if(dense: Profile, own: Profile, alone_ms: float, cluster: Cluster) -> Point:
     """The same from the dense profile alone: what the method costs to compute is counted then, not measured."""
     known = basis(own).known
-    asked = Settings(jitter=0.0, compression=known.compression, sync=known.sync, allreduce=known.allreduce)
+    asked = Settings(compression=known.compression, sync=known.sync, allreduce=known.allreduce)
     return point(_as_slow(basis(dense), alone_ms), cluster, RANKS, asked)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-RESAMPLES = 10_000
+from hvdkit.statistics import of_values
 
 
 def interval(ratios: list[float]) -> dict[str, Any]:
-    """The median of the rounds' ratios, and its 95 % interval by the percentile bootstrap."""
-    values = np.array(ratios)
-    resampled = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
-    low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])
+    """The median of the rounds' ratios, its 95 % interval by the percentile bootstrap, and each ratio."""
+    found = of_values(ratios)
     return {
-        "median": float(np.median(values)),
-        "low": float(low),
-        "high": float(high),
-        "ratios": values.round(4).tolist(),
+        "median": found.median,
+        "low": found.low,
+        "high": found.high,
+        "ratios": [round(ratio, 4) for ratio in ratios],
     }
+
+
+def told(found: dict[str, Any], digits: int) -> str:
+    """An `interval`, as `1.02 (0.98–1.06)`; what came of one round stands alone."""
+    middle, low, high = (f"{found[key]:.{digits}f}" for key in ("median", "low", "high"))
+    return middle if found["low"] == found["high"] else f"{middle} ({low}–{high})"

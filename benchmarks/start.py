@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,9 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ratios import interval
+import commands
+from ratios import interval, told
 
-from hvdkit.errors import HvdkitError
+from hvdkit.errors import HvdkitError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.results import read_result, this_machine
 from hvdkit.runtimes.store import find
@@ -34,7 +34,6 @@ HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 SIDES = ("bare", "direct", "horovodrun")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-HVDKIT = [sys.executable, "-m", "hvdkit"]
 RATIO_MARK, HELP_MARK_S, HELPS = 1.15, 0.35, 20
 TIMEOUT_S = 180
 
@@ -79,8 +78,8 @@ def measure(framework: str, rounds: int) -> dict[str, Any]:
         order = list(SIDES)
         random.Random(f"{framework} {number}").shuffle(order)
         taken.append({side: seconds(framework, side) for side in order})
-        told = ", ".join(f"{side} {taken[-1][side]:.2f} s" for side in SIDES)
-        print(f"{framework}, {f'round {number} of {rounds}' if number else 'not counted'}: {told}", flush=True)
+        times = ", ".join(f"{side} {taken[-1][side]:.2f} s" for side in SIDES)
+        print(f"{framework}, {f'round {number} of {rounds}' if number else 'not counted'}: {times}", flush=True)
     counted = taken[1:]
     return {
         "seconds": {side: spread([one[side] for one in counted]) for side in SIDES},
@@ -92,7 +91,7 @@ def measure(framework: str, rounds: int) -> dict[str, Any]:
 
 
 def seconds(framework: str, side: str) -> float:
-    """From the command to the end of the slower process's first step. Raises SystemExit where a process fails."""
+    """From the command to the end of the slower process's first step. Raises RunError where a process fails."""
     return bare(framework) if side == "bare" else hvdkit(framework, side)
 
 
@@ -113,31 +112,40 @@ def bare(framework: str) -> float:
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    told = [process.communicate(timeout=TIMEOUT_S) for process in both]
+    try:
+        said = [process.communicate(timeout=TIMEOUT_S) for process in both]
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{' '.join(command)}: no end within {TIMEOUT_S} s") from None
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
     if any(process.returncode for process in both):
-        raise SystemExit(f"{' '.join(command)}: {told[0][1] or told[1][1]}")
-    return max(float(out.split()[-1]) for out, _ in told) - began
+        raise RunError(f"{' '.join(command)}: {said[0][1] or said[1][1]}")
+    return max(float(out.split()[-1]) for out, _ in said) - began
 
 
 def hvdkit(framework: str, launcher: str) -> float:
     """`hvdkit train` at two ranks."""
-    folder = Path(tempfile.mkdtemp())
-    command = [*HVDKIT, "train", "resnet20-digits", "--framework", framework, "-np", "2", "--launcher", launcher]
-    command += ["--out", str(folder / "run"), "threads=1", "epochs=1", "steps=1"]
-    began = time.time()
-    done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    startup = read_result(folder / "run" / "result.json").startup_s
-    assert startup is not None and startup < time.time() - began, "a result tells of more than there was"
-    shutil.rmtree(folder)
-    return startup
+    arguments = ["train", "resnet20-digits", "--framework", framework, "-np", "2", "--launcher", launcher]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        began = time.time()
+        commands.hvdkit(
+            subprocess.run,
+            [*arguments, "--out", str(out), "threads=1", "epochs=1", "steps=1"],
+            TIMEOUT_S,
+            env={**os.environ, **ONE_THREAD},
+        )
+        startup = read_result(out / "result.json").startup_s
+        assert startup is not None and startup < time.time() - began, "a result tells of more than there was"
+        return startup
 
 
 def help_seconds() -> float:
     """`hvdkit --help`, from beginning to end."""
     began = time.perf_counter()
-    subprocess.run([*HVDKIT, "--help"], check=True, capture_output=True, timeout=TIMEOUT_S)
+    commands.hvdkit(subprocess.run, ["--help"], TIMEOUT_S)
     return time.perf_counter() - began
 
 
@@ -155,22 +163,17 @@ def page(outcome: dict[str, Any]) -> str:
         "|:---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, one in outcome["frameworks"].items():
-        cells = [shown(one["seconds"][side]) for side in SIDES] + [shown(one["ratios"][side]) for side in SIDES[1:]]
+        cells = [told(one["seconds"][side], 2) for side in SIDES] + [told(one["ratios"][side], 2) for side in SIDES[1:]]
         lines.append(f"| {name} {one['versions'].get(PACKAGES[name], '')} | {' | '.join(cells)} | {one['rounds']} |")
     lines += [
         "",
-        f"Mark: direct ÷ bare at most {RATIO_MARK}. `hvdkit --help`: {shown(outcome['help_s'])} s, {HELPS} times, at "
+        f"Mark: direct ÷ bare at most {RATIO_MARK}. `hvdkit --help`: {told(outcome['help_s'], 2)} s, {HELPS} times, at "
         f"most {max(outcome['help_s']['each']):.2f} s (mark: {HELP_MARK_S} s).",
         "",
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, {machine['system']}. "
         f"Made by `{outcome['command']}`.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def shown(value: dict[str, Any]) -> str:
-    """Median and interval."""
-    return f"{value['median']:.2f} ({value['low']:.2f}–{value['high']:.2f})"
 
 
 PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "keras": "keras", "mxnet": "mxnet"}

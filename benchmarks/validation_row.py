@@ -27,6 +27,7 @@ class Row:
 
     @property
     def error_percent(self) -> float:
+        """100 × (predicted − measured) / measured."""
         return 100 * (self.predicted - self.measured) / self.measured
 
     def written(self) -> dict[str, object]:

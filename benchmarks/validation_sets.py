@@ -14,10 +14,11 @@ from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import curves, engine, step
+from hvdkit.simulator.basis import Basis
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.graph import Edge, Task, ordered
-from hvdkit.simulator.predict import Basis, point
+from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.workload import Workload
 

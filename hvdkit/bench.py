@@ -13,18 +13,19 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 import hvdkit
+from hvdkit import ranks
 from hvdkit.adapters.declared import CAPABILITIES
 from hvdkit.core import tuning
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
-from hvdkit.launch import LAUNCHERS, namespaces
-from hvdkit.launch.hosts import Host, parse_hosts
+from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.profiling.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
 from hvdkit.profiling.bench_rank import RANKS, ROWS
 from hvdkit.results import this_machine
-from hvdkit.runtimes.store import Runtime, find
+from hvdkit.runtimes.store import Runtime
 from hvdkit.simulator import cluster, curves
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import hop_pieces
@@ -87,30 +88,8 @@ def plan(
     add_to: Path | None,
 ) -> Plan:
     """Check a request. Raises RequestError with all its faults."""
-    faults: list[str] = []
-    runtime, placed = None, []
-    try:
-        runtime = find(framework)
-    except RequestError as error:
-        faults.append(str(error))
-    try:
-        placed = parse_hosts(hosts, np)
-        namespaces.check(placed, launcher)
-    except RequestError as error:
-        faults.append(str(error))
-    if collective not in COLLECTIVES:
-        faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
-    if launcher not in LAUNCHERS:
-        faults.append(f"--launcher {launcher}: expected one of {', '.join(LAUNCHERS)}")
-    if not 0 <= stall_timeout_s < float("inf"):
-        faults.append(f"--stall-timeout {stall_timeout_s}: expected seconds, or 0 to wait for ever")
-    if dtype not in DTYPES:
-        faults.append(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
-    elif framework in CAPABILITIES and dtype not in CAPABILITIES[framework]:
-        faults.append(f"--dtype {dtype}: {framework} does not reduce it")
-    redops = ("sum", "average") if collective == "reducescatter" else ("sum", "average", "min", "max")
-    if redop not in redops:
-        faults.append(f"--redop {redop}: expected one of {', '.join(redops)}")
+    runtime, placed, faults = ranks.check(framework, np, hosts, launcher, stall_timeout_s)
+    faults += _not_reduced(collective, framework, dtype, redop)
     if not 1 <= min_bytes <= max_bytes <= LARGEST_BYTES:
         faults.append(
             f"--min-bytes {min_bytes}, --max-bytes {max_bytes}: expected 1 to {LARGEST_BYTES}, the smaller one first"
@@ -130,7 +109,7 @@ def plan(
         faults.append(f"--add-to: {error}")
     if faults or runtime is None:
         raise RequestError("\n".join(faults))
-    step = step_bytes(collective, dtype, np)  # type: ignore[arg-type]
+    step = step_bytes(collective, dtype, np)  # type: ignore[arg-type]  # checked above
     request = BenchRequest.model_validate(
         {
             "collective": collective,
@@ -142,6 +121,21 @@ def plan(
         }
     )
     return Plan(request, framework, runtime, np, placed, launcher, stall_timeout_s, link_mbit_per_s, known)
+
+
+def _not_reduced(collective: str, framework: str, dtype: str, redop: str) -> list[str]:
+    """Why nobody can do this to such elements; empty where the framework can."""
+    faults = []
+    if collective not in COLLECTIVES:
+        faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
+    if dtype not in DTYPES:
+        faults.append(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    elif framework in CAPABILITIES and dtype not in CAPABILITIES[framework]:
+        faults.append(f"--dtype {dtype}: {framework} does not reduce it")
+    redops = ("sum", "average") if collective == "reducescatter" else ("sum", "average", "min", "max")
+    if redop not in redops:
+        faults.append(f"--redop {redop}: expected one of {', '.join(redops)}")
+    return faults
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ def locate(given: Path) -> Path:
     What is in the current folder goes first. A path that is not there is returned as it is, for the reader to refuse;
     a bare name that is not known raises RequestError.
     """
-    if given.exists() or given.suffix or len(given.parts) != 1:
+    if given.suffix or len(given.parts) != 1 or os.path.lexists(given):
         return given
     known = {entry.name: entry.path for entry in entries()}
     if given.name not in known:
@@ -58,6 +59,8 @@ def copy(name: str, destination: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     except OSError as error:
+        with contextlib.suppress(OSError):  # half a copy would be in the way of the next one
+            target.unlink()
         raise RequestError(f"{target}: cannot be written ({error.strerror}); name another folder") from error
     return target
 

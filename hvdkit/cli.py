@@ -11,6 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hvdkit import cli_bench, cli_foresee
+from hvdkit.cli_parts import (
+    RIVALS,
+    Framework,
+    Frameworks,
+    Hosts,
+    Launcher,
+    Overrides,
+    Overwrite,
+    Ranks,
+    RecipeFile,
+    Rivals,
+    StallTimeout,
+    loaded,
+    show,
+)
 from hvdkit.errors import HvdkitError, RequestError
 
 if TYPE_CHECKING:
@@ -27,20 +42,8 @@ app.add_typer(runtime_app, name="runtime")
 recipes_app = typer.Typer(no_args_is_help=True, help="The recipes that come with hvdkit.")
 app.add_typer(recipes_app, name="recipes")
 
-_RIVALS = "plain, ddp, multiworker, kvstore or independent"
-RecipeFile = Annotated[
-    Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")
-]
 CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
-Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
-Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated", show_default="all four")]
-Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
-Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
-StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default="runs/<recipe>-<command>-<time>")]
-Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{_RIVALS}; may be repeated")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
 
 @app.command()
@@ -49,11 +52,8 @@ def train(
     overrides: Overrides = None,
     framework: Framework = "pytorch",
     np: Ranks = 1,
-    hosts: Annotated[
-        str | None,
-        typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine"),
-    ] = None,
-    rival: Annotated[str | None, typer.Option(help="train by other means: " + _RIVALS)] = None,
+    hosts: Hosts = None,
+    rival: Annotated[str | None, typer.Option(help="train by other means: " + RIVALS)] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
@@ -64,17 +64,18 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe under one framework."""
-    from hvdkit import catalogue, config, paths
+    from hvdkit import paths
     from hvdkit import train as train_
     from hvdkit.core.usage import process_began
     from hvdkit.report.progress import RunProgress
 
-    checked = config.load(catalogue.locate(recipe), overrides or [])
+    checked = loaded(recipe, overrides)
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
     plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
     plan = replace(plan, began=process_began())
-    with paths.claimed(out or paths.default_out(checked.name, "train"), overwrite, resume) as folder:
+    out = out or paths.default_out(checked.name, "train")
+    with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
         from hvdkit.report.tables import result_lines
@@ -99,7 +100,7 @@ def evaluate(
     from hvdkit import paths
 
     plan = evaluate_.plan(checkpoint, overrides or [], framework, np, launcher, stall_timeout)
-    if out and checkpoint.resolve().is_relative_to(out.resolve()):
+    if out and paths.lies_in(checkpoint, out):
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         result = evaluate_.run(plan, checkpoint, folder)
@@ -140,24 +141,23 @@ def compare(
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
 ) -> None:
     """Prove that several frameworks do the same work, train a recipe under each, and lay the results side by side."""
-    from rich.console import Console
-
     from hvdkit import baseline as baseline_
-    from hvdkit import catalogue, config, paths
     from hvdkit import compare as compare_
+    from hvdkit import paths
     from hvdkit.report.parity import deviations
     from hvdkit.report.progress import RunProgress, StageProgress
     from hvdkit.report.tables import comparison_tables
     from hvdkit.runtimes.pins import FRAMEWORKS
 
-    checked = config.load(catalogue.locate(recipe), overrides or [])
+    checked = loaded(recipe, overrides)
     names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
     if resume and out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
     schedule = compare_.schedule(checked, names, nps, launcher, stall_timeout, rivals, rounds)
     proof = compare_.proof(checked, names, parity, no_parity, launcher, stall_timeout, rivals)
     old = baseline_.plan(baseline, margin, checked, schedule.plans) if baseline else None
-    with paths.claimed(out or paths.default_out(checked.name, "compare"), overwrite, resume) as folder:
+    out = out or paths.default_out(checked.name, "compare")
+    with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):
             typer.echo(line, err=True)
         with StageProgress("parity", proof.stages) as stages:
@@ -166,8 +166,7 @@ def compare(
             comparison = compare_.run(
                 schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
             )
-        for table in comparison_tables(comparison):
-            Console(width=None if sys.stdout.isatty() else 160).print(table)
+        show(comparison_tables(comparison), 160)
         for line in deviations(shown) if shown else []:
             typer.echo(line)
         typer.echo(f"written to {folder / 'compare.json'} and compare.md")
@@ -189,21 +188,19 @@ def parity(
     overwrite: Overwrite = False,
 ) -> None:
     """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 where one does not."""
-    from rich.console import Console
-
-    from hvdkit import catalogue, config, paths
     from hvdkit import parity as parity_
+    from hvdkit import paths
     from hvdkit.report.parity import deviations, parity_table
     from hvdkit.report.progress import StageProgress
     from hvdkit.runtimes.pins import FRAMEWORKS
 
-    checked = config.load(catalogue.locate(recipe), overrides or [])
+    checked = loaded(recipe, overrides)
     plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, np, launcher, stall_timeout, rival)
-    with paths.claimed(out or paths.default_out(checked.name, "parity"), overwrite) as folder:
+    out = out or paths.default_out(checked.name, "parity")
+    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
-        width = None if sys.stdout.isatty() else max(120, 60 + 24 * len(result.frameworks))
-        Console(width=width).print(parity_table(result))
+        show([parity_table(result)], max(120, 60 + 24 * len(result.frameworks)))
         for line in deviations(result):
             typer.echo(line)
         typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")
@@ -220,9 +217,7 @@ def profile(
     overrides: Overrides = None,
     framework: Framework = "pytorch",
     np: Ranks = 2,
-    hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", help="host:slots,...", show_default="this machine")
-    ] = None,
+    hosts: Hosts = None,
     steps: Annotated[int, typer.Option(help="steps to measure")] = 20,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="write PyTorch's own profile too")] = False,
     launcher: Launcher = "direct",
@@ -231,20 +226,18 @@ def profile(
     overwrite: Overwrite = False,
 ) -> None:
     """Measure where the time of a step goes, by layer and by rank, and say what bounds it."""
-    from rich.console import Console
-
-    from hvdkit import catalogue, config, paths
+    from hvdkit import paths
     from hvdkit import profile as profile_
     from hvdkit.report.profile import sentences, tables
 
-    checked = config.load(catalogue.locate(recipe), overrides or [])
+    checked = loaded(recipe, overrides)
     plan = profile_.plan(checked, framework, np, hosts, launcher, stall_timeout, steps, torch_profiler)
-    with paths.claimed(out or paths.default_out(checked.name, "profile"), overwrite) as folder:
+    out = out or paths.default_out(checked.name, "profile")
+    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         for line in plan.left_out:
             typer.echo(line, err=True)
         found = profile_.run(plan, folder)
-        for table in tables(found):
-            Console(width=None if sys.stdout.isatty() else 100).print(table)
+        show(tables(found), 100)
         for line in sentences(found):
             typer.echo(line)
         typer.echo(f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}")
@@ -345,15 +338,21 @@ def _title(plan: Plan) -> str:
     return f"{plan.framework}{by}, {since}{plan.np} rank{'s' if plan.np > 1 else ''}"
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         import hvdkit
 
         typer.echo(f"hvdkit {hvdkit.__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What goes without a command; the version is told before one is missed."""
 
 
 def main() -> None:
@@ -368,3 +367,13 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:  # the machine's refusal where no room foresaw one: a folder that is gone, a full disk
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"{place}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGINT:  # which typer makes of a KeyboardInterrupt, without a word
+            print("interrupted", file=sys.stderr)
+        if end.code == 128 + signal.SIGTERM:
+            print("ended by SIGTERM", file=sys.stderr)
+        raise

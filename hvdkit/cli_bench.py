@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
-Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
-Hosts = Annotated[
-    str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
-]
-Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
-StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
+from hvdkit.cli_parts import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show
+
 Out = Annotated[
     Path | None, typer.Option(help="the folder to write into", show_default="runs/<collective>-bench-<time>")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
 
 def bench(
@@ -41,8 +34,6 @@ def bench(
     overwrite: Overwrite = False,
 ) -> None:
     """Time a collective by size, check each element, and write the network down for `hvdkit predict`."""
-    from rich.console import Console
-
     from hvdkit import bench as bench_
     from hvdkit import paths
     from hvdkit.report.bench import bench_plot, bench_table, fit_lines, row_line
@@ -51,11 +42,11 @@ def bench(
         collective, framework, np, hosts, launcher, stall_timeout, min_bytes, max_bytes, factor, dtype, redop, seconds,
         device, link_mbit_per_s, add_to,
     )  # fmt: skip
-    with paths.claimed(out or paths.default_out(collective, "bench"), overwrite) as folder:
+    with paths.claimed(out or paths.default_out(collective, "bench"), overwrite, inputs=[add_to]) as folder:
         result = bench_.run(plan, folder, lambda row: typer.echo(row_line(row), err=True))
         fit = bench_.measured(result)
         bench_plot(result, fit, folder / "bench.png")
-        Console(width=None if sys.stdout.isatty() else 160).print(bench_table(result))
+        show([bench_table(result)], 160)
         for line in fit_lines(fit):
             typer.echo(line)
         typer.echo(f"written to {folder / 'bench.json'}, cluster.yaml and bench.png")

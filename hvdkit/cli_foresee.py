@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hvdkit.cli_parts import Overwrite, loaded
 from hvdkit.errors import RequestError
 
 Cluster = Annotated[Path, typer.Option(metavar="CLUSTER.yaml", help="a cluster file, or the name of one of hvdkit's")]
@@ -15,7 +16,6 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 Out = Annotated[
     Path | None, typer.Option(help="the folder to write into", show_default="runs/<model>-<command>-<time>")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
 
 
 def predict(
@@ -32,7 +32,8 @@ def predict(
     from hvdkit.report.foresee import prediction_lines
 
     plan = foresee.plan(profile, cluster, ranks, set_ or [], policy)
-    with paths.claimed(out or paths.default_out(plan.profile.recipe, "predict"), overwrite) as folder:
+    out = out or paths.default_out(plan.profile.recipe, "predict")
+    with paths.claimed(out, overwrite, inputs=[profile, cluster]) as folder:
         prediction = foresee.predict(plan, folder)
         typer.echo("\n".join(prediction_lines(prediction)))
         typer.echo(f"written to {folder / 'predict.json'}, predict.png and predict-trace.json")
@@ -78,7 +79,7 @@ def advise(
     resume: Annotated[bool, typer.Option("--resume", help="take the recipe's profile that is in --out")] = False,
 ) -> None:
     """Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain."""
-    from hvdkit import catalogue, chain, config, foresee, paths
+    from hvdkit import chain, foresee, paths
     from hvdkit.report.foresee import advice_lines
 
     of_recipes = {
@@ -96,13 +97,13 @@ def advise(
     else:
         if resume and out is None:
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
-        recipe = config.load(catalogue.locate(subject), overrides or [])
+        recipe = loaded(subject, overrides)
         measuring = chain.plan(
             recipe, question, framework or "pytorch", 2 if np is None else np, hosts, launcher or "direct",
             60.0 if stall_timeout is None else stall_timeout, 20 if steps is None else steps,
         )  # fmt: skip
         settings, name = recipe.model_dump(), recipe.name
-    with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume) as folder:
+    with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
         if subject.suffix != ".json":
             plan = chain.run(measuring, folder)
         advice = foresee.advise(foresee.request(plan, price, images, epochs), folder)

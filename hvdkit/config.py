@@ -6,8 +6,6 @@ what was received, before anything is started or written.
 
 from __future__ import annotations
 
-import difflib
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +13,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from hvdkit import communication
+from hvdkit import communication, documents
 from hvdkit.communication import METHODS, AnyCompression, Outer, Sync, Uncompressed
 from hvdkit.datakinds import (  # noqa: F401 - the recipe's classes, wherever they are written
     DATA_KINDS,
@@ -28,8 +26,9 @@ from hvdkit.datakinds import (  # noqa: F401 - the recipe's classes, wherever th
     Strict,
     Synthetic,
 )
-from hvdkit.errors import RequestError
-from hvdkit.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401
+from hvdkit.documents import brief, named
+from hvdkit.errors import RequestError, nearest
+from hvdkit.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - as those
 
 ModelName = Literal[
     "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
@@ -65,7 +64,7 @@ class Schedule(Strict):
 
     scale: Literal["linear", "none"] = "linear"
     base_batch_size: int = Field(256, ge=1)
-    warmup_epochs: float = Field(0.0, ge=0)
+    warmup_epochs: float = Field(0.0, ge=0, le=100_000)
     decay: Literal["constant", "step", "cosine", "polynomial"] = "cosine"
     milestones: list[float] = Field(default_factory=list, description="epochs; for decay: step")
     gamma: float = Field(0.1, gt=0, le=1, description="factor at each milestone")
@@ -185,34 +184,12 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
 _AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key written twice and reads 1e-4 as the number that it is in YAML 1.2."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            fault = None if isinstance(key, str) else f"expected text as key, got {key!r}"
-            if fault or key in seen:
-                fault = fault or f"key {key!r} is there twice"
-                raise yaml.constructor.ConstructorError(None, None, fault, key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
-
-
 def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe file and apply `key=value` overrides (nested keys with dots, values as YAML).
 
     Raises RequestError with all faults, one a line.
     """
-    return revise(_read(path), str(path), overrides)
+    return revise(_read(path), named(path), overrides)
 
 
 def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -236,49 +213,26 @@ def dump(recipe: Recipe) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RequestError(
-            f"{path}: no such file; expected a YAML recipe such as recipes/resnet20-digits.yaml"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: no text (byte {error.start} is not UTF-8); expected a YAML recipe") from None
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a YAML recipe") from None
-    document = parse_yaml(text, str(path))
+    document = documents.load(path, "a YAML recipe", "a YAML recipe such as recipes/resnet20-digits.yaml")
     if not isinstance(document, dict):
-        raise RequestError(f"{path}: expected keys with values (a mapping), got {_brief(document)}")
+        raise RequestError(f"{named(path)}: expected keys with values (a mapping), got {brief(document)}")
     return document
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """What a YAML text holds. Raises RequestError, one line that begins with `where`, where it is damaged."""
-    try:
-        return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RequestError(f"{where}{place}: damaged YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RequestError(f"{where}: damaged YAML: {reason}") from None
 
 
 def override(document: dict[str, Any], text: str) -> str | None:
     """Set one `key=value` in the document; returns the fault, if any."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        return f"override {text!r}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
+        return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
     *parents, leaf = key.strip().split(".")
     place = document
     for parent in parents:
         inner = place.setdefault(parent, {})
         if not isinstance(inner, dict):
-            return f"override {text!r}: {parent!r} holds {_brief(inner)}, so nothing can be set below it"
+            return f"override {brief(text)}: {brief(parent)} holds {brief(inner)}, so nothing can be set below it"
         place = inner
     try:
-        place[leaf] = parse_yaml(value, f"override {text!r}")
+        place[leaf] = documents.parse(value, f"override {brief(text)}")
     except RequestError as error:
         return str(error)
     return None
@@ -300,7 +254,7 @@ def _explain(error: ValidationError) -> list[str]:
                 loc = list(union)
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
-        key = ".".join(part if part.isprintable() else repr(part) for part in loc) or "recipe"
+        key = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in loc) or "recipe"
         line = f"{key}: {_reason(fault, loc, kind)}"
         if line not in lines:
             lines.append(line)
@@ -318,14 +272,16 @@ def _reason(fault: Any, loc: list[str], section: type[BaseModel] | None) -> str:
         return f"required key {tag} is missing; expected one of {', '.join(map(repr, _KINDS[loc[0]]))}"
     if kind == "value_error":
         return str(fault["ctx"]["error"])
+    if kind == "model_type":
+        return f"expected keys with values (a mapping), got {brief(received)}"
     if kind == "union_tag_invalid":
         tag = "method" if loc[0] == "compression" else "name"
-        return f"expected {loc[0]}.{tag} to be {fault['ctx']['expected_tags']}, got {fault['ctx']['tag']!r}"
+        return f"expected {loc[0]}.{tag} to be {fault['ctx']['expected_tags']}, got {brief(fault['ctx']['tag'])}"
     if kind == "string_pattern_mismatch":
         allowed = "letters, digits, '.', '_' or '-', at most 100, the first a letter or digit"
-        return f"expected {allowed}; got {_brief(received)}"
+        return f"expected {allowed}; got {brief(received)}"
     message = str(fault["msg"]).replace("Input should be", "expected", 1)
-    return f"{message}, got {_brief(received)}"
+    return f"{message}, got {brief(received)}"
 
 
 def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
@@ -339,16 +295,4 @@ def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
     }
     models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
     known = {key for model in models for key in model.model_fields}
-    close = difflib.get_close_matches(loc[-1], known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known keys: {', '.join(sorted(known))}" if known else ""
-
-
-def _brief(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, dict):
-        return "a mapping"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return nearest(str(loc[-1]), known) or (f"; known keys: {', '.join(sorted(known))}" if known else "")

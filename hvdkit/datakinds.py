@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, mo
 
 
 class Strict(BaseModel):
+    """What every section of a recipe is: no unknown keys, no silent conversions, no NaN, and unchangeable once read."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 

@@ -1,5 +1,14 @@
 """What can go wrong, told in one line: what happened, where, what was expected, what to do."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class HvdkitError(Exception):
     """Base of every error that hvdkit tells its user; its text is the whole message.
@@ -27,3 +36,18 @@ class Stopped(HvdkitError):
     """Training ended before its last step because it was asked to, and nothing is lost."""
 
     exit_status = 0
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong with a document, by its key and in one line; `file` where it is the whole of it."""
+    fault = error.errors(include_url=False)[0]
+    key = ".".join(map(str, fault["loc"])) or "file"
+    told = f"{key}: {fault['msg'].removeprefix('Value error, ')}"
+    return told if told.isprintable() else repr(told)
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, to end a message with, where a known name is near the given one, or begins so; else ''."""
+    known = list(known)
+    near = difflib.get_close_matches(given, known, n=1) or [name for name in known if given and name.startswith(given)]
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -37,7 +37,7 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
     suffixes = (SAFETENSORS, *_WRITTEN_BY)
     if out.suffix not in suffixes or not out.stem:
         faults.append(f"--out {out}: expected a file that ends in {' or '.join(suffixes)}")
-    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK | os.X_OK):
+    if not os.access(out.parent, os.W_OK | os.X_OK) or not out.parent.is_dir():
         faults.append(f"--out {out}: {out.parent} is no folder that can be written; make it, or choose another")
     elif out.is_dir():
         faults.append(f"--out {out}: expected a file, got a folder")

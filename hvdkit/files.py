@@ -1,7 +1,8 @@
-"""Files that are either whole or not there."""
+"""Files that are written whole or not at all, and read no further than memory allows."""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -24,7 +25,21 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
+        temporary = None
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise RunError(f"{path}: cannot be written ({error.strerror}); free space or choose another --out") from error
+    finally:
+        if temporary is not None:  # whatever came between, an interrupt too
+            Path(temporary).unlink(missing_ok=True)
+
+
+def read_bounded(path: Path, most: int = 2**28) -> bytes:
+    """A file's content. Raises OSError, also where it has more than `most` bytes, as a device without end has.
+
+    By default that is far more than any file of hvdkit's own making has.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+    return content

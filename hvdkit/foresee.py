@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from hvdkit.profiling.profile import Profile
 from hvdkit.report import gantt
 from hvdkit.report.foresee import advice_markdown
 from hvdkit.simulator import advise as advising
+from hvdkit.simulator import basis as basis_
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
@@ -49,7 +51,7 @@ class Question:
 
     def of(self, profile: Profile) -> Plan:
         """The question of a profile. Raises RequestError where that leaves something open, or does not fit."""
-        cluster = self.cluster or predicting.own_network(profile)
+        cluster = self.cluster or basis_.own_network(profile)
         if cluster is None:
             raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
         links = settings_.applied(cluster, self.settings)
@@ -111,7 +113,7 @@ def predict(plan: Plan, folder: Path) -> Prediction:
     found = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
     write_atomic(folder / "predict.json", found.model_dump_json(indent=2) + "\n")
     most = max(plan.ranks)
-    schedule = predicting.schedule(predicting.basis(plan.profile), plan.cluster, most, plan.settings)
+    schedule = predicting.schedule(basis_.basis(plan.profile), plan.cluster, most, plan.settings)
     title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms a step"
     gantt.picture(schedule, title, folder / "predict.png")
     gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
@@ -122,8 +124,12 @@ def check(price: float | None, apply: Path | None) -> None:
     """Check what advice needs beside a question. Raises RequestError for a price, or a file that is there already."""
     if price is not None and not 0 <= price < 1e9:
         raise RequestError(f"--price {price}: expected the price of a GPU for an hour, such as 2.5")
-    if apply is not None and apply.exists():
+    if apply is None:
+        return
+    if os.path.lexists(apply):
         raise RequestError(f"--apply {apply}: is there already and is not overwritten; name another file")
+    if not os.access(apply.parent, os.W_OK | os.X_OK):
+        raise RequestError(f"--apply {apply}: {apply.parent} is no folder that can be written; name another file")
 
 
 def request(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Request:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,21 +43,26 @@ def default_out(recipe: str, command: str) -> Path:
     return Path("runs") / f"{recipe}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def check_free(folder: Path, overwrite: bool, resume: bool = False) -> None:
+def lies_in(path: Path, folder: Path) -> bool:
+    """Whether there is something at `path` and it is in `folder`, by whatever links."""
+    return os.path.lexists(path) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iterable[Path | str | None] = ()) -> None:
     """Check that a command may write into `folder`, without touching it.
 
     Raises RequestError where it is no folder, cannot be written, holds something and `overwrite` is not given, or
-    holds what hvdkit has not written.
+    holds what hvdkit has not written; and where `overwrite` would remove one of the command's own `inputs`.
     """
-    existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-    if not existing.is_dir():
-        raise RequestError(f"--out {folder}: {existing} is a file; expected a folder or a new name")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise RequestError(f"--out {folder}: {existing} cannot be written (permission denied); choose another folder")
-    if not folder.is_dir():
-        return
     try:
-        content = {path.name for path in folder.iterdir()} - {_LOCK}
+        existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+        if not existing.is_dir():
+            raise RequestError(f"--out {folder}: {existing} is a file; expected a folder or a new name")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise RequestError(
+                f"--out {folder}: {existing} cannot be written (permission denied); choose another folder"
+            )
+        content = {path.name for path in folder.iterdir()} - {_LOCK} if folder.is_dir() else set()
     except OSError as error:
         raise RequestError(f"--out {folder}: cannot be read ({error.strerror}); choose another folder") from error
     if content and not overwrite and not resume:
@@ -67,17 +72,23 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False) -> None:
         raise RequestError(
             f"--out {folder}: it holds {foreign[0]!r}, which hvdkit has not written; choose another folder"
         )
+    if overwrite:
+        for path in inputs:
+            if path is not None and lies_in(Path(path), folder):
+                raise RequestError(f"--out {folder}: --overwrite would remove {path}; choose another folder")
 
 
 @contextmanager
-def claimed(folder: Path, overwrite: bool, resume: bool = False) -> Iterator[Path]:
+def claimed(
+    folder: Path, overwrite: bool, resume: bool = False, inputs: Iterable[Path | str | None] = ()
+) -> Iterator[Path]:
     """`folder`, this process's alone and, but for `resume`, empty; yields its absolute path.
 
     Raises RequestError as `check_free` does, and where another run is writing there.
     """
     if overwrite and resume:
         raise RequestError("--overwrite, --resume: expected one of them, got both")
-    check_free(folder, overwrite, resume)
+    check_free(folder, overwrite, resume, inputs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("w")
@@ -86,8 +97,12 @@ def claimed(folder: Path, overwrite: bool, resume: bool = False) -> Iterator[Pat
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RequestError(f"--out {folder}: another run is writing there; choose another folder") from None
+            # A run that has just ended takes its file away: that lock would keep nobody out.
+            mine = os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat())
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
+            raise RequestError(f"--out {folder}: another run is writing there; choose another folder")
         try:
             if not resume:
                 _clear(folder)

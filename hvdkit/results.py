@@ -9,11 +9,12 @@ import os
 import platform
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, first_fault
+from hvdkit.files import read_bounded
 
 
 class _Record(BaseModel):
@@ -22,6 +23,7 @@ class _Record(BaseModel):
 
 _R = TypeVar("_R", bound=_Record)
 Verdict = Literal["faster", "slower", "tie"]
+Count = Annotated[int, Field(ge=0, le=2**53)]  # what a float can tell apart
 
 
 class MetricLine(_Record):
@@ -33,9 +35,9 @@ class MetricLine(_Record):
     and weights for an update, on average since the process began.
     """
 
-    step: int
-    total_steps: int
-    epoch: int
+    step: Count
+    total_steps: Count
+    epoch: Count
     ends_epoch: bool = False
     loss: float
     learning_rate: float
@@ -317,14 +319,11 @@ def read_parity(path: Path) -> Parity:
 
 def _read(kind: type[_R], path: Path, expected: str) -> _R:
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(read_bounded(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, fault["loc"])) or "file"
-        key = key if key.isprintable() else repr(key)  # the message is one line
-        raise RequestError(f"{path}: not {expected}: {key}: {fault['msg']}") from None
+        raise RequestError(f"{path}: not {expected}: {first_fault(error)}") from None
 
 
 def _proc_field(path: str, key: str) -> str | None:

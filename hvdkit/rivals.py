@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, nearest
 
 if TYPE_CHECKING:
     from hvdkit.config import Recipe
@@ -60,9 +59,7 @@ def check(names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
     for name in dict.fromkeys(names):
         rival = RIVALS.get(name)
         if rival is None:
-            close = difflib.get_close_matches(name, RIVALS, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            faults.append(f"--rival {name}: expected one of {', '.join(RIVALS)}{hint}")
+            faults.append(f"--rival {name}: expected one of {', '.join(RIVALS)}{nearest(name, RIVALS)}")
         elif not set(frameworks) & set(rival.frameworks):
             faults.append(
                 f"--rival {name}: is there for {', '.join(rival.frameworks)} only, got --framework "

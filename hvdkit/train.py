@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hvdkit import config, paths, rivals
+from hvdkit import config, paths, ranks, rivals
 from hvdkit.adapters.declared import CAPABILITIES
 from hvdkit.config import Recipe
 from hvdkit.core import tuning
@@ -18,12 +18,12 @@ from hvdkit.core.precision import gaps
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
-from hvdkit.launch import LAUNCHERS, namespaces
+from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.ends import RankFailure
-from hvdkit.launch.hosts import Host, discovered, parse_hosts
+from hvdkit.launch.hosts import Host, discovered
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.results import MetricLine, TrainResult, read_result
-from hvdkit.runtimes.store import Runtime, find
+from hvdkit.runtimes.store import Runtime
 
 Watch = Callable[[MetricLine], None]
 FAREWELL_S = 25.0  # for a checkpoint behind SIGTERM; with the end of all ranks it stays below 30 s
@@ -63,28 +63,15 @@ def plan(
     rival: str | None = None,
 ) -> Plan:
     """Check framework, runtime, ranks, hosts, launcher, rival. Raises RequestError with the first fault of each."""
-    faults: list[str] = []
-    runtime, placed = None, None
-    try:
-        runtime = find(framework)
-    except RequestError as error:
-        faults.append(str(error))
-    try:
-        placed = parse_hosts(hosts, np)
-        namespaces.check(placed, launcher, recipe.elastic is not None)
-    except RequestError as error:
-        faults.append(str(error))
-    if launcher not in LAUNCHERS:
-        faults.append(f"--launcher {launcher}: expected one of {', '.join(LAUNCHERS)}")
-    if not 0 <= stall_timeout_s < float("inf"):
-        faults.append(f"--stall-timeout {stall_timeout_s}: expected seconds, or 0 to wait for ever")
+    elastic = recipe.elastic is not None
+    runtime, placed, faults = ranks.check(framework, np, hosts, launcher, stall_timeout_s, elastic)
     if recipe.elastic and not recipe.elastic.min_np <= np <= recipe.elastic.max_np:
         faults.append(f"-np {np}: expected {recipe.elastic.min_np} to {recipe.elastic.max_np}, as elastic says")
     if recipe.elastic and "HOROVOD_CYCLE_TIME" in os.environ:
         faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
     if discovery is not None and recipe.elastic is None:
         faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
-    elif discovery is not None and not (discovery.is_file() and os.access(discovery, os.X_OK)):
+    elif discovery is not None and not (os.access(discovery, os.X_OK) and discovery.is_file()):
         faults.append(f"--host-discovery-script {discovery}: expected a program that prints host:slots a line")
     elif discovery is not None:
         try:
@@ -95,7 +82,7 @@ def plan(
         faults += _gaps(recipe, framework, runtime)
     if rival is not None:
         faults += rivals.check([rival], [framework], [np])
-    if faults or runtime is None or placed is None:
+    if faults or runtime is None:
         raise RequestError("\n".join(faults))
     if rival is not None:
         rivals.check_recipe(rival, recipe, not any(host.namespace or not host.here for host in placed))

@@ -67,7 +67,10 @@ class Browser:
 
     def wait_for(self, event: str, session: str) -> None:
         """Until an event has come, now or before."""
-        same = lambda each: (each.get("method"), each.get("sessionId")) == (event, session)  # noqa: E731
+
+        def same(each: dict[str, Any]) -> bool:
+            return (each.get("method"), each.get("sessionId")) == (event, session)
+
         if not any(map(same, self.events)):
             self._until(same)
 

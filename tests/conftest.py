@@ -17,6 +17,9 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and what tests start inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; past `timeout` seconds the whole process group is killed and the test fails."""
@@ -26,7 +29,7 @@ def run(command: list[str], timeout: float, **options: object) -> subprocess.Com
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        **options,  # type: ignore[call-overload]
+        **options,
     )
     try:
         out, err = process.communicate(timeout=timeout)
@@ -61,6 +64,16 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
 def recipe() -> Path:
     """The recipe that the README is about."""
     return ROOT / "recipes" / "resnet20-digits.yaml"
+
+
+@pytest.fixture(scope="session")
+def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
+    """A checkpoint behind step 40 of a real run of one rank under MXNet; to be read only."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
+    done = run([*command, "checkpoint={}"], 120, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run" / "checkpoints" / "step-00000040"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ class Crowd:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._lock, self._barriers, self._boards = threading.Lock(), {}, {}  # type: ignore[var-annotated]
+        self._lock, self._barriers, self._boards = threading.Lock(), {}, {}
 
     def exchange(self, rank: int, value: Any, name: str, group: tuple[int, ...]) -> list[Any]:
         """Everyone's value in the order of the group."""
@@ -85,7 +85,7 @@ def together(size: int, work: Callable[[Any, Topology], T], hosts: int = 1) -> l
     def one(rank: int) -> None:
         topology = Topology(rank, size, rank % each, each, rank // each, hosts)
         try:
-            results[rank] = work(Member(crowd, rank), topology)  # type: ignore[call-overload]
+            results[rank] = work(Member(crowd, rank), topology)
         except BaseException as error:
             faults.append(error)
             crowd.abort()
@@ -98,4 +98,4 @@ def together(size: int, work: Callable[[Any, Topology], T], hosts: int = 1) -> l
     real = [fault for fault in faults if not isinstance(fault, threading.BrokenBarrierError)]
     if faults:
         raise (real or faults)[0]
-    return results  # type: ignore[return-value]
+    return results

@@ -24,7 +24,7 @@ def module() -> ModuleType:
 
 @cache
 def _why_not() -> str | None:
-    return module().why_not()  # type: ignore[no-any-return]
+    return module().why_not()
 
 
 def network(hosts: int, mbit_per_s: float) -> Any:

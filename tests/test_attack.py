@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,11 @@ from unittest import mock
 
 import pytest
 import yaml
+from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdkit import cli, config, train
+from hvdkit import cli, config, parity, train
 from hvdkit.config import Recipe
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import parse_hosts
@@ -176,6 +180,7 @@ def test_any_command_line(beginning: list[str], rest: list[str], tmp_path: Path)
         contextlib.chdir(tmp_path),
         mock.patch.object(sys, "argv", ["hvdkit", *beginning, *rest]),
         mock.patch.object(train, "run", started),
+        mock.patch.object(parity, "run", started),
         mock.patch("hvdkit.runtimes.build.build", started),
         mock.patch("hvdkit.runtimes.build.add", started),
         contextlib.redirect_stdout(out),
@@ -187,3 +192,28 @@ def test_any_command_line(beginning: list[str], rest: list[str], tmp_path: Path)
     assert "Traceback" not in err.getvalue()
     if end.value.code == 2:
         assert (out.getvalue() + err.getvalue()).strip(), "a refusal must say why"
+
+
+@pytest.mark.parametrize(("number", "told"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "ended by SIGTERM\n")])
+def test_an_interrupt_is_told_in_a_word(
+    number: signal.Signals, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hvdkit", "recipes", "list"])
+    monkeypatch.setattr("hvdkit.catalogue.entries", lambda: signal.raise_signal(number))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert end.value.code == 128 + number and capsys.readouterr().err == told
+
+
+def test_an_interrupt_before_the_command_line_is_loaded_makes_no_fuss(tmp_path: Path) -> None:
+    """A module that is imported early sends the signal itself, so that it comes in time."""
+    (tmp_path / "typer.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "hvdkit", "recipes", "list"]
+    done = subprocess.run(
+        command, capture_output=True, timeout=30, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

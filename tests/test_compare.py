@@ -239,7 +239,7 @@ def test_load_is_what_others_used() -> None:
 REFUSED: list[tuple[list[Any], str]] = [
     (
         ["--rival", "dpp"],
-        "--rival dpp: expected one of plain, ddp, multiworker, kvstore, independent; did you mean ddp?",
+        "--rival dpp: expected one of plain, ddp, multiworker, kvstore, independent; did you mean 'ddp'?",
     ),
     (["--rival", "kvstore"], "--rival kvstore: is there for mxnet only, got --framework pytorch"),
     (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; one rank has nobody to talk to"),

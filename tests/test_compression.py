@@ -289,7 +289,7 @@ def test_a_state_goes_on_bit_by_bit_and_no_debt_is_lost_with_other_ranks(compres
     def fewer(adapter: Any, topology: Topology) -> Any:
         reducer = Reducer(Ring(adapter, topology), compression, momentum=momentum)
         reducer.load_state(states[0])
-        reducer._bind(gradients(0, 0))
+        reducer._bind(vector(gradients(0, 0)), {name: SHAPES[name] for name in sorted(SHAPES)})
         return {slot: np.array(value) for slot, value in reducer._state.items()}
 
     if f"{RESIDUAL}.fc.bias" in states[0]:

@@ -111,6 +111,13 @@ def test_damaged_files(tmp_path: Path, text: str, part: str) -> None:
     assert all("recipe.yaml" in line for line in told)
 
 
+@pytest.mark.parametrize("key", ["schedule.warmup_epochs", "sync.start"])
+def test_epochs_that_no_run_has_are_refused(key: str, tmp_path: Path) -> None:
+    """Times the steps of an epoch they would be infinite, which no rank can round."""
+    (line,) = faults(tmp_path, GOOD, f"{key}=1e308", *(["sync.every=2"] if key == "sync.start" else []))
+    assert f"{key}: expected less than or equal to 100000, got 1e+308" in line
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, part in (
         (tmp_path / "no.yaml", "no such file"),
@@ -189,6 +196,7 @@ TOPK = "compression={method: topk, ratio: 0.01, momentum_correction: true}"
         (["sync={every: 2, outer: adam}"], "sync.outer.method: expected 'nesterov', got 'adam'"),
         (["sync={every: 2, outer: {rate: 1}}"], "sync.outer.rate: unknown key"),
         (["sync.every=2", "precision=fp16"], "sync: expected precision fp32, fp64 or bf16, got fp16"),
+        (["sync=4"], "sync: expected keys with values (a mapping), got 4"),
         (["allreduce=tree"], "allreduce: expected 'ring', 'hierarchical' or 'central', got 'tree'"),
         (["allreduce=central", "compression=int8"], "allreduce: central adds up, which int8 does not; expected ring"),
         (["allreduce=central", "elastic={max_np: 2}"], "allreduce: expected ring where elastic is given, got central"),

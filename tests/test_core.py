@@ -15,6 +15,7 @@ from hvdkit import adapters, config
 from hvdkit.config import Digits, Recipe, Sgd, Synthetic
 from hvdkit.core import data, datasets, metrics, resnet
 from hvdkit.core.augment import augment
+from hvdkit.core.lifeline import first_line, lost_a_peer
 from hvdkit.core.loop import Loop
 from hvdkit.core.optimizer import decay_of, update
 from hvdkit.core.schedule import learning_rate
@@ -260,8 +261,8 @@ def test_looks_for_an_end_come_each_five_seconds_whatever_a_step_takes() -> None
     adapter: Any = adapters.load("local")
     for step_s, longest in ((0.01, 500), (0.7, 7), (60.0, 1)):
         asked_at: list[int] = []
-        step, seconds = 0, []
-        stopping = Stopping(adapter, Topology(), lambda: bool(asked_at.append(step)), 0)  # noqa: B023
+        seconds: list[float] = []
+        stopping = Stopping(adapter, Topology(), lambda at=asked_at, so_far=seconds: bool(at.append(len(so_far))), 0)
         for step in range(1, 3001):
             seconds.append(step_s)
             assert not stopping.wanted(step, seconds)
@@ -269,6 +270,16 @@ def test_looks_for_an_end_come_each_five_seconds_whatever_a_step_takes() -> None
         assert gaps[0] == 1 and gaps.max() == longest, (step_s, gaps)
     always = Stopping(adapter, Topology(), lambda: True, 5)
     assert not always.wanted(5, [0.1]) and always.wanted(6, [0.1])
+
+
+def test_a_lost_peer_is_told_from_a_failure_of_ones_own() -> None:
+    class HorovodInternalError(RuntimeError):
+        pass
+
+    assert lost_a_peer(RuntimeError("[127.0.0.1]: Connection reset by peer")) and lost_a_peer(HorovodInternalError())
+    assert not lost_a_peer(ValueError("boom")) and not lost_a_peer(HorovodInternalError("Mismatched allreduce"))
+    assert first_line(HorovodInternalError()) == "HorovodInternalError"
+    assert first_line(ValueError("one\ntwo")) == "one"
 
 
 def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
@@ -326,7 +337,7 @@ def test_label_smoothing_raises_the_loss_that_is_reached(tmp_path: Path) -> None
 
 
 def test_a_batch_larger_than_the_split_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"batch_size: expected at most 1437 images over 1 ranks, got 2000"):
+    with pytest.raises(RequestError, match=r"batch_size: expected at most 1437 images over 1 rank, got 2000"):
         trained(make_recipe(batch_size=2000), tmp_path)
 
 

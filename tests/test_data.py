@@ -1,4 +1,4 @@
-"""The data side: kinds of data, exact pixels, reading ahead, corrupt images, and what is refused."""
+"""The data side: kinds of data, reading ahead, corrupt images, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from pictures import CLASSES, digests, draw_folder, write_cifar
 
 from hvdkit.config import Cifar10, ImageFolder, Mnist5k
-from hvdkit.core import data, images, prefetch
-from hvdkit.core.augment import Stream, random_bits
-from hvdkit.core.splits import normalised
+from hvdkit.core import data, prefetch
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 
@@ -94,89 +91,19 @@ def test_an_epoch_that_was_left_goes_on_in_its_middle(folder: Path) -> None:
     assert all(np.array_equal(a.images, b.images) for a, b in zip(whole[2:], rest, strict=True))
 
 
-def test_crops_are_drawn_as_the_paper_says() -> None:
-    boxes = [images.crop_box(500, 375, Stream(int(bits))) for bits in random_bits(1, 0, np.arange(4000))]
-    left, top, width, height = np.array(boxes).T
-    assert np.all(left >= 0) and np.all(top >= 0) and np.all(left + width <= 500) and np.all(top + height <= 375)
-    share, ratio = width * height / (500 * 375), width / height
-    assert share.min() > 0.079 and share.max() <= 1
-    assert ratio.min() > 0.74 and ratio.max() < 1.35
-    assert abs(share[share < 0.3].mean() - 0.19) < 0.01  # uniform where every try fits
-    assert abs(np.median(np.log(ratio[share < 0.3]))) < 0.03
-    assert abs(np.mean(left / np.maximum(1, 500 - width)) - 0.5) < 0.02
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13)), (1, 1, (0, 0, 1, 1))]
-)
-def test_where_no_crop_fits_the_centre_is_taken(width: int, height: int, box: images.Box) -> None:
-    class High(Stream):
-        def next(self) -> int:
-            return 2**64 - 1
-
-    assert images.crop_box(width, height, High(0)) == box
-
-
-def test_evaluation_is_resize_and_centre_crop() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    for size in ((375, 500), (500, 375), (300, 300), (200, 1999)):
-        image = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-        short, long = 64, int(64 * max(size) / min(size))
-        resized = image.resize((short, long) if size[0] <= size[1] else (long, short), Image.Resampling.BILINEAR)
-        left, top = round((resized.width - 56) / 2), round((resized.height - 56) / 2)
-        expected = np.asarray(resized.crop((left, top, left + 56, top + 56))).astype(float)
-        got = images.for_evaluation(image, 56, 64) * np.array(images.DEVIATION) + np.array(images.MEAN)
-        assert np.abs(got * 255 - expected).max() < 1.01  # at most one level, where rounding decides
-
-
-def test_normalising_has_float32_constants() -> None:
-    pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 256, 3)
-    exact = (pixels / 255 - np.array(images.MEAN)) / np.array(images.DEVIATION)
-    got = normalised(pixels, images.MEAN, images.DEVIATION)
-    assert got.dtype == np.float32 and np.abs(got - exact).max() < 1e-6
-
-
-def test_odd_modes_become_rgb(tmp_path: Path) -> None:
-    grey = np.linspace(0, 255, 64 * 64).reshape(64, 64).astype(np.uint8)
-    colour = np.stack([grey, grey[::-1], np.full_like(grey, 30)], axis=-1)
-    picture = Image.fromarray(colour)
-    cases: dict[str, tuple[Image.Image, np.ndarray, int]] = {
-        "l.png": (Image.fromarray(grey), np.stack([grey] * 3, -1), 0),
-        "la.png": (Image.fromarray(grey).convert("LA"), np.stack([grey] * 3, -1), 0),
-        "one.png": (
-            Image.fromarray(grey).point(lambda v: 255 * (v > 99)).convert("1"),
-            np.stack([255 * (grey > 99)] * 3, -1),
-            0,
-        ),
-        "sixteen.png": (Image.fromarray(grey.astype(np.uint16) * 256 + 77), np.stack([grey] * 3, -1), 0),
-        "palette.png": (picture.quantize(256), colour, 40),
-        "rgba.png": (picture.convert("RGBA"), colour, 0),
-        "l.jpg": (Image.fromarray(grey), np.stack([grey] * 3, -1), 6),
-        "cmyk.jpg": (picture.convert("CMYK"), colour, 30),
-        "rgb.jpg": (picture, colour, 30),
-    }
-    for name, (image, expected, tolerance) in cases.items():
-        image.save(tmp_path / name, quality=95)
-        got = images.read(str(tmp_path / name))
-        assert got.mode == "RGB" and np.abs(np.asarray(got).astype(int) - expected).max() <= tolerance, name
-    see_through = picture.quantize(16)
-    see_through.save(tmp_path / "p.png", transparency=bytes(range(16)))
-    assert np.array_equal(np.asarray(images.read(str(tmp_path / "p.png"))), np.asarray(see_through.convert("RGB")))
-
-
 # Reading ahead
 
 
 def test_a_run_that_stops_in_mid_epoch_leaves_no_threads(folder: Path) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())  # not how many: another test's last threads may yet be ending
     split = data.open_dataset(wanted(folder, workers=4), 3, 1).train
     batches = data.epoch_batches(split, 4, 1, 0, 0, 1, "resized-crop-flip")
     next(batches)
-    assert threading.active_count() > before
+    assert set(threading.enumerate()) - before
     batches.close()
-    assert _until(lambda: threading.active_count() == before)
+    assert _until(lambda: set(threading.enumerate()) <= before)
     list(data.epoch_batches(split, 4, 1, 0, 0, 1, "resized-crop-flip"))
-    assert _until(lambda: threading.active_count() == before)
+    assert _until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_what_goes_wrong_in_a_thread_is_raised_in_the_loop_in_order() -> None:
@@ -186,21 +113,22 @@ def test_what_goes_wrong_in_a_thread_is_raised_in_the_loop_in_order() -> None:
         return number
 
     for workers in (0, 1, 3):
-        before, seen = threading.active_count(), []
+        before, seen = set(threading.enumerate()), []
         with pytest.raises(RequestError) as caught:
             for number in prefetch.in_order(make, 100, workers, 5):
                 seen.append(number)
         assert str(caught.value) == "image 7: damaged"
         assert seen == list(range(7))
-        assert _until(lambda count=before: threading.active_count() == count)
+        assert _until(lambda known=before: set(threading.enumerate()) <= known)
 
 
 def test_reading_ahead_is_bounded() -> None:
     started: list[int] = []
     made = prefetch.in_order(lambda number: started.append(number) or number, 1000, 2, 10)
     next(made)
-    time.sleep(0.3)
-    assert 2 <= len(started) <= 20
+    assert _until(lambda: len(started) >= 2)
+    time.sleep(0.3)  # in which an unbounded one would go on
+    assert len(started) <= 20
     made.close()
 
 
@@ -218,9 +146,9 @@ def test_many_files_are_listed_quickly_in_little_memory(tmp_path: Path) -> None:
         for number in range(10_000):
             (tmp_path / "train" / name / f"n01440764_{number:06}.JPEG").touch()
         (tmp_path / "val" / name / "1.jpg").touch()
-    started = time.perf_counter()
+    started = time.process_time()  # what others do on the machine takes no part
     dataset = data.open_dataset(wanted(tmp_path, corrupt="replace"), 2, 1)
-    assert time.perf_counter() - started < 1 and len(dataset.train) == 20_000
+    assert time.process_time() - started < 1 and len(dataset.train) == 20_000
     tracemalloc.start()
     kept = data.open_dataset(wanted(tmp_path, corrupt="replace"), 2, 1)
     now, peak = tracemalloc.get_traced_memory()
@@ -402,7 +330,7 @@ def test_topology_reaches_the_workers(folder: Path, monkeypatch: pytest.MonkeyPa
     assert getattr(dataset.train, "workers", None) == 2
 
 
-def _until(condition: Callable[[], bool], seconds: float = 3) -> bool:
+def _until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Hvdkit
+from resuming import kill_ranks, local_recipe, local_run, under_way
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_checkpoint import kill_ranks, local_recipe, local_run
 
 from hvdkit.core import events
 from hvdkit.errors import RequestError
@@ -82,7 +80,7 @@ def test_without_the_library_one_line_tells_the_remedy(tmp_path: Path, monkeypat
 def test_nothing_is_imported_for_a_run_that_does_not_want_it(tmp_path: Path) -> None:
     code = """
 import sys; from pathlib import Path
-from test_checkpoint import local_recipe, local_run
+from resuming import local_recipe, local_run
 local_run(Path(sys.argv[1]), local_recipe(steps=2))
 assert not [name for name in sys.modules if name.startswith("tensorboard")]
 """
@@ -98,19 +96,15 @@ SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", ("pytorch", "mxnet"))  # the events are core's, which knows no framework
 def test_over_real_ranks_and_kill_9(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    options = ("--framework", framework, "-np", 2, "--out", "run")
-    command: list[Any] = [sys.executable, "-m", "hvdkit", "train", recipe, *options, *SETTINGS]
-    process = subprocess.Popen([str(word) for word in command], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 90
-    while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    kill_ranks(tmp_path / "run", framework)
-    assert process.wait(timeout=30) == 1, process.communicate()[1]
-    done = hvdkit("train", recipe, *options, "--resume", *SETTINGS)
+    options = ("--framework", framework, "-np", 2)
+    with under_way(tmp_path / "run", recipe, *options, *SETTINGS) as process:
+        kill_ranks(tmp_path / "run", framework)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    done = hvdkit("train", recipe, *options, "--out", "run", "--resume", *SETTINGS)
     assert done.returncode == 0, done.stderr
     assert shown(tmp_path / "run" / "tensorboard") == told(tmp_path / "run")
     assert shown(tmp_path / "run" / "tensorboard").keys() == TAGS
     assert [step for step, _ in shown(tmp_path / "run" / "tensorboard")["train/loss"]] == [3, 6, 9]
-    done = hvdkit("train", recipe, *options, "--overwrite", "steps=1")
+    done = hvdkit("train", recipe, *options, "--out", "run", "--overwrite", "steps=1")
     assert done.returncode == 0 and not (tmp_path / "run" / "tensorboard").exists(), done.stderr

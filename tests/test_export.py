@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from conftest import ROOT, Hvdkit, run
 from safetensors.numpy import load_file
 
 from hvdkit import evaluate, export
 from hvdkit.results import read_evaluation
 from hvdkit.runtimes.store import find
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
-    """A checkpoint of a short run."""
-    folder = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
-    subprocess.run([*command, "checkpoint={}"], cwd=folder, check=True, capture_output=True, timeout=120)
-    return folder / "run" / "checkpoints" / "step-00000040"
 
 
 def rank(framework: str, *arguments: Path) -> dict[str, Any]:
@@ -39,55 +27,57 @@ def rank(framework: str, *arguments: Path) -> dict[str, Any]:
 
 
 def test_safetensors_hold_the_checkpoints_network_and_serve_as_weights(
-    trained: Path, hvdkit: Hvdkit, tmp_path: Path
+    checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path
 ) -> None:
-    done = hvdkit("export", trained, "--out", "net.safetensors")
+    done = hvdkit("export", checkpoint_40, "--out", "net.safetensors")
     assert done.returncode == 0 and "written to net.safetensors" in done.stdout, done.stderr
-    got, kept = load_file(tmp_path / "net.safetensors"), load_file(trained / "model.safetensors")
+    got, kept = load_file(tmp_path / "net.safetensors"), load_file(checkpoint_40 / "model.safetensors")
     assert got.keys() == kept.keys() and len(got) > 100
     for name, value in kept.items():
         assert got[name].dtype == value.dtype and np.array_equal(got[name], value), name
     assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
     for framework in ("pytorch", "mxnet"):
-        done = hvdkit("evaluate", trained, "--framework", framework, "--out", framework)
+        done = hvdkit("evaluate", checkpoint_40, "--framework", framework, "--out", framework)
         assert done.returncode == 0, done.stderr
         expected = read_evaluation(tmp_path / framework / "evaluate.json").correct
-        found = rank(framework, tmp_path / "net.safetensors", trained, tmp_path / f"{framework}.json")
+        found = rank(framework, tmp_path / "net.safetensors", checkpoint_40, tmp_path / f"{framework}.json")
         assert found["correct"] == expected > 60
 
 
-def test_a_keras_archive_gives_the_same_logits(trained: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_a_keras_archive_gives_the_same_logits(checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
     for name in ("net.keras", "net.safetensors"):
-        done = hvdkit("export", trained, "--out", name)
+        done = hvdkit("export", checkpoint_40, "--out", name)
         assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.keras", "net.safetensors"]
-    found = rank("keras", tmp_path / "net.safetensors", trained, tmp_path / "found.json", tmp_path / "net.keras")
+    found = rank("keras", tmp_path / "net.safetensors", checkpoint_40, tmp_path / "found.json", tmp_path / "net.keras")
     assert found["error"] < 1e-6 and found["dtype"] == "float32"
 
 
-def test_wrong_requests_are_lines_and_write_nothing(trained: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_wrong_requests_are_lines_and_write_nothing(checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
     (tmp_path / "there.safetensors").write_text("mine")
     (tmp_path / "folder.keras").mkdir()
     for arguments, part in (
-        ((trained, "--out", "net.onnx"), "--out net.onnx: expected a file that ends in .safetensors or .keras"),
-        ((trained, "--out", "there.safetensors"), "the file exists; add --overwrite"),
-        ((trained, "--out", "folder.keras"), "expected a file, got a folder"),
-        ((trained, "--out", "nowhere/net.keras"), "nowhere is no folder that can be written"),
+        ((checkpoint_40, "--out", "net.onnx"), "--out net.onnx: expected a file that ends in .safetensors or .keras"),
+        ((checkpoint_40, "--out", "there.safetensors"), "the file exists; add --overwrite"),
+        ((checkpoint_40, "--out", "folder.keras"), "expected a file, got a folder"),
+        ((checkpoint_40, "--out", "nowhere/net.keras"), "nowhere is no folder that can be written"),
         (("nothing", "--out", "net.keras"), "nothing/checkpoint.json: cannot be read"),
     ):
         done = hvdkit("export", *arguments)
         assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.keras", "there.safetensors"]
     assert (tmp_path / "there.safetensors").read_text() == "mine"
-    done = hvdkit("export", trained, "--out", "there.safetensors", "--overwrite")
+    done = hvdkit("export", checkpoint_40, "--out", "there.safetensors", "--overwrite")
     assert done.returncode == 0 and len(load_file(tmp_path / "there.safetensors")) > 100, done.stderr
 
 
-def test_an_archive_that_cannot_be_made_leaves_the_old_file(trained: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_an_archive_that_cannot_be_made_leaves_the_old_file(
+    checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path
+) -> None:
     """The recipe says another network than the weights are of."""
     broken = tmp_path / "broken"
     broken.mkdir()
-    for path in trained.iterdir():
+    for path in checkpoint_40.iterdir():
         (broken / path.name).write_bytes(path.read_bytes())
     record = json.loads((broken / "checkpoint.json").read_text())
     record["recipe"]["model"]["name"] = "resnet32"
@@ -99,10 +89,10 @@ def test_an_archive_that_cannot_be_made_leaves_the_old_file(trained: Path, hvdki
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "net.keras"]
 
 
-def test_how_many_ranks_have_trained_binds_nobody(trained: Path, tmp_path: Path) -> None:
+def test_how_many_ranks_have_trained_binds_nobody(checkpoint_40: Path, tmp_path: Path) -> None:
     elastic = tmp_path / "elastic"
     elastic.mkdir()
-    for path in trained.iterdir():
+    for path in checkpoint_40.iterdir():
         (elastic / path.name).write_bytes(path.read_bytes())
     record = json.loads((elastic / "checkpoint.json").read_text())
     record["recipe"]["elastic"] = {"min_np": 2, "max_np": 4}

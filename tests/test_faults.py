@@ -120,8 +120,8 @@ def test_a_command_that_is_ended_leaves_no_orphan(
     metrics = tmp_path / "run" / "metrics.jsonl"
     assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 60), "training never began"
     process.send_signal(number)
-    _, told = process.communicate(timeout=15)
-    assert gone_within(mark, 10)
+    _, told = process.communicate(timeout=60)
+    assert gone_within(mark, 30)
     assert "Traceback" not in told
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert not (tmp_path / "run" / "result.json").exists()
@@ -139,13 +139,13 @@ def test_two_runs_into_one_folder(tmp_path: Path, recipe: Path, mark: str, hvdki
         start_new_session=True,
     )
     try:
-        assert wait_until(lambda: (tmp_path / "run" / "logs" / "rank-0.log").exists(), 30)
-        second = hvdkit(*arguments, timeout=30)
+        assert wait_until(lambda: (tmp_path / "run" / "logs" / "rank-0.log").exists(), 60)
+        second = hvdkit(*arguments)
         assert second.returncode == 2
         assert "another run is writing there" in second.stderr
     finally:
         first.terminate()
-        first.wait(15)
+        first.wait(60)
 
 
 def test_a_taken_port_in_the_environment_does_no_harm(hvdkit: Hvdkit, recipe: Path) -> None:
@@ -216,10 +216,10 @@ def runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_runtime_that_is_deleted_is_missing(runtimes: Path, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     assert hvdkit("train", recipe, "--framework", "mxnet", "--out", "a", "steps=1").returncode == 0
     (tmp_path / "python").unlink()
-    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "b", timeout=30)
+    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "b")
     assert done.returncode == 2 and "hvdkit runtime build mxnet" in done.stderr, done.stderr
     shutil.rmtree(runtimes)
-    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "b", timeout=30)
+    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "b")
     assert done.returncode == 2 and "hvdkit runtime build mxnet" in done.stderr, done.stderr
     assert not (tmp_path / "b").exists()
 

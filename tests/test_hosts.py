@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ _TRANSFER = """
 import socket, sys, time
 role, address, count, wait_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 if role == "from":
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while True:
         try:
             line = socket.create_connection((address, 5201))
@@ -67,20 +66,25 @@ def seconds_for(network: Any, count: int, source: str = "h1", wait_s: float = 0.
         return [sys.executable, "-c", _TRANSFER, role, "10.77.0.2", str(count), str(wait_s)]
 
     receiver = network.start(command("to"), "h2")
-    sender = network.run(command("from"), source, check=True, timeout=30, stdout=subprocess.PIPE, text=True)
+    sender = network.run(command("from"), source, check=True, timeout=60, stdout=subprocess.PIPE, text=True)
     receiver.wait(timeout=30)
     return float(sender.stdout)
 
 
+def least_seconds_for(network: Any, count: int, source: str = "h1") -> float:
+    """The least of three: what others do on the machine makes a transfer slower, and never faster."""
+    return min(seconds_for(network, count, source) for _ in range(3))
+
+
 def test_a_link_carries_what_it_is_said_to(network: Any) -> None:
     count = 1_000_000
-    seconds = seconds_for(network, count)
+    seconds = least_seconds_for(network, count)
     at_best = 8 * count / (0.965 * 1e6 * MBIT_PER_S)  # a packet of 1514 bytes has 1448 or 1460 of them
     assert 0.99 * at_best < seconds < 2 * at_best
 
 
 def test_inside_a_host_there_is_no_limit(network: Any) -> None:
-    assert seconds_for(network, 20_000_000, source="h2") < 8 * 20 / MBIT_PER_S / 4
+    assert least_seconds_for(network, 20_000_000, "h2") < 8 * 20 / MBIT_PER_S / 4
 
 
 def test_nothing_crosses_for_free_after_a_pause(network: Any) -> None:
@@ -100,7 +104,7 @@ def test_packets_are_the_wires_own(network: Any) -> None:
 def test_another_rate_holds_at_once(network: Any) -> None:
     network.set_rate(4 * MBIT_PER_S)
     try:
-        assert seconds_for(network, 1_000_000) < 0.8 * 8 / MBIT_PER_S
+        assert least_seconds_for(network, 1_000_000) < 0.8 * 8 / MBIT_PER_S
     finally:
         network.set_rate(MBIT_PER_S)
 
@@ -109,7 +113,7 @@ def test_two_networks_at_once_do_not_meet(network: Any) -> None:
     with starving.network(2, 10.0) as other:
         assert other.names == network.names
         assert seconds_for(other, 100_000) > 0.07
-        assert seconds_for(network, 100_000) < 0.07
+        assert least_seconds_for(network, 100_000) < 0.07
 
 
 def processes(word: str) -> list[int]:
@@ -137,11 +141,11 @@ def test_nothing_stays_of_a_killed_program(number: signal.Signals) -> None:
     before, naptime = here(), f"{1000 + number}.25"
     program = subprocess.Popen([sys.executable, str(starving.HOSTS), "--", "sleep", naptime])
     assert wait_until(lambda: bool(processes(naptime)), 20)
-    assert wait_until(lambda: "sleep" in cmdline_names(naptime), 5)
+    assert wait_until(lambda: "sleep" in cmdline_names(naptime), 20)
     program.send_signal(number)
-    program.wait()
-    assert wait_until(lambda: not processes(naptime), 5)
-    assert wait_until(lambda: not [pid for pid in processes("--hold") if parent(pid) in (1, program.pid)], 5)
+    program.wait(60)
+    assert wait_until(lambda: not processes(naptime), 30)
+    assert wait_until(lambda: not [pid for pid in processes("--hold") if parent(pid) in (1, program.pid)], 30)
     assert here() == before
 
 
@@ -232,9 +236,7 @@ def test_ranks_live_in_the_hosts(network: Any, tmp_path: Path) -> None:
     out, before = tmp_path / "out", network.sent_bytes()
     command = [sys.executable, "-m", "hvdkit", "bench", "allreduce", "--framework", "mxnet", "-np", "4"]
     options = ["-H", network.hosts_option(2), "--min-bytes", "1000000", "--max-bytes", "1000000", "--seconds", "0.1"]
-    started = time.monotonic()
     network.run([*command, *options, "--out", str(out)], check=True, timeout=120, cwd=tmp_path)
-    assert time.monotonic() - started < 120
     told = json.loads((out / "bench.json").read_text())
     assert told["hosts"] == ["h1", "h1", "h2", "h2"]
     assert [row["wrong"] for row in told["rows"]] == [0]

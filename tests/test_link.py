@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.link import DOWN_S, Link
 from hvdkit.launch.severed import unreachable
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule"]
 
 
@@ -29,8 +28,10 @@ def train(network: Any, recipe: Path, folder: Path, hosts: int) -> subprocess.Po
     where = ["-H", network.hosts_option(), "--out", str(folder / "out")]
     process = network.start([*command, *where, *ENDLESS], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     lines = folder / "out" / "metrics.jsonl"
-    assert wait_until(lambda: lines.exists() and lines.read_text().count("\n") > 5, 60), process.stderr.read()
-    return process  # type: ignore[no-any-return]
+    if not wait_until(lambda: lines.exists() and lines.read_text().count("\n") > 5, 90):
+        process.terminate()
+        pytest.fail(f"training never began: {process.communicate(timeout=60)[1]}")
+    return process
 
 
 def test_a_host_whose_link_goes_down_is_named(recipe: Path, tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_a_host_whose_link_goes_down_is_named(recipe: Path, tmp_path: Path) -> N
         seconds = time.monotonic() - started
     assert process.returncode == 1
     assert "host h2 is cut off: its interface eth0 is down for 5 s (rank 1); all ranks were ended" in said, said
-    assert seconds < DOWN_S + 8
+    assert seconds < DOWN_S + 20  # Gloo's own timeout: 30
 
 
 def test_a_link_that_comes_back_soon_does_no_harm(recipe: Path, tmp_path: Path) -> None:
@@ -53,9 +54,9 @@ def test_a_link_that_comes_back_soon_does_no_harm(recipe: Path, tmp_path: Path) 
         time.sleep(1.5)
         network.mend("h2")
         then = lines.read_text().count("\n")
-        assert wait_until(lambda: lines.read_text().count("\n") > then + 5, 20)
+        assert wait_until(lambda: lines.read_text().count("\n") > then + 5, 60)
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def test_a_host_whose_packets_vanish_is_named(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,7 @@ def test_a_host_whose_packets_vanish_is_named(recipe: Path, tmp_path: Path, monk
     assert process.returncode == 1
     told = said.partition(";")[0]  # whether one host or both noticed is a matter of who sent last
     assert "h3" in told and "did not answer" in told, said
-    assert seconds < 8 + 12
+    assert seconds < 8 + 30  # the stall timeout: 60
 
 
 def ended(rank: int, *unanswered: str) -> RankEnd:
@@ -100,17 +101,33 @@ def test_the_loopback_is_never_watched() -> None:
         assert link.facts() == {"address": None, "unanswered": []}
 
 
-def test_an_interface_that_is_up_is_no_fault() -> None:
-    names = [name for _, name in socket.if_nameindex() if name != "lo"]
-    up = [name for name in names if Path(f"/sys/class/net/{name}/carrier").exists() and _has_carrier(name)]
-    for name in up:
-        link = Link(name)
-        link._down_since = time.monotonic() - 2 * DOWN_S
-        assert link.cut() is None
+UP, RUNNING = 0x1, 0x40
 
 
-def _has_carrier(name: str) -> bool:
-    try:
-        return Path(f"/sys/class/net/{name}/carrier").read_text().strip() == "1"
-    except OSError:  # it is down
-        return False
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (UP | RUNNING, None),
+        (None, None),  # there is no such interface
+        (UP, {"interface": "wire0", "up": True}),
+        (RUNNING, {"interface": "wire0", "up": False}),
+    ],
+)
+def test_a_link_that_stays_down_is_told_once(
+    flags: int | None, told: dict[str, object] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Link, "_flags", lambda link: flags)
+    link = Link("wire0")
+    assert link.cut() is None, "it may come back"
+    link._down_since = time.monotonic() - 2 * DOWN_S
+    assert link.cut() == told
+    assert link.cut() is None
+
+
+def test_the_flags_are_the_interfaces_own() -> None:
+    """Of the loopback, which every machine has; by its name it would not be asked."""
+    link = Link("lo")
+    link._interface = "lo"
+    flags, kept = link._flags(), int(Path("/sys/class/net/lo/flags").read_text(), 16)
+    assert flags is not None and flags & UP == kept & UP == UP
+    assert link._own_address() == "127.0.0.1"

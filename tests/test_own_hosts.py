@@ -61,7 +61,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[flo
     monkeypatch.setattr(own_hosts_rows, "HERE", tmp_path)
     for kept in (own_hosts_rows.measured, own_hosts_rows.profile):
         kept.cache_clear()
-    yield steps  # type: ignore[misc]
+    yield steps
     for kept in (own_hosts_rows.measured, own_hosts_rows.profile):
         kept.cache_clear()
 
@@ -109,8 +109,10 @@ def test_nothing_is_told_of_what_was_not_measured(tmp_path: Path, monkeypatch: p
 
 
 def test_a_turn_takes_as_long_as_on_its_slowest_rank() -> None:
-    every = {name: [[0.1, 0.3], [0.2, 0.1]] for name in own_hosts.SIDES}
-    assert own_hosts._by_round([every])["dense"] == [200.0]
+    every = [(name, [[0.1, 0.3], [0.2, 0.1]]) for name in own_hosts.SIDES]
+    again = [("compute", [[0.1, 0.1], [0.4, 0.4]])]
+    found = own_hosts._by_round([every, every + again])
+    assert (found["dense"], found["compute"]) == ([200.0, 200.0], [200.0, 300.0])
 
 
 def test_methods_take_turns_over_starved_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +120,13 @@ def test_methods_take_turns_over_starved_hosts(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(own_hosts, "ROUNDS", 1)
     sides = {"dense": ([], 1, 2), "compute": (own_hosts.SIDES["compute"][0], 1, 2)}
     monkeypatch.setattr(own_hosts, "SIDES", sides)
+    monkeypatch.setattr(own_hosts, "TURNS", ["dense", "compute", "compute"])
     runs = own_hosts.Runs(tmp_path)
     runs._turns("pytorch", 10.0)
     found = json.loads(runs.turns("pytorch", 10.0).read_text())
     ((once,), load) = found["rounds"], found["load"]
-    assert {name: [len(steps) for steps in ranks] for name, ranks in once.items()} == dict.fromkeys(sides, [2] * 4)
+    assert sorted(name for name, _ in once) == ["compute", "compute", "dense"]
+    assert all([len(steps) for steps in ranks] == [2] * 4 for _, ranks in once)
     assert 0 <= load <= 1
     dense, compute = (own_hosts._by_round([once])[name][0] for name in ("dense", "compute"))
     # a ring of 1.09 MB carries 1.5 times that over each link

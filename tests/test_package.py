@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run
 
+import hvdkit
 from hvdkit.runtimes.store import find
 
 STEP = """
@@ -120,6 +121,11 @@ def test_no_import_circle() -> None:
     assert len(done) > 30
 
 
+def test_the_version_needs_no_command() -> None:
+    done = run([sys.executable, "-m", "hvdkit", "--version"], timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"hvdkit {hvdkit.__version__}\n", "")
+
+
 def test_help_tells_what_is_taken_where_nothing_is_given() -> None:
-    done = run([sys.executable, "-m", "hvdkit", "compare", "--help"], timeout=20)
+    done = run([sys.executable, "-m", "hvdkit", "compare", "--help"], timeout=60)
     assert "[default: (all four)]" in done.stdout, "square brackets in a help text are markup, and vanish"

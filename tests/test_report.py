@@ -240,7 +240,7 @@ def test_rounds_have_intervals_and_ties_are_told(browser: Browser, real: Path) -
     groups = grouped(gather.read(real).runs)
     assert [len(group.runs) for group in groups] == [5] * 12
     for group in groups:
-        assert group.speed.low is not None and group.speed.low < group.speed.middle < group.speed.high  # type: ignore[operator]
+        assert group.speed.low is not None and group.speed.low < group.speed.middle < group.speed.high
         assert group.speed.text() in text
     assert "other: 1.25 to 1.25; faster: 4 of 4." in text and "94 % sure" in text
     assert "Worse: keras-other at 2 ranks" in text and "0.880" in text

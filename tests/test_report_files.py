@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -166,6 +167,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "images_per_second: expected a number above 0, got nan": lambda folder: change(
         folder, spoiled("images_per_second", float("nan"))
     ),
+    "epochs: expected a number above 0, got -1": lambda folder: change(folder, spoiled("epochs", -1)),
     "Extra inputs are not permitted": lambda folder: change(folder, spoiled("line\nbreak", 1)),
     "mxnet-np1/result.json: not the result of a training run": lambda folder: os.truncate(
         folder / "runs" / "mxnet-np1" / "result.json", 10
@@ -190,6 +192,17 @@ def test_bad_input_is_one_clear_line(message: str, real: Path) -> None:
         assert not list(real.glob("report.*"))
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+@pytest.mark.parametrize("key", ["step", "total_steps", "epoch"])
+def test_counts_that_no_run_has_are_left_out(key: str, real: Path) -> None:
+    run_folder = next((real / "runs").iterdir())
+    metrics = run_folder / "metrics.jsonl"
+    line = json.loads(metrics.read_text().splitlines()[0])
+    with metrics.open("a") as file:
+        for value in (-1, 10**19, 10**400):  # of which none can be drawn
+            file.write(json.dumps(line | {key: value}) + "\n")
+    assert sum(each.unread for each in gather.read(real).runs) == 3
 
 
 def test_an_out_that_cannot_be_is_refused(hvdkit: Hvdkit, real: Path) -> None:

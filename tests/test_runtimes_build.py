@@ -29,7 +29,7 @@ _STAYS = (
 )
 
 
-def _gone(pid: int, within_s: float = 5) -> bool:
+def _gone(pid: int, within_s: float = 30) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
@@ -79,7 +79,7 @@ def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> No
     started = time.monotonic()
     with pytest.raises(RunError, match="cancelled"):
         Log(tmp_path / "log", cancelled).run("a test", [sys.executable, "-c", _STAYS], on_line=on_line)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30  # what is started would stay for 60
     assert _gone(pids[0])
 
 
@@ -119,6 +119,7 @@ class _Ring:
 
     def __init__(self, spoilt: str = "") -> None:
         self.spoilt = spoilt
+        self.asked: list[str] = []
 
     def from_numpy(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -128,26 +129,31 @@ class _Ring:
 
     def allreduce(self, tensors: list[np.ndarray], op: str, name: str) -> list[np.ndarray]:
         assert op == "sum"
+        self.asked.append("allreduce")
         full, counted = np.full((3, 2), 3, np.float32), np.arange(5, dtype=np.float32)
         return [full, counted[::-1] if self.spoilt == "allreduce" else counted]
 
     def allgather(self, tensor: np.ndarray, name: str) -> np.ndarray:
+        self.asked.append("allgather")
         rows = np.array([[0, 0], [1, 1], [1, 1]], np.float32)
         return rows[:2] if self.spoilt == "allgather" else rows
 
     def broadcast(self, tensor: np.ndarray, root_rank: int, name: str) -> np.ndarray:
         assert root_rank == 1
+        self.asked.append("broadcast")
         return tensor if self.spoilt == "broadcast" else np.full(4, 8, np.float32)
 
 
 def test_the_proof_accepts_right_results() -> None:
-    proof.check(_Ring(), rank=0, size=2)  # type: ignore[arg-type]
+    ring = _Ring()
+    proof.check(ring, rank=0, size=2)
+    assert ring.asked == ["allreduce", "allgather", "broadcast"], "what was not tried is not proved"
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "broadcast"])
 def test_the_proof_refuses_a_wrong_result_and_names_it(collective: str) -> None:
     with pytest.raises(RunError, match=rf"^{collective} on rank 0 gave .* expected .* must not be used$"):
-        proof.check(_Ring(spoilt=collective), rank=0, size=2)  # type: ignore[arg-type]
+        proof.check(_Ring(spoilt=collective), rank=0, size=2)
 
 
 @pytest.mark.parametrize("framework", pins.FRAMEWORKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -101,7 +100,7 @@ def test_find_names_the_known_frameworks_and_the_nearest() -> None:
 
 def test_an_unknown_runtime_is_refused_before_anything_is_made(folder: Path) -> None:
     with pytest.raises(RequestError, match=r"unknown runtime 'mxnett'.*did you mean 'mxnet'"):
-        build.build(["mxnett"], None, Console(file=open(os.devnull, "w")))  # noqa: SIM115, PTH123
+        build.build(["mxnett"], None, Console(quiet=True))
     assert not folder.exists()
 
 
@@ -139,12 +138,17 @@ def test_cuda_and_nccl_are_taken_where_they_fit_the_framework(monkeypatch: pytes
         machine.decide_gpu("mxnet", True)
 
 
-def test_what_was_built_for_the_cpu_stays_where_cuda_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    store.save(_runtime("pytorch", key=build.current_key("pytorch", gpu=False)))
+def test_what_was_built_for_the_cpu_stays_where_cuda_comes_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = _runtime("pytorch", key=build.current_key("pytorch", gpu=False))
+    store.save(runtime)
     found = machine.Found("13.0", Path("/cuda"))
     monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(found, found))
     monkeypatch.setattr(machine, "require", lambda names: pytest.fail(f"a build of {list(names)} was begun"))
     build.build(["pytorch"], None, Console())
+    assert "ready: pytorch" in capsys.readouterr().out
+    assert store.find("pytorch") == runtime
 
 
 def test_two_processes_never_hold_the_same_runtime(tmp_path: Path) -> None:
@@ -161,10 +165,14 @@ def test_two_processes_never_hold_the_same_runtime(tmp_path: Path) -> None:
         assert store.locked("pytorch")
         assert not store.locked("mxnet")
         waited: list[float] = []
-        threading.Timer(0.5, first.kill).start()
-        with store.lock("pytorch", lambda: waited.append(time.monotonic())):
+
+        def told_to_wait() -> None:
+            waited.append(time.monotonic())
+            threading.Timer(0.5, first.kill).start()
+
+        with store.lock("pytorch", told_to_wait):
             assert len(waited) == 1
-            assert time.monotonic() - waited[0] > 0.2
+            assert time.monotonic() - waited[0] > 0.4
 
 
 def test_waiting_for_another_build_can_be_cancelled() -> None:

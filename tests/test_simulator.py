@@ -332,7 +332,7 @@ def test_the_lean_graph_of_many_cases_is_the_full_graph_of_each(drawn: list[dict
 def test_more_bandwidth_is_never_slower_where_it_does_not_change_the_order(values: dict[str, Any], more: float) -> None:
     levels = [
         level | {"pieces": [piece | {"mbit_per_s": piece["mbit_per_s"] * more} for piece in level["pieces"]]}
-        for level in TWO_LEVELS["levels"]  # type: ignore[attr-defined]
+        for level in TWO_LEVELS["levels"]
     ]
     quick = Network(simulating.cluster(**TWO_LEVELS | {"levels": levels}), values["ranks"])
     slow = made(values)

@@ -84,7 +84,7 @@ class Run:
             end_step(loss)
             watch(self)
 
-        self.loop.end_step = watched  # type: ignore[method-assign]
+        self.loop.end_step = watched
         loop_.drive(self.adapter, self.session, self.loop)
         self.final = self.state()
         return self
@@ -152,7 +152,7 @@ def test_diloco_follows_its_paper() -> None:
             meet()
             seen.append(weights_of(adapter.state(run.session)))
 
-        run.communication.meet = watched  # type: ignore[method-assign]
+        run.communication.meet = watched
         run.train()
         return seen
 
@@ -224,8 +224,10 @@ def test_each_way_learns(settings: dict[str, Any]) -> None:
     assert run.loop.progress.val_accuracy is not None and run.loop.progress.val_accuracy > 0.85
     assert run.loop.progress.val_accuracy == other.loop.progress.val_accuracy
     assert weights_of(run.final).tobytes() == weights_of(other.final).tobytes(), "one model at the end"
-    dense = 8 * 30730
-    assert 0 < run.communication.bytes_per_step < 0.6 * dense or settings.get("allreduce") or "bf16" in str(settings)
+    sent, dense = run.communication.bytes_per_step, 8 * 30730
+    assert sent > 0
+    if "allreduce" not in settings and settings.get("compression") != "bf16":  # of which some rank sends more
+        assert sent < 0.6 * dense
 
 
 def test_clipping_with_momentum_correction_is_the_ranks_own() -> None:
@@ -238,9 +240,17 @@ def test_clipping_with_momentum_correction_is_the_ranks_own() -> None:
     assert np.linalg.norm(weights_of(run.final)) < np.linalg.norm(weights_of(plain.final))
 
 
-def test_ranks_are_compared_when_they_have_met() -> None:
+def test_ranks_are_compared_when_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """`check_ranks` falls into rounds here; nobody has drifted apart who was told to go alone."""
+    compared, sound = set(), loop_.check_ranks
+
+    def watched(adapter: Any, session: Any, topology: Topology, step: int) -> None:
+        compared.add(step)
+        sound(adapter, session, topology, step)
+
+    monkeypatch.setattr(loop_, "check_ranks", watched)
     trained(recipe_of(sync={"every": 4}, check_ranks=3))
+    assert compared == {4, 8, 12}, "asked for behind updates 3, 6, 9 and 12"
 
 
 def test_bytes_of_horovods_own_reduction_are_counted_too() -> None:

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import own_hosts_rows
 import validation_sets
 from validation_row import Row
 
@@ -48,6 +49,15 @@ def test_published_runs_are_predicted(rows: list[Row]) -> None:
     assert sum(scaling) / len(scaling) <= 10
     large = errors(rows, "Horovod 2018")
     assert sum(large) / len(large) <= 10
+
+
+def test_steps_on_own_hosts_are_predicted_in_their_order(rows: list[Row]) -> None:
+    found = errors(rows, "own hosts")
+    assert len(found) == 30
+    assert sum(found) / len(found) <= 5
+    assert max(found) <= 12
+    wrong, pairs = own_hosts_rows.disordered()
+    assert (wrong, pairs >= 30) == ([], True)
 
 
 def test_no_row_is_both_calibrated_on_and_validated(rows: list[Row]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its mxnet.py is not MXNet
 
-# ruff: noqa: E402
+# ruff: noqa: E402 - the imports follow the path that they are found by
 import horovod.mxnet as hvd
 import mxnet as mx
 import shared

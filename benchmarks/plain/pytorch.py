@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its keras.py is not Keras
 
-# ruff: noqa: E402
+# ruff: noqa: E402 - the imports follow the path that they are found by
 import horovod.torch as hvd
 import shared
 import torch

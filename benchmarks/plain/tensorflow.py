@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its tensorflow.py is not TensorFlow
 
-# ruff: noqa: E402
+# ruff: noqa: E402 - the imports follow the path that they are found by
 import horovod.tensorflow as hvd
 import numpy as np
 import shared

@@ -7,8 +7,7 @@ Horovod's own Keras front end does not work under Keras 3, so gradients are redu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from hvdkit.adapters import declared
 from hvdkit.adapters import tensorflow as tf_adapter
+from hvdkit.adapters.keras_update import CrossEntropy, DistributedOptimizer, floatx
 from hvdkit.adapters.observers import tensorflow as observing
 from hvdkit.adapters.tensorflow import (
     allgather,
@@ -44,7 +44,6 @@ from hvdkit.core.data import Batch
 from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import canonical_name
-from hvdkit.errors import RequestError
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
 import tensorflow as tf  # isort: skip
@@ -101,47 +100,6 @@ class Session:
     probe: Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]
     step: Callable[[tf.Tensor, tf.Tensor, bool], tf.Tensor] | None = None  # of a rival that cannot use `fit`
     pools: dict[int, tf.Tensor] = field(default_factory=dict)  # of images that stay on the device
-
-
-class DistributedOptimizer(keras.optimizers.Optimizer):
-    """Hands Keras's gradients to a `DistributedUpdate`, which has a learning rate in common with it."""
-
-    def __init__(self, learning_rate: float) -> None:
-        with _floatx("float64"):  # of the learning rate
-            super().__init__(learning_rate=learning_rate, name="distributed")
-        self.in_parts = False
-        self.update: DistributedUpdate
-
-    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Keras derives gradients from this, and reports what it was before."""
-        return self.update.scaled(loss)
-
-    def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
-        """Take one batch's gradients. `iterations` counts batches, whether each makes an update or not.
-
-        Raises RequestError where other variables learn than those it was built with.
-        """
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
-            raise RequestError("network: other variables learn than when it was prepared; prepare it again")
-        self.update(grads, self.in_parts)
-        for variable in variables:
-            if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
-        self.iterations.assign_add(1)
-
-
-class CrossEntropy(keras.losses.Loss):
-    """The loss in the parameters' dtype. Keras hands over labels in it too; it holds class numbers exactly."""
-
-    def __init__(self, label_smoothing: float, dtype: str, update: DistributedUpdate) -> None:
-        super().__init__(name="cross_entropy", dtype=dtype)
-        self._label_smoothing, self._update = label_smoothing, update
-
-    def call(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """The batch's mean; `labels` (n,), `logits` (n, classes)."""
-        (logits,) = self._update.stamp((marks.FORWARD,), [logits])
-        return tf_adapter.cross_entropy(logits, tf.cast(labels, tf.int64), self._label_smoothing)
 
 
 class LoopCallback(keras.callbacks.Callback):
@@ -207,7 +165,7 @@ def prepare(
     )
     keras_optimizer.build(model.trainable_variables)
     parameters = PRECISIONS[precision].parameters
-    with _floatx(parameters):  # of the sum of losses
+    with floatx(parameters):  # of the sum of losses
         model.compile(
             optimizer=keras_optimizer,
             loss=CrossEntropy(loss.label_smoothing, parameters, update),
@@ -227,7 +185,7 @@ def prepare(
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    session.update.broadcast(root_rank)
+    session.update.kept.broadcast(root_rank)
 
 
 def train_step(session: Session, batches: Sequence[Batch]) -> np.ndarray:
@@ -251,20 +209,20 @@ def set_learning_rate(session: Session, value: float) -> None:
     session.update.learning_rate.assign(value)
 
 
-def weights(session: Session) -> dict[str, tf.Tensor]:
-    return session.update.weights()
+def weights(session: Session) -> tf.Tensor:
+    return session.update.kept.weights()
 
 
-def set_weights(session: Session, weights: Mapping[str, tf.Tensor]) -> None:
-    session.update.set_weights(weights)
+def set_weights(session: Session, weights: tf.Tensor) -> None:
+    session.update.kept.set_weights(weights)
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    return session.update.state()
+    return session.update.kept.state()
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    session.update.load_state(state)
+    session.update.kept.load_state(state)
 
 
 def fit(session: Session, loop: Loop) -> None:
@@ -308,17 +266,6 @@ def _expect(session: Session, parts: int) -> None:
 
 def observer(session: Session) -> Observer:
     return observing.KerasObserver(tf_adapter.hvd, session.update, session.model)
-
-
-@contextmanager
-def _floatx(dtype: str) -> Iterator[None]:
-    """Keras's default dtype, for objects of Keras that do not ask for theirs."""
-    before = keras.config.floatx()
-    keras.config.set_floatx(dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before)
 
 
 def _this() -> Adapter:

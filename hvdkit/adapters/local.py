@@ -213,13 +213,15 @@ def set_learning_rate(session: Session, value: float) -> None:
     session.learning_rate = value
 
 
-def weights(session: Session) -> dict[str, np.ndarray]:
-    return {name: value.copy() for name, value in session.model.parameters.items()}
+def weights(session: Session) -> np.ndarray:
+    return tensors.join([value for _, value in sorted(session.model.parameters.items())])
 
 
-def set_weights(session: Session, weights: Mapping[str, np.ndarray]) -> None:
-    for name in session.model.parameters:
-        session.model.parameters[name] = weights[name].copy()
+def set_weights(session: Session, weights: np.ndarray) -> None:
+    parameters = session.model.parameters
+    names = sorted(parameters)
+    for name, value in zip(names, tensors.part(weights, [parameters[name].shape for name in names]), strict=True):
+        parameters[name] = value.copy()
 
 
 def state(session: Session) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,15 @@ def reshape(tensor: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 def concat(tensors: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
     return np.concatenate(tensors, axis)
+
+
+def join(tensors: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([tensor.reshape(-1) for tensor in tensors])
+
+
+def part(vector: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    pieces = np.split(vector, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+    return [piece.reshape(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def absolute(tensor: np.ndarray) -> np.ndarray:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 # Before Horovod, which lays MXNet's symbols open to all: Pillow must find its own libjpeg, not the one inside of MXNet.
 with contextlib.suppress(ImportError):
-    import PIL._imaging  # noqa: F401
+    import PIL._imaging  # noqa: F401 - for the library that it loads
 
 import horovod
 import horovod.mxnet as hvd
@@ -21,19 +21,19 @@ import numpy as np
 
 from hvdkit.adapters import declared, mxnet_state
 from hvdkit.adapters import mxnet_tensors as tensors
+from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.mxnet_update import Updater
 from hvdkit.adapters.observers import mxnet as observing
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
 from hvdkit.core import marks
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Observer, Op, peeking
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, Observer, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import clip, counts_steps
+from hvdkit.core.optimizer import clip
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.splits import on_device
-from hvdkit.core.state import check_fits
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 
@@ -41,9 +41,17 @@ NAME = "mxnet"
 CAPABILITIES = declared.CAPABILITIES[NAME]
 CHOSEN = declared.CHOSEN[NAME]
 
-_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 _context = mx.cpu()
 _sessions = itertools.count()  # ranks prepare their networks in the same order
+
+# Those of the seam's functions that are written in files of their own.
+_collectives = Collectives(hvd, lambda splits: mx.nd.array(splits, dtype="int32"))
+allreduce, allgather, broadcast = _collectives.allreduce, _collectives.allgather, _collectives.broadcast
+alltoall, reducescatter = _collectives.alltoall, _collectives.reducescatter
+allgather_object, process_set = _collectives.allgather_object, _collectives.process_set
+watch_hosts = _collectives.watch_hosts
+broadcast_state, state, load_state = mxnet_state.broadcast_state, mxnet_state.state, mxnet_state.load_state
+weights, set_weights = mxnet_state.weights, mxnet_state.set_weights
 
 
 @dataclass
@@ -71,9 +79,8 @@ def versions() -> dict[str, str]:
 
 def init(device: str, threads: int | None = None) -> Topology:
     global _sessions
-    hvd.init()
+    topology = _collectives.start()
     _sessions = itertools.count()  # a rank that joins an elastic run counts from the beginning too
-    topology = Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
     return placed(topology, device, threads)
 
 
@@ -89,12 +96,6 @@ def placed(topology: Topology, device: str, threads: int | None) -> Topology:
 def shutdown() -> None:
     mx.nd.waitall()  # the engine may still be at a collective
     hvd.shutdown()
-
-
-def watch_hosts() -> HostWatch:
-    from hvdkit.adapters.hosts import Watch  # elastic runs alone need it
-
-    return Watch(allgather_object)
 
 
 def seed(value: int) -> None:
@@ -119,39 +120,6 @@ def dtype(tensor: mx.nd.NDArray) -> str:
 
 def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
     return tensor.astype(dtype)
-
-
-def allreduce(
-    tensors: list[mx.nd.NDArray], op: Op = "average", name: str = "allreduce", within: Any = None
-) -> list[mx.nd.NDArray]:
-    group = within or hvd.global_process_set
-    return list(hvd.grouped_allreduce(tensors, op=_OPS[op], name=name, process_set=group))
-
-
-def allgather(tensor: mx.nd.NDArray, name: str = "allgather") -> mx.nd.NDArray:
-    return hvd.allgather(tensor, name=name)
-
-
-def broadcast(tensor: mx.nd.NDArray, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> mx.nd.NDArray:
-    return hvd.broadcast(tensor, root_rank, name=name, process_set=within or hvd.global_process_set)
-
-
-def alltoall(tensor: mx.nd.NDArray, name: str = "alltoall", splits: list[int] | None = None) -> mx.nd.NDArray:
-    if splits is None:
-        return hvd.alltoall(tensor, name=name)
-    return hvd.alltoall(tensor, mx.nd.array(splits, dtype="int32"), name=name)[0]
-
-
-def process_set(ranks: list[int]) -> Any:
-    return hvd.add_process_set(ranks)
-
-
-def reducescatter(tensor: mx.nd.NDArray, op: Op = "average", name: str = "reducescatter") -> mx.nd.NDArray:
-    return hvd.reducescatter(tensor, op=_OPS[op], name=name)
-
-
-def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
-    return list(hvd.allgather_object(value, name=name))
 
 
 def prepare(
@@ -195,12 +163,6 @@ def _initialize(model: mx.gluon.Block) -> None:
         if parameter._data is None:
             parameter.initialize(ctx=_context)
     parameters.reset_ctx(_context)
-
-
-def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    tensors = mxnet_state.tensors(session)
-    hvd.broadcast_parameters(tensors, root_rank=root_rank)
-    session.optimizer.steps = hvd.broadcast_object(session.optimizer.steps, root_rank, name="steps")
 
 
 def train_step(session: Session, batches: Sequence[Batch]) -> mx.nd.NDArray:
@@ -290,31 +252,6 @@ def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
 
 def set_learning_rate(session: Session, value: float) -> None:
     session.optimizer.rate = value
-
-
-def weights(session: Session) -> dict[str, mx.nd.NDArray]:
-    return {name: parameter.data().copy() for name, parameter in mxnet_state.trained(session).items()}
-
-
-def set_weights(session: Session, weights: Mapping[str, mx.nd.NDArray]) -> None:
-    for name, parameter in mxnet_state.trained(session).items():
-        parameter.data()[:] = weights[name]
-
-
-def state(session: Session) -> dict[str, np.ndarray]:
-    values = {name: to_numpy(tensor) for name, tensor in mxnet_state.tensors(session).items()}
-    if counts_steps(session.settings):
-        values["optimizer.step"] = np.array(session.optimizer.steps, np.int64)
-    return values
-
-
-def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    tensors = mxnet_state.tensors(session)
-    check_fits({name: tensor.shape for name, tensor in tensors.items()}, state)
-    for name, tensor in tensors.items():
-        if name in state:
-            tensor[:] = from_numpy(state[name].astype(tensor.dtype))
-    session.optimizer.steps = int(state.get("optimizer.step", session.optimizer.steps))
 
 
 def fit(session: Session, loop: loop_.Loop) -> None:

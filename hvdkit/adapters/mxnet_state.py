@@ -1,14 +1,16 @@
-"""What `hvdkit.adapters.mxnet` keeps of a session, by canonical name."""
+"""What `hvdkit.adapters.mxnet` keeps of a session, by canonical name, and how it is told, set and shared."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 
-from hvdkit.core.optimizer import slot_names
-from hvdkit.core.state import canonical_name, slot_name
+from hvdkit.adapters import mxnet_tensors
+from hvdkit.core.optimizer import counts_steps, slot_names
+from hvdkit.core.state import canonical_name, check_fits, slot_name
 
 
 def parameters(session: Any) -> dict[str, mx.gluon.Parameter]:
@@ -39,3 +41,40 @@ def tensors(session: Any) -> dict[str, mx.nd.NDArray]:
 def gradients(session: Any) -> dict[str, np.ndarray]:
     """As arrays."""
     return {name: np.asarray(parameter.grad().asnumpy()) for name, parameter in trained(session).items()}
+
+
+def broadcast_state(session: Any, root_rank: int = 0) -> None:
+    """The seam's."""
+    hvd.broadcast_parameters(tensors(session), root_rank=root_rank)
+    session.optimizer.steps = hvd.broadcast_object(session.optimizer.steps, root_rank, name="steps")
+
+
+def weights(session: Any) -> mx.nd.NDArray:
+    """The seam's."""
+    return mxnet_tensors.join([parameter.data() for _, parameter in sorted(trained(session).items())])
+
+
+def set_weights(session: Any, weights: mx.nd.NDArray) -> None:
+    """The seam's."""
+    kept = [parameter.data() for _, parameter in sorted(trained(session).items())]
+    for tensor, value in zip(kept, mxnet_tensors.part(weights, [tensor.shape for tensor in kept]), strict=True):
+        tensor[:] = value
+
+
+def state(session: Any) -> dict[str, np.ndarray]:
+    """The seam's."""
+    values = {name: np.asarray(tensor.asnumpy()) for name, tensor in tensors(session).items()}
+    if counts_steps(session.settings):
+        values["optimizer.step"] = np.array(session.optimizer.steps, np.int64)
+    return values
+
+
+def load_state(session: Any, state: dict[str, np.ndarray]) -> None:
+    """The seam's."""
+    kept = tensors(session)
+    check_fits({name: tensor.shape for name, tensor in kept.items()}, state)
+    for name, tensor in kept.items():
+        if name in state:
+            array = state[name].astype(tensor.dtype)
+            tensor[:] = mx.nd.array(array, ctx=tensor.context, dtype=array.dtype)
+    session.optimizer.steps = int(state.get("optimizer.step", session.optimizer.steps))

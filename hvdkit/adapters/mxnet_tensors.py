@@ -5,6 +5,7 @@ What MXNet 1.9.1 cannot do, NumPy does: bytes, and random numbers that a seed al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import mxnet as mx
@@ -30,6 +31,16 @@ def reshape(tensor: mx.nd.NDArray, shape: Sequence[int]) -> mx.nd.NDArray:
 
 def concat(tensors: Sequence[mx.nd.NDArray], axis: int = 0) -> mx.nd.NDArray:
     return mx.nd.concat(*tensors, dim=axis)
+
+
+def join(tensors: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    return mx.nd.concat(*(tensor.reshape(-1) for tensor in tensors), dim=0)
+
+
+def part(vector: mx.nd.NDArray, shapes: Sequence[Sequence[int]]) -> list[mx.nd.NDArray]:
+    ends = [int(end) for end in np.cumsum([math.prod(shape) for shape in shapes])]
+    starts = [0, *ends[:-1]]
+    return [vector[a:b].reshape(tuple(shape)) for a, b, shape in zip(starts, ends, shapes, strict=True)]
 
 
 def absolute(tensor: mx.nd.NDArray) -> mx.nd.NDArray:

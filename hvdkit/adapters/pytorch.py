@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,32 +14,38 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdkit.adapters import declared, pytorch_state, pytorch_update
+from hvdkit.adapters import declared, pytorch_gradients, pytorch_state, pytorch_update
 from hvdkit.adapters import pytorch_tensors as tensors
 from hvdkit.adapters.observers import pytorch as observing
+from hvdkit.adapters.pytorch_collectives import WaitingCollectives
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import compression as compression_
 from hvdkit.core import loop as loop_
 from hvdkit.core import marks
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Observer, Op, peeking
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, Observer, peeking
 from hvdkit.core.compression import Compressor
 from hvdkit.core.data import Batch
-from hvdkit.core.optimizer import clip
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS, Precision
 from hvdkit.core.splits import on_device
-from hvdkit.core.state import check_fits
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
 NAME = "pytorch"
 CAPABILITIES = declared.CAPABILITIES[NAME]
 CHOSEN = declared.CHOSEN[NAME]
 
-_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 # A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that
 # would only take cores from backward.
 _OVERLAPPED_ON = {"cuda"}
-_POLL_S, _POLL_SHARE = 1e-4, 1 / 1000
 _device = torch.device("cpu")
+
+# Those of the seam's functions that are written in files of their own.
+_collectives = WaitingCollectives()
+allreduce, allgather, broadcast = _collectives.allreduce, _collectives.allgather, _collectives.broadcast
+alltoall, reducescatter = _collectives.alltoall, _collectives.reducescatter
+allgather_object, process_set = _collectives.allgather_object, _collectives.process_set
+watch_hosts = _collectives.watch_hosts
+broadcast_state, state, load_state = pytorch_state.broadcast_state, pytorch_state.state, pytorch_state.load_state
+weights, set_weights = pytorch_state.weights, pytorch_state.set_weights
 
 
 @dataclass
@@ -48,6 +53,7 @@ class Session:
     """The seam's `Session`: a network and what trains it."""
 
     model: torch.nn.Module
+    device: torch.device
     optimizer: Any
     settings: Optimizer
     criterion: torch.nn.CrossEntropyLoss
@@ -67,9 +73,7 @@ def versions() -> dict[str, str]:
 
 
 def init(device: str, threads: int | None = None) -> Topology:
-    hvd.init()
-    topology = Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
-    return placed(topology, device, threads)
+    return placed(_collectives.start(), device, threads)
 
 
 def placed(topology: Topology, device: str, threads: int | None) -> Topology:
@@ -84,12 +88,6 @@ def placed(topology: Topology, device: str, threads: int | None) -> Topology:
 
 def shutdown() -> None:
     hvd.shutdown()
-
-
-def watch_hosts() -> HostWatch:
-    from hvdkit.adapters.hosts import Watch  # elastic runs alone need it
-
-    return Watch(allgather_object)
 
 
 def seed(value: int) -> None:
@@ -118,39 +116,6 @@ def cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(getattr(torch, dtype))
 
 
-def allreduce(
-    tensors: list[torch.Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
-) -> list[torch.Tensor]:
-    group = within or hvd.global_process_set
-    return list(_wait_for_ranks(hvd.grouped_allreduce_async(tensors, name=name, op=_OPS[op], process_set=group)))
-
-
-def allgather(tensor: torch.Tensor, name: str = "allgather") -> torch.Tensor:
-    return _wait_for_ranks(hvd.allgather_async(tensor, name=name))
-
-
-def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> torch.Tensor:
-    group = within or hvd.global_process_set
-    return _wait_for_ranks(hvd.broadcast_async(tensor, root_rank, name=name, process_set=group))
-
-
-def alltoall(tensor: torch.Tensor, name: str = "alltoall", splits: list[int] | None = None) -> torch.Tensor:
-    lengths = None if splits is None else torch.tensor(splits, dtype=torch.int32)
-    return _wait_for_ranks(hvd.alltoall_async(tensor, lengths, name=name))[0]
-
-
-def process_set(ranks: list[int]) -> Any:
-    return hvd.add_process_set(ranks)
-
-
-def reducescatter(tensor: torch.Tensor, op: Op = "average", name: str = "reducescatter") -> torch.Tensor:
-    return _wait_for_ranks(hvd.reducescatter_async(tensor, op=_OPS[op], name=name))
-
-
-def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
-    return list(hvd.allgather_object(value, name=name))
-
-
 def prepare(
     model: torch.nn.Module,
     optimizer: Optimizer,
@@ -165,7 +130,7 @@ def prepare(
     overlapped = _device.type in _OVERLAPPED_ON and averaging is None
     session = bound(model, optimizer, loss, compression, precision, overlapped, torch.channels_last)
     if averaging is not None:
-        session.averaging, session.average = averaging, _average_otherwise
+        session.averaging, session.average = averaging, pytorch_gradients.average_otherwise
     return session
 
 
@@ -195,17 +160,10 @@ def bound(
         enabled=dtypes.scales_loss,
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
+    average = pytorch_gradients.average
     return Session(
-        model, updater, optimizer, criterion, compressor, dtypes, scaler, overlapped, layout, model, _average_gradients
+        model, _device, updater, optimizer, criterion, compressor, dtypes, scaler, overlapped, layout, model, average
     )
-
-
-def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    # Not hvd.broadcast_optimizer_state: to make the slots it takes a step with zero gradients, and weight decay makes
-    # that step move the weights.
-    scalars = {name: torch.from_numpy(value) for name, value in pytorch_state.scalars(session).items()}
-    hvd.broadcast_parameters(session.model.state_dict() | pytorch_state.slots(session) | scalars, root_rank=root_rank)
-    pytorch_state.load_scalars(session, {name: value.numpy() for name, value in scalars.items()})
 
 
 def train_step(session: Session, batches: Sequence[Batch]) -> torch.Tensor:
@@ -215,7 +173,7 @@ def train_step(session: Session, batches: Sequence[Batch]) -> torch.Tensor:
     losses = [_backward(session, batch, len(batches))[1] for batch in batches]
     session.average(session)
     update(session)
-    _mark(marks.UPDATED)
+    observing.mark(marks.UPDATED, session.device)
     return torch.stack(losses).mean()
 
 
@@ -223,7 +181,7 @@ def update(session: Session) -> None:
     """Take a step by the averaged gradients."""
     session.scaler.unscale_(session.optimizer)
     if session.settings.clip_norm is not None:
-        _clip(session.model, session.settings.clip_norm)
+        pytorch_gradients.clip_in_place(session.model, session.settings.clip_norm)
     with session.optimizer.skip_synchronize() if session.overlapped else contextlib.nullcontext():
         session.scaler.step(session.optimizer)
     session.scaler.update()
@@ -235,85 +193,27 @@ def gradients(session: Session, batch: Batch) -> Gradients:
         session.optimizer.set_backward_passes_per_step(2)
     logits, loss = _backward(session, batch, 1)
     scale = session.scaler.get_scale()
-    own = _gradients(session.model, scale)
+    own = pytorch_gradients.arrays(session.model, scale)
     with peeking(session.averaging):
         session.average(session)
-    averaged = _gradients(session.model, scale)
+    averaged = pytorch_gradients.arrays(session.model, scale)
     return Gradients(to_numpy(logits), float(loss), own, averaged)
 
 
 def _backward(session: Session, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Add a part's share to the gradients; returns logits and the part's mean loss."""
     session.model.train()
-    _mark(marks.BEGIN)
-    images, labels = _inputs(session, batch), torch.from_numpy(batch.labels).to(_device)
-    _mark(marks.INPUTS)
+    observing.mark(marks.BEGIN, session.device)
+    images, labels = _inputs(session, batch), torch.from_numpy(batch.labels).to(session.device)
+    observing.mark(marks.INPUTS, session.device)
     with _autocast(session):
         logits = session.forward(images)
     logits = logits.to(getattr(torch, session.precision.parameters))
     loss = session.criterion(logits, labels)
-    _mark(marks.FORWARD)
+    observing.mark(marks.FORWARD, session.device)
     session.scaler.scale(loss / parts).backward()
-    _mark(marks.BACKWARD)
+    observing.mark(marks.BACKWARD, session.device)
     return logits, loss.detach()
-
-
-def _average_gradients(session: Session) -> None:
-    if session.overlapped:
-        _mark(marks.SENT)
-        session.optimizer.synchronize()
-        _mark(marks.RECEIVED)
-        return
-    gradients = list(_whole(session.model).values())
-    packed = [session.compressor.compress(gradient) for gradient in gradients]
-    _mark(marks.SENT)
-    handle = hvd.grouped_allreduce_async_([sent for sent, _ in packed], op=hvd.Average, name="gradients")
-    _wait_for_ranks(handle)
-    _mark(marks.RECEIVED)
-    for gradient, (sent, context) in zip(gradients, packed, strict=True):
-        if sent is not gradient:
-            gradient.copy_(session.compressor.decompress(sent, context))
-    _mark(marks.REDUCED)
-
-
-def _average_otherwise(session: Session) -> None:
-    gradients, scaler = _whole(session.model), session.scaler
-    assert session.averaging is not None
-    means = session.averaging(gradients, scaler.get_scale() if scaler.is_enabled() else None)
-    for name, gradient in gradients.items():
-        if means[name] is not gradient:
-            gradient.copy_(means[name])
-    _mark(marks.REDUCED)
-
-
-def _whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter's gradient by name; zeros where it is unused on this rank, maybe not on the others."""
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-def _wait_for_ranks(handle: int) -> Any:  # the launcher knows a rank that waits by this name (launch/stalls.py)
-    """An operation's result. Horovod's own wait never leaves the core, which those threads need that reduce."""
-    started = time.perf_counter()
-    while not hvd.poll(handle):
-        # On a slow network it takes long, and looking takes time from what sends: late by 1/1000 at most.
-        time.sleep(max(_POLL_S, _POLL_SHARE * (time.perf_counter() - started)))
-    return hvd.synchronize(handle)
-
-
-def _clip(model: torch.nn.Module, max_norm: float) -> None:
-    gradients = [parameter.grad for parameter in model.parameters()]
-    for gradient, clipped in zip(gradients, clip(gradients, max_norm, tensors), strict=True):
-        gradient.copy_(clipped)
-
-
-def _gradients(model: torch.nn.Module, scale: float) -> dict[str, np.ndarray]:
-    return {
-        name: to_numpy(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad) / scale
-        for name, parameter in model.named_parameters()
-    }
 
 
 def eval_step(session: Session, images: np.ndarray) -> np.ndarray:
@@ -328,41 +228,12 @@ def set_learning_rate(session: Session, value: float) -> None:
         group["lr"] = value
 
 
-def weights(session: Session) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in session.model.named_parameters()}
-
-
-def set_weights(session: Session, weights: Mapping[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, parameter in session.model.named_parameters():
-            parameter.copy_(weights[name])
-
-
-def state(session: Session) -> dict[str, np.ndarray]:
-    tensors = pytorch_state.tensors(session) | pytorch_state.slots(session)
-    return {name: to_numpy(tensor) for name, tensor in tensors.items()} | pytorch_state.scalars(session)
-
-
-def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    tensors = pytorch_state.tensors(session) | pytorch_state.slots(session)
-    check_fits({name: tuple(tensor.shape) for name, tensor in tensors.items()}, state)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            if name in state:
-                tensor.copy_(torch.from_numpy(state[name]))
-    pytorch_state.load_scalars(session, state)
-
-
 def fit(session: Session, loop: loop_.Loop) -> None:
     loop_.drive(_this(), session, loop)
 
 
 def observer(session: Session) -> Observer:
-    return observing.Observer(hvd, session.model, _device)
-
-
-def _mark(name: str) -> None:
-    observing.mark(name, _device)
+    return observing.Observer(hvd, session.model, session.device)
 
 
 def _this() -> Adapter:
@@ -371,12 +242,13 @@ def _this() -> Adapter:
 
 def _autocast(session: Session) -> torch.autocast:
     compute = getattr(torch, session.precision.compute)
-    return torch.autocast(_device.type, compute, enabled=session.precision.compute != session.precision.parameters)
+    mixed = session.precision.compute != session.precision.parameters
+    return torch.autocast(session.device.type, compute, enabled=mixed)
 
 
 def _inputs(session: Session, batch: Batch) -> torch.Tensor:
     def pick(pool: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-        return pool[torch.from_numpy(indices).to(_device)].contiguous(memory_format=session.layout)
+        return pool[torch.from_numpy(indices).to(session.device)].contiguous(memory_format=session.layout)
 
     return on_device(batch, session.pools, partial(_images, session), pick)
 
@@ -386,5 +258,5 @@ def _images(session: Session, images: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(images))
     if images.ndim == 4:
         tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=session.layout)
-    tensor = tensor.to(_device)
+    tensor = tensor.to(session.device)
     return tensor.to(getattr(torch, session.precision.parameters)) if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""What `hvdkit.adapters.pytorch` keeps of a session, by canonical name."""
+"""What `hvdkit.adapters.pytorch` keeps of a session, by canonical name, and how it is told, set and shared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdkit.adapters import pytorch_update
+from hvdkit.adapters import pytorch_tensors, pytorch_update
+from hvdkit.adapters.pytorch_collectives import broadcast_in_place
 from hvdkit.core.optimizer import counts_steps
+from hvdkit.core.state import check_fits
 
 
 def tensors(session: Any) -> dict[str, torch.Tensor]:
@@ -43,3 +45,47 @@ def load_scalars(session: Any, state: dict[str, np.ndarray]) -> None:
     if session.scaler.is_enabled() and "optimizer.loss_scale" in state:
         values = {"scale": float(state["optimizer.loss_scale"]), "_growth_tracker": int(state["optimizer.good_steps"])}
         session.scaler.load_state_dict(session.scaler.state_dict() | values)
+
+
+def broadcast_state(session: Any, root_rank: int = 0) -> None:
+    """The seam's."""
+    # Not hvd.broadcast_optimizer_state: to make the slots it takes a step with zero gradients, and weight decay makes
+    # that step move the weights.
+    counts = {name: torch.from_numpy(value) for name, value in scalars(session).items()}
+    broadcast_in_place(session.model.state_dict() | slots(session) | counts, root_rank)
+    load_scalars(session, {name: value.numpy() for name, value in counts.items()})
+
+
+def weights(session: Any) -> torch.Tensor:
+    """The seam's."""
+    return pytorch_tensors.join([parameter.detach() for parameter in _sorted(session)])
+
+
+def set_weights(session: Any, weights: torch.Tensor) -> None:
+    """The seam's."""
+    parameters = _sorted(session)
+    values = pytorch_tensors.part(weights, [parameter.shape for parameter in parameters])
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def _sorted(session: Any) -> list[torch.nn.Parameter]:
+    return [parameter for _, parameter in sorted(session.model.named_parameters())]
+
+
+def state(session: Any) -> dict[str, np.ndarray]:
+    """The seam's."""
+    kept = tensors(session) | slots(session)
+    return {name: np.array(tensor.detach().cpu()) for name, tensor in kept.items()} | scalars(session)
+
+
+def load_state(session: Any, state: dict[str, np.ndarray]) -> None:
+    """The seam's."""
+    kept = tensors(session) | slots(session)
+    check_fits({name: tuple(tensor.shape) for name, tensor in kept.items()}, state)
+    with torch.no_grad():
+        for name, tensor in kept.items():
+            if name in state:
+                tensor.copy_(torch.from_numpy(state[name]))
+    load_scalars(session, state)

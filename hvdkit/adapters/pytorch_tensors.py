@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,15 @@ def reshape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def concat(tensors: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
     return torch.cat(list(tensors), dim=axis)
+
+
+def join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def part(vector: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    pieces = torch.split(vector, [math.prod(shape) for shape in shapes])
+    return [piece.reshape(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def absolute(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.adapters import declared, tensorflow_tensors
+from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.observers import tensorflow as observing
 from hvdkit.adapters.tensorflow_update import DistributedUpdate, Found
 from hvdkit.config import Loss, Optimizer
 from hvdkit.core import loop as loop_
 from hvdkit.core import marks
-from hvdkit.core.adapter import Adapter, Averaging, Gradients, HostWatch, Observer, Op, peeking
+from hvdkit.core.adapter import Adapter, Averaging, Gradients, Observer, peeking
 from hvdkit.core.data import Batch
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.splits import on_device
@@ -33,7 +34,12 @@ CAPABILITIES = declared.CAPABILITIES[NAME]
 CHOSEN = declared.CHOSEN[NAME]
 tensors = tensorflow_tensors
 
-_OPS = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
+# Those of the seam's functions that are written in a file of their own.
+_collectives = Collectives(hvd, lambda splits: tf.constant(splits, tf.int32))
+allreduce, allgather, broadcast = _collectives.allreduce, _collectives.allgather, _collectives.broadcast
+alltoall, reducescatter = _collectives.alltoall, _collectives.reducescatter
+allgather_object, process_set = _collectives.allgather_object, _collectives.process_set
+watch_hosts = _collectives.watch_hosts
 
 
 @dataclass
@@ -57,9 +63,7 @@ def versions() -> dict[str, str]:
 
 
 def init(device: str, threads: int | None = None) -> Topology:
-    hvd.init()
-    topology = Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
-    return placed(topology, device, threads)
+    return placed(_collectives.start(), device, threads)
 
 
 def placed(topology: Topology, device: str, threads: int | None) -> Topology:
@@ -77,12 +81,6 @@ def placed(topology: Topology, device: str, threads: int | None) -> Topology:
 
 def shutdown() -> None:
     hvd.shutdown()
-
-
-def watch_hosts() -> HostWatch:
-    from hvdkit.adapters.hosts import Watch  # elastic runs alone need it
-
-    return Watch(allgather_object)
 
 
 def seed(value: int) -> None:
@@ -107,39 +105,6 @@ def dtype(tensor: tf.Tensor) -> str:
 
 def cast(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(tensor, dtype)
-
-
-def allreduce(
-    tensors: list[tf.Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
-) -> list[tf.Tensor]:
-    group = within or hvd.global_process_set
-    return list(hvd.grouped_allreduce(tensors, op=_OPS[op], name=name, process_set=group))
-
-
-def allgather(tensor: tf.Tensor, name: str = "allgather") -> tf.Tensor:
-    return hvd.allgather(tensor, name=name)
-
-
-def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> tf.Tensor:
-    return hvd.broadcast(tensor, root_rank, name=name, process_set=within or hvd.global_process_set)
-
-
-def alltoall(tensor: tf.Tensor, name: str = "alltoall", splits: list[int] | None = None) -> tf.Tensor:
-    if splits is None:
-        return hvd.alltoall(tensor, name=name)
-    return hvd.alltoall(tensor, tf.constant(splits, tf.int32), name=name)[0]
-
-
-def process_set(ranks: list[int]) -> Any:
-    return hvd.add_process_set(ranks)
-
-
-def reducescatter(tensor: tf.Tensor, op: Op = "average", name: str = "reducescatter") -> tf.Tensor:
-    return hvd.reducescatter(tensor, op=_OPS[op], name=name)
-
-
-def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
-    return list(hvd.allgather_object(value, name=name))
 
 
 def prepare(
@@ -198,7 +163,7 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) 
 
 
 def broadcast_state(session: Session, root_rank: int = 0) -> None:
-    session.update.broadcast(root_rank)
+    session.update.kept.broadcast(root_rank)
 
 
 def train_step(session: Session, batches: Sequence[Batch]) -> tf.Tensor:
@@ -235,20 +200,20 @@ def set_learning_rate(session: Session, value: float) -> None:
     session.update.learning_rate.assign(value)
 
 
-def weights(session: Session) -> dict[str, tf.Tensor]:
-    return session.update.weights()
+def weights(session: Session) -> tf.Tensor:
+    return session.update.kept.weights()
 
 
-def set_weights(session: Session, weights: Mapping[str, tf.Tensor]) -> None:
-    session.update.set_weights(weights)
+def set_weights(session: Session, weights: tf.Tensor) -> None:
+    session.update.kept.set_weights(weights)
 
 
 def state(session: Session) -> dict[str, np.ndarray]:
-    return session.update.state()
+    return session.update.kept.state()
 
 
 def load_state(session: Session, state: dict[str, np.ndarray]) -> None:
-    session.update.load_state(state)
+    session.update.kept.load_state(state)
 
 
 def fit(session: Session, loop: loop_.Loop) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -25,6 +27,25 @@ def reshape(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
 def concat(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
     return tf.concat(list(tensors), axis)
+
+
+def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    if _on_cpu(tensors[0]):
+        return tf.convert_to_tensor(np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors]))
+    return tf.concat([tf.reshape(tensor, (-1,)) for tensor in tensors], 0)
+
+
+def part(vector: tf.Tensor, shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+    sizes = [math.prod(shape) for shape in shapes]
+    if _on_cpu(vector):
+        parts = np.split(vector.numpy(), np.cumsum(sizes)[:-1])
+        return [tf.convert_to_tensor(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)]
+    return [tf.reshape(part, shape) for part, shape in zip(tf.split(vector, sizes), shapes, strict=True)]
+
+
+def _on_cpu(tensor: tf.Tensor) -> bool:
+    """Whether its memory is at hand: NumPy takes a tenth of the time there that an operation for each tensor does."""
+    return "GPU" not in tensor.device
 
 
 def absolute(tensor: tf.Tensor) -> tf.Tensor:

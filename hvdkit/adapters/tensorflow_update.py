@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 
 from hvdkit.adapters import tensorflow_tensors as tensors
+from hvdkit.adapters.tensorflow_state import Kept, scalar
 from hvdkit.config import Optimizer, Sgd
 from hvdkit.core import compression as compression_
 from hvdkit.core import marks
 from hvdkit.core.adapter import Adapter, Averaging, Gradients
-from hvdkit.core.optimizer import bias_corrections, clip, counts_steps, decay_of, slot_names, update
+from hvdkit.core.optimizer import bias_corrections, clip, counts_steps, decay_of, update
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
-from hvdkit.core.state import check_distinct, check_fits, from_canonical, slot_name, to_canonical
-from hvdkit.errors import RequestError
+from hvdkit.core.state import to_canonical
 
 Found = tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]  # logits, the batch's mean loss, scaled gradients
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -29,12 +28,11 @@ def _as_it_is(function: Function) -> Function:
 
 
 class DistributedUpdate:
-    """One update of a network from the gradients of all ranks, and all that is saved of the two.
+    """One update of a network from the gradients of all ranks. All that is saved of the two is in `kept`.
 
     Its variables are made with it, so that its methods may be called while a step is compiled.
     `variables` are the network's by canonical name, `trained` the names of those that learn; the learning rate is in
-    float64, like all that is no tensor of a parameter. Raises RequestError where two variables share a name, or where
-    those that learn are not in the dtype of `precision`.
+    float64, like all that is no tensor of a parameter. Raises RequestError as `Kept` does.
     """
 
     def __init__(
@@ -48,24 +46,13 @@ class DistributedUpdate:
         learning_rate: tf.Variable | None = None,
         averaging: Averaging | None = None,
     ) -> None:
-        check_distinct([name for name, _ in variables])
-        self._network = dict(variables)
-        self._trained = {name: self._network[name] for name in trained}
-        _check_dtypes(self._trained, precision)
+        self.kept = Kept(variables, trained, settings, precision)
+        self._trained = self.kept.trained
+        self._shapes = self.kept.shapes
         self._settings, self.averaging = settings, averaging
         self._compressor = compression_.make(compression, adapter)
         self._scales_loss = PRECISIONS[precision].scales_loss
-        self.learning_rate = learning_rate or _scalar(settings.learning_rate, tf.float64)
-        self._slots = {
-            name: tuple(tf.Variable(tf.zeros_like(variable), trainable=False) for _ in slot_names(settings))
-            for name, variable in self._trained.items()
-        }
-        self._scalars: dict[str, tf.Variable] = {}  # by their names in a state
-        if counts_steps(settings):
-            self._scalars["optimizer.step"] = _scalar(0, tf.int64)
-        if self._scales_loss:
-            self._scalars["optimizer.loss_scale"] = _scalar(LOSS_SCALING.initial, tf.float64)
-            self._scalars["optimizer.good_steps"] = _scalar(0, tf.int64)
+        self.learning_rate = learning_rate or scalar(settings.learning_rate, tf.float64)
         # What makes gradients their means over all ranks; a rival puts its own here before the first step is compiled.
         self.average: Callable[[list[tf.Tensor]], list[tf.Tensor]] = self._averaged
         if averaging is not None:
@@ -73,7 +60,7 @@ class DistributedUpdate:
         # Marks when tensors are there; what watches steps puts its own here before it compiles one.
         self.stamp: Callable[[tuple[str, ...], list[tf.Tensor]], list[tf.Tensor]] = _unmarked
         self._sums: list[tf.Variable] = []  # of the gradients of an update's first parts
-        self._parts, self._seen = _scalar(1, tf.int64), _scalar(0, tf.int64)
+        self._parts, self._seen = scalar(1, tf.int64), scalar(0, tf.int64)
 
     @property
     def named(self) -> dict[str, tf.Variable]:
@@ -164,18 +151,17 @@ class DistributedUpdate:
     def _averaged_otherwise(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """By `averaging`, outside of the graph: what it keeps from step to step is none of the graph's affair."""
         scale = self._scale(tf.float64) if self._scales_loss else tf.constant(0.0, tf.float64)
-        dtypes = [gradient.dtype for gradient in gradients]
-        means = tf.py_function(self._average_now, [scale, *gradients], dtypes, name="averaging")
-        return [tf.ensure_shape(mean, gradient.shape) for mean, gradient in zip(means, gradients, strict=True)]
+        own = self.kept.packed(dict(zip(self._trained, gradients, strict=True)))
+        mean = tf.py_function(self._average_now, [scale, own], own.dtype, name="averaging")
+        means = self.kept.unpacked(tf.ensure_shape(mean, own.shape))
+        return [means[name] for name in self._trained]
 
-    def _average_now(self, scale: tf.Tensor, *gradients: tf.Tensor) -> list[tf.Tensor]:
+    def _average_now(self, scale: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
         assert self.averaging is not None
-        named = {name: turned(gradient) for name, gradient in zip(self._trained, gradients, strict=True)}
-        means = self.averaging(named, float(scale) if self._scales_loss else None)
-        return [turned_back(means[name]) for name in self._trained]
+        return self.averaging.packed(own, self._shapes, float(scale) if self._scales_loss else None)
 
     def _scale(self, dtype: tf.DType) -> tf.Tensor:
-        return tf.cast(self._scalars["optimizer.loss_scale"], dtype)
+        return tf.cast(self.kept.scalars["optimizer.loss_scale"], dtype)
 
     def _unscaled(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         return [gradient / self._scale(gradient.dtype) for gradient in gradients] if self._scales_loss else gradients
@@ -187,7 +173,7 @@ class DistributedUpdate:
             return
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
         tf.cond(finite, lambda: self._apply(gradients), lambda: None)
-        scale, good_steps = self._scalars["optimizer.loss_scale"], self._scalars["optimizer.good_steps"]
+        scale, good_steps = self.kept.scalars["optimizer.loss_scale"], self.kept.scalars["optimizer.good_steps"]
         good = good_steps + 1
         grows = good >= LOSS_SCALING.interval
         factor = tf.where(grows, tf.constant(LOSS_SCALING.growth, scale.dtype), 1.0)
@@ -200,10 +186,10 @@ class DistributedUpdate:
             gradients = clip(gradients, settings.clip_norm, tensors)
         corrections = (1.0, 1.0)
         if counts_steps(settings):
-            step = self._scalars["optimizer.step"].assign_add(1, read_value=True)
+            step = self.kept.scalars["optimizer.step"].assign_add(1, read_value=True)
             corrections = bias_corrections(settings, tf.cast(step, tf.float64))
         for (name, variable), gradient in zip(self._trained.items(), gradients, strict=True):
-            slots, dtype = self._slots[name], variable.dtype
+            slots, dtype = self.kept.slots[name], variable.dtype
             rate = tf.cast(self.learning_rate, dtype)
             if isinstance(settings, Sgd) and not settings.decoupled:
                 _apply_sgd(settings, rate, variable, slots[0], gradient)
@@ -215,55 +201,9 @@ class DistributedUpdate:
             for slot, value in zip(slots, values, strict=True):
                 slot.assign(value)
 
-    def broadcast(self, root_rank: int) -> None:
-        """Give every rank the root's network, slots and counts."""
-        variables = [*self._network.values(), *dict(self._named_slots()).values(), *self._scalars.values()]
-        hvd.broadcast_variables(variables, root_rank=root_rank)
-
-    def weights(self) -> dict[str, tf.Tensor]:
-        """The seam's `weights`."""
-        return {name: turned(tf.identity(variable)) for name, variable in self._trained.items()}
-
-    def set_weights(self, weights: Mapping[str, tf.Tensor]) -> None:
-        """The seam's `set_weights`."""
-        for name, variable in self._trained.items():
-            variable.assign(turned_back(weights[name]))
-
-    def state(self) -> dict[str, np.ndarray]:
-        """The seam's `state`."""
-        named = self._network | dict(self._named_slots())
-        scalars = {name: np.array(scalar.numpy()) for name, scalar in self._scalars.items()}
-        return {name: to_canonical(variable.numpy()) for name, variable in named.items()} | scalars
-
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """The seam's `load_state`."""
-        named = self._network | dict(self._named_slots())
-        check_fits({name: to_canonical(np.empty(v.shape, bool)).shape for name, v in named.items()}, state)
-        for name, variable in named.items():
-            if name in state:
-                variable.assign(from_canonical(state[name]).astype(variable.dtype.as_numpy_dtype))
-        for name, scalar in self._scalars.items():
-            if name in state:
-                scalar.assign(state[name])
-
-    def _named_slots(self) -> Iterator[tuple[str, tf.Variable]]:
-        for name, slots in self._slots.items():
-            for slot, variable in zip(slot_names(self._settings), slots, strict=True):
-                yield slot_name(slot, name), variable
-
 
 def _unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     return tensors
-
-
-def turned(tensor: tf.Tensor) -> tf.Tensor:
-    """`hvdkit.core.state.to_canonical`, of a tensor."""
-    return tf.transpose(tensor, {4: (3, 2, 0, 1), 2: (1, 0)}[tensor.ndim]) if tensor.ndim in (2, 4) else tensor
-
-
-def turned_back(tensor: tf.Tensor) -> tf.Tensor:
-    """`hvdkit.core.state.from_canonical`, of a tensor."""
-    return tf.transpose(tensor, {4: (2, 3, 1, 0), 2: (1, 0)}[tensor.ndim]) if tensor.ndim in (2, 4) else tensor
 
 
 def dense(gradients: list[tf.Tensor | None], variables: list[tf.Variable]) -> list[tf.Tensor]:
@@ -289,18 +229,3 @@ def _apply_sgd(
         momentum=tf.constant(settings.momentum, variable.dtype),
         use_nesterov=settings.nesterov,
     )
-
-
-def _scalar(value: float, dtype: tf.DType) -> tf.Variable:
-    return tf.Variable(value, trainable=False, dtype=dtype)
-
-
-def _check_dtypes(trained: dict[str, tf.Variable], precision: str) -> None:
-    """Check that the network has been built for `precision`. Raises RequestError naming a variable that has not."""
-    wanted = PRECISIONS[precision].parameters
-    for name, variable in trained.items():
-        if variable.dtype.name != wanted:
-            raise RequestError(
-                f"precision: {precision} expects a network whose variables are {wanted}, got {variable.dtype.name} in "
-                f"{name}; build the network in {wanted} or choose another precision"
-            )

@@ -75,6 +75,9 @@ class Averaging(Protocol):
         `scale` is the factor of a scaled loss. Where a gradient of any rank is infinite or NaN then, all means are NaN.
         """
 
+    def packed(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]], /, scale: float | None = None) -> Tensor:
+        """As `__call__`, of all gradients as one vector: one behind the other in the order of `shapes`, by name."""
+
     def peek(self) -> AbstractContextManager[None]:
         """What is asked inside leaves no trace."""
 
@@ -237,10 +240,10 @@ class Adapter(Protocol):
     def set_learning_rate(self, session: Session, value: float) -> None:
         """The rate of the next updates."""
 
-    def weights(self, session: Session) -> dict[str, Tensor]:
-        """Copies of the parameters on the device, by the names and in the layouts of `state`."""
+    def weights(self, session: Session) -> Tensor:
+        """A copy of the parameters as one vector on the device, sorted by the names and in the layouts of `state`."""
 
-    def set_weights(self, session: Session, weights: Mapping[str, Tensor]) -> None:
+    def set_weights(self, session: Session, weights: Tensor) -> None:
         """The inverse of `weights`, which may be of other values."""
 
     def state(self, session: Session) -> dict[str, np.ndarray]:

@@ -11,7 +11,6 @@ A checkpoint is written beside its place and renamed, so it is whole or not ther
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -28,8 +27,8 @@ from safetensors.numpy import load_file, save
 
 from hvdkit.config import Checkpointing
 from hvdkit.core.progress import Progress
-from hvdkit.errors import RequestError, RunError
-from hvdkit.files import write_atomic
+from hvdkit.errors import RequestError, RunError, first_fault
+from hvdkit.files import read_bounded, write_atomic
 
 FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
@@ -68,15 +67,13 @@ def read(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises RequestError, naming the file, where it is missing, torn, damaged or foreign."""
     path = folder / RECORD
     try:
-        record = Record.model_validate_json(path.read_bytes())
+        record = Record.model_validate_json(read_bounded(path))
     except OSError as error:
         raise RequestError(
             f"{path}: cannot be read ({error.strerror}); expected a checkpoint's folder, such as RUN/checkpoints/best"
         ) from None
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, fault["loc"])) or "file"
-        raise RequestError(f"{path}: not a checkpoint of hvdkit: {key}: {fault['msg']}") from None
+        raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
     if min(record.progress.step, record.progress.epoch, record.progress.images) < 0:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: progress: expected no negative counts")
     if set(record.files) - {COMMUNICATION} != {MODEL, OPTIMIZER}:
@@ -122,7 +119,7 @@ class Checkpoints:
         for left in folder.glob(".step-*.making"):  # by a run that was killed
             shutil.rmtree(left, ignore_errors=True)
         self._writing: threading.Thread | None = None
-        self._fault: RunError | None = None
+        self._fault: Exception | None = None
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Start writing; training may go on meanwhile, as the arrays must be the caller's no longer.
@@ -134,7 +131,7 @@ class Checkpoints:
         self._writing.start()
 
     def wait(self) -> None:
-        """Until all is written. Raises RunError where it could not be."""
+        """Until all is written. Raises RunError where it could not be, and what else went wrong on the way."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -149,7 +146,7 @@ class Checkpoints:
             self._fault = RunError(
                 f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
             )
-        except RunError as error:
+        except Exception as error:  # else nobody would hear of it: a thread's own end is silent
             self._fault = error
 
     def _write(self, record: Record, state: State) -> None:
@@ -176,15 +173,14 @@ class Checkpoints:
         places = _places(self._folder)
         scored = {place: accuracy for place in places if (accuracy := _accuracy(place)) is not None}
         best = max(scored, key=lambda place: (scored[place], place.name), default=None)
+        if best is not None:  # first: the link never points to what is gone
+            link = self._folder / f".{_BEST}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(best.name)
+            link.replace(self._folder / _BEST)
         for place in places[: -self._settings.keep]:
             if place != best:
                 shutil.rmtree(place)
-        if best is not None:
-            link = self._folder / f".{_BEST}"
-            with contextlib.suppress(FileNotFoundError):
-                link.unlink()
-            link.symlink_to(best.name)
-            link.replace(self._folder / _BEST)
 
 
 def _places(folder: Path) -> list[Path]:
@@ -196,19 +192,21 @@ def _places(folder: Path) -> list[Path]:
 
 
 def _position(place: Path) -> tuple[int, int, int, str]:
-    try:
-        progress = Record.model_validate_json((place / RECORD).read_bytes()).progress
-    except (OSError, ValidationError):
-        return 1, 0, 0, place.name
-    return 0, *progress.position, place.name
+    progress = _progress(place)
+    return (1, 0, 0, place.name) if progress is None else (0, *progress.position, place.name)
 
 
 def _accuracy(place: Path) -> float | None:
+    progress = _progress(place)
+    return progress.val_accuracy if progress is not None and progress.evaluated else None
+
+
+def _progress(place: Path) -> Progress | None:
+    """Where training stood; None where that cannot be read."""
     try:
-        progress = Record.model_validate_json((place / RECORD).read_bytes()).progress
+        return Record.model_validate_json((place / RECORD).read_bytes()).progress
     except (OSError, ValidationError):
         return None
-    return progress.val_accuracy if progress.evaluated else None
 
 
 def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:

@@ -13,6 +13,7 @@ from hvdkit.core import marks
 from hvdkit.core.adapter import Adapter, Session
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.reducer import Reducer
+from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
 from hvdkit.core.transport import TRANSPORTS, ring_bytes
 from hvdkit.errors import RequestError
@@ -40,8 +41,10 @@ class Communication:
         self._alone = False  # whether the update at hand is by the rank's own gradients
         self._taken = 0  # updates since ranks have met
         self._updates, self._plain_bytes = 0, 0.0
-        self._anchor: dict[str, Tensor] | None = None  # the weights when they met
-        self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
+        # As one vector each, as `Adapter.weights` has them: the weights when they met, the outer optimizer's velocity.
+        self._anchor: Tensor = None
+        self._velocity: Tensor = None
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the weights by name
 
     @property
     def averaging(self) -> Communication | None:
@@ -74,6 +77,10 @@ class Communication:
         """As `hvdkit.core.adapter.Averaging`."""
         return gradients if self._alone else self._gradients(gradients, scale)
 
+    def packed(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]], scale: float | None = None) -> Tensor:
+        """As `hvdkit.core.adapter.Averaging`."""
+        return vector if self._alone else self._gradients.packed(vector, shapes, scale)
+
     @contextmanager
     def peek(self) -> Iterator[None]:
         """As `hvdkit.core.adapter.Averaging`."""
@@ -90,6 +97,8 @@ class Communication:
         self._alone = sync is not None and step >= round(sync.start * steps_per_epoch)
         if self._alone and self._anchor is None:
             self._anchor = self._adapter.weights(self._session)
+            state = parameters_of(self._adapter.state(self._session))
+            self._shapes = {name: state[name].shape for name in sorted(state)}
             self._gradients.reset()
 
     def end_step(self) -> None:
@@ -115,20 +124,13 @@ class Communication:
         """
         if not self.apart:
             return
-        before, now = self._anchor, self._adapter.weights(self._session)
-        assert before is not None and self._recipe.sync
-        steps = dict(self._differences({name: before[name] - now[name] for name in now}))
+        assert self._anchor is not None and self._recipe.sync
+        step = self._differences.packed(self._anchor - self._adapter.weights(self._session), self._shapes)
         outer = self._recipe.sync.outer
         if outer is not None:
-            held = self._velocity
-            self._velocity = {
-                name: outer.momentum * held[name] + step if name in held else step for name, step in steps.items()
-            }
-            steps = {
-                name: outer.learning_rate * (step + outer.momentum * self._velocity[name])
-                for name, step in steps.items()
-            }
-        self._anchor = {name: before[name] - steps[name] for name in before}
+            self._velocity = step if self._velocity is None else outer.momentum * self._velocity + step
+            step = outer.learning_rate * (step + outer.momentum * self._velocity)
+        self._anchor = self._anchor - step
         self._adapter.set_weights(self._session, self._anchor)
         if marks.recording():
             self._adapter.synchronize()
@@ -149,8 +151,11 @@ class Communication:
 
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint keeps of it, each name with PREFIX; collective, when ranks have one model."""
-        parts = {"gradients": self._gradients.state(), "differences": self._differences.state()}
-        parts["outer"] = {f"momentum.{name}": self._adapter.to_numpy(held) for name, held in self._velocity.items()}
+        parts = {"gradients": self._gradients.state(), "differences": self._differences.state(), "outer": {}}
+        if self._velocity is not None:
+            held = self._adapter.tensors.part(self._velocity, list(self._shapes.values()))
+            named = zip(self._shapes, held, strict=True)
+            parts["outer"] = {f"momentum.{name}": self._adapter.to_numpy(each) for name, each in named}
         return {f"{PREFIX}{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -162,9 +167,10 @@ class Communication:
                 parts[part][name] = value
         self._gradients.load_state(parts["gradients"])
         self._differences.load_state(parts["differences"])
-        self._velocity = {
-            name.removeprefix("momentum."): self._adapter.from_numpy(value) for name, value in parts["outer"].items()
-        }
+        held = {name.removeprefix("momentum."): parts["outer"][name] for name in sorted(parts["outer"])}
+        if held:
+            self._shapes = {name: value.shape for name, value in held.items()}
+            self._velocity = self._adapter.from_numpy(np.concatenate([value.reshape(-1) for value in held.values()]))
 
 
 def without_communication(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

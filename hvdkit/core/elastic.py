@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 from hvdkit.core.adapter import Adapter
 from hvdkit.core.checkpoint import Checkpoint
-from hvdkit.core.lifeline import Lifeline, lost_a_peer
+from hvdkit.core.lifeline import WAITING, Lifeline, first_line, lost_a_peer
 from hvdkit.results import Recovery
 
 T = TypeVar("T")
@@ -120,9 +120,9 @@ def persist(adapter: Adapter, attempt: Callable[[Commits], T], lifeline: Lifelin
             if not lost_a_peer(error):
                 raise
             why = "lost"
-            print(f"another rank is gone: {str(error).splitlines()[0]}", flush=True)
+            print(f"another rank is gone: {first_line(error)}", flush=True)
         commits.interrupted(why)
-        lifeline.beat("waiting for ranks")
+        lifeline.beat(WAITING)
         with contextlib.suppress(Exception):  # it has lost its peers, and may say so
             adapter.shutdown()
         hang_up()

@@ -215,7 +215,7 @@ def _no_images(listing: Listing) -> Iterator[str]:
     for index in np.unique(np.linspace(0, len(listing) - 1, _LOOKED_INTO).astype(int)):
         path = listing.path(int(index))
         try:
-            with open(path, "rb") as file:  # noqa: PTH123
+            with Path(path).open("rb") as file:
                 start = file.read(8)
         except OSError as error:
             yield f"{path}: cannot be read ({error.strerror}); expected a JPEG or PNG image"

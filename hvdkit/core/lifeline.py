@@ -22,6 +22,8 @@ from hvdkit.files import write_atomic
 
 BEAT_BYTES = 64
 STOP = "stop"  # a file of this name in the folder asks all ranks to end in good order
+# Phases that the launcher knows: until a rank has met the others; and while it does nothing, and rightly.
+STARTING, WAITING = "starting", "waiting for ranks"
 
 # What a rank says that fails only because another one is gone.
 LOST_A_PEER = re.compile(
@@ -37,6 +39,11 @@ def lost_a_peer(error: BaseException) -> bool:
     """
     internal = any(kind.__name__ == "HorovodInternalError" for kind in type(error).__mro__)
     return bool(LOST_A_PEER.search(str(error))) or (internal and "ismatched" not in str(error))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind where it says nothing."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 class Lifeline:
@@ -59,7 +66,7 @@ class Lifeline:
                 self._stack_file = stacks.open("w")
                 faulthandler.register(signal.SIGUSR2, self._stack_file, all_threads=True)
                 self._beat_file = os.open(beats, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self.beat("starting")
+        self.beat(STARTING)
 
     def asked_to_stop(self) -> bool:
         """Whether the launcher wants training to end in good order; without one, whether SIGTERM has come."""

@@ -63,8 +63,9 @@ class Loop:
         self._unchecked = False  # whether ranks are to be compared as soon as they have one model
         self._global_batch = recipe.batch_size * topology.size
         if len(dataset.train) < self._global_batch:
+            ranks = f"{topology.size} rank{'s' if topology.size > 1 else ''}"
             raise RequestError(
-                f"batch_size: expected at most {len(dataset.train)} images over {topology.size} ranks, "
+                f"batch_size: expected at most {len(dataset.train)} images over {ranks}, "
                 f"got {recipe.batch_size} × {topology.size} = {self._global_batch}"
             )
         self.steps_per_epoch = len(self.sizes(0))

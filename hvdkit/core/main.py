@@ -15,7 +15,7 @@ from typing import NoReturn
 from hvdkit import config
 from hvdkit.core import observing, parity, run
 from hvdkit.core.adapter import Adapter
-from hvdkit.core.lifeline import Lifeline, lost_a_peer
+from hvdkit.core.lifeline import Lifeline, first_line, lost_a_peer
 from hvdkit.core.run import Build
 from hvdkit.errors import HvdkitError, RequestError, Stopped
 
@@ -88,7 +88,7 @@ def _guarded(work: Callable[[Lifeline], None]) -> int:
     except Exception as error:
         if lost_a_peer(error):
             lifeline.failed("communication", str(error))
-            print(f"error: another rank is gone: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+            print(f"error: another rank is gone: {first_line(error)}", file=sys.stderr, flush=True)
             return 1
         lifeline.failed("error", f"{type(error).__name__}: {error}")
         traceback.print_exc()

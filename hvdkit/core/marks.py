@@ -18,8 +18,9 @@ In a step they come in this order; those of a batch again for each batch of an u
 
 Between BACKWARD and REDUCED there may be several pairs of SENT and RECEIVED, one behind the other.
 `READY` is a mark for each gradient as backward finishes it, `LAYER` one for each layer as its forward pass ends. `PUT`
-comes with each collective that core asks for, with its kind and the bytes that this rank puts in. Where ranks average
-their weights, SENT, RECEIVED and REDUCED come behind UPDATED.
+comes with each collective that core asks for, with its kind, the bytes that this rank puts in, and those that the
+busiest link between hosts (of one host: between ranks) carries one way. Where ranks average their weights, SENT,
+RECEIVED and REDUCED come behind UPDATED.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from time import perf_counter_ns
 
 OPEN, STEP, BEGIN, INPUTS, FORWARD, BACKWARD = "open", "step", "begin", "inputs", "forward", "backward"
 SENT, RECEIVED, REDUCED, UPDATED, END = "sent", "received", "reduced", "updated", "end"
-READY, LAYER, PUT = "ready:", "layer:", "put:"  # and a name; PUT's is such as allgather:4096
+READY, LAYER, PUT = "ready:", "layer:", "put:"  # and a name; PUT's is such as allgather:4096:12288
 
 Mark = tuple[str, int]  # and nanoseconds by this machine's monotonic clock
 

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from pydantic import ValidationError
@@ -85,10 +86,7 @@ class MetricsFile:
 
     def __init__(self, path: Path | None, events: EventFile | None = None) -> None:
         self._path, self._events = path, events
-        try:
-            self._file = path.open("a", encoding="utf-8") if path else None
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written ({error.strerror})") from error
+        self._file = _appended(path) if path else None
 
     def forget_after(self, progress: Progress, recounted: bool) -> None:
         """Leave out what a killed run has written behind the checkpoint, and lines that cannot be read.
@@ -108,7 +106,7 @@ class MetricsFile:
                 kept[text] = line
         self._file.close()
         write_atomic(self._path, "".join(f"{text}\n" for text in kept))
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = _appended(self._path)
         if self._events:
             self._events.begin(kept.values())
 
@@ -123,3 +121,10 @@ class MetricsFile:
             raise RunError(f"{self._path}: cannot be written ({error.strerror}); free space and start again") from error
         if self._events:
             self._events.write(line)
+
+
+def _appended(path: Path) -> TextIO:
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror})") from error

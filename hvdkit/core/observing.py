@@ -66,8 +66,8 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     count = min(TURNS, rounds)
     each = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
     order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]  # some compile a step anew for its marks
-    for number, count in enumerate(each):
-        pair = [Turn("plain", number, count), Turn("marked", number, count)]
+    for number, length in enumerate(each):
+        pair = [Turn("plain", number, length), Turn("marked", number, length)]
         order += pair if number % 2 == 0 else pair[::-1]
     traced = every * -(-max(3, steps // 4) // every)
     return [*order, Turn("detailed", count, max(3, steps // 3)), Turn(TRACED, count + 1, traced)]

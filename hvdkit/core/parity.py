@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from hvdkit.communication import Uncompressed
 from hvdkit.config import Recipe
@@ -26,7 +25,20 @@ from hvdkit.core.adapter import Adapter, Gradients, Session, rival_of
 from hvdkit.core.data import Batch, Dataset, Split
 from hvdkit.core.loop import Loop, evaluate
 from hvdkit.core.metrics import MetricsFile
-from hvdkit.core.state import is_statistic
+from hvdkit.core.parity_trace import (
+    INCOMPARABLE,
+    Arrays,
+    Figures,
+    Part,
+    buffers,
+    error,
+    errors,
+    named,
+    same,
+    save_arrays,
+    unnamed,
+    weights,
+)
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
@@ -35,55 +47,11 @@ from hvdkit.rivals import label
 if TYPE_CHECKING:
     from hvdkit.core.lifeline import Lifeline
 
-Arrays = Mapping[str, np.ndarray]
-INCOMPARABLE = 1e300  # of what is not even a number: JSON knows no infinity
 FREE_STEPS = 5  # free-running losses that are compared; after that chaos has the word
 # Batches whose float32 gradients are compared. Rounding flips the sign of a few values in front of a ReLU, and a flip
 # moves gradients a thousand times as far as rounding itself; over several batches everyone has some.
 SINGLE_BATCHES = 5
 Open = Callable[[Recipe], Session]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a rank is asked for: into which folder, how many steps, and whether it leads."""
-
-    folder: Path
-    steps: int
-    leads: bool
-
-    def probe(self, batch: int) -> Path:
-        """What a batch makes of the initial weights, in float64."""
-        return self.folder / f"probe-{batch}.safetensors"
-
-    @property
-    def figures(self) -> Path:
-        """The leader's numbers that are no tensors."""
-        return self.folder / "leader.json"
-
-    def state(self, step: int) -> Path:
-        """The whole state after so many steps."""
-        return self.folder / f"state-{step:04}.safetensors"
-
-    def findings(self, framework: str) -> Path:
-        """What a follower has found."""
-        return self.folder / f"{framework}.json"
-
-
-@dataclass
-class Figures:
-    """What is compared as it is: SHA-256 of the batches by rank, losses by step (means over all ranks), evaluation.
-
-    `logits_f32` and `gradients_f32` (by parameter) are errors of the leader's own float32.
-    """
-
-    batches: list[str] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    logits_f32: float = 0.0
-    gradients_f32: dict[str, float] = field(default_factory=dict)
-    correct: int = 0
-    total: int = 0
-    val_loss: float = 0.0
 
 
 class Participant:
@@ -134,7 +102,7 @@ class Participant:
         for number, batch in self._probed():
             exact = adapter.gradients(self._exact, batch)
             if root:
-                _save(part.probe(number), _named(exact))
+                save_arrays(part.probe(number), named(exact))
         adapter.load_state(self._exact, self._initial)
         self._wait("probes")
         figures.logits_f32, figures.gradients_f32 = self._single_errors()
@@ -151,7 +119,7 @@ class Participant:
         adapter.load_state(self._exact, load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
         figures.correct, figures.total, figures.val_loss = self._evaluate()
         if root:
-            _save(part.folder / "evaluation.safetensors", {"logits": self._eval_logits()})
+            save_arrays(part.folder / "evaluation.safetensors", {"logits": self._eval_logits()})
             write_atomic(part.figures, json.dumps(asdict(figures)) + "\n")
         self._wait("trace")
 
@@ -160,28 +128,15 @@ class Participant:
         adapter, part = self._adapter, self._part
         led = Figures(**json.loads(part.figures.read_text()))
         batches = self._batches()
-        start, reference = load_file(part.state(0)), _unnamed(load_file(part.probe(0)))
+        start, after, reference = load_file(part.state(0)), load_file(part.state(1)), unnamed(load_file(part.probe(0)))
 
         adapter.load_state(self._exact, self._initial)
         exact = adapter.gradients(self._exact, self._first_batch())
         logits_f32, gradients_f32 = self._single_errors()
         applied = errors(exact.averaged, self._mean_of_own(exact))
 
-        adapter.load_state(self._exact, self._initial)
-        free: list[float] = []
-        for step, group in self._groups():
-            if step == FREE_STEPS:
-                break
-            free.append(self._step(step, group))
-            if step == 0:
-                first = adapter.state(self._exact)
-
-        after = load_file(part.state(1))
-        forced: list[dict[str, float]] = []
-        for step, group in self._groups():
-            adapter.load_state(self._exact, load_file(part.state(step)))
-            self._step(step, group)
-            forced.append(errors(adapter.state(self._exact), load_file(part.state(step + 1))))
+        free, first = self._free_run()
+        forced = self._forced_steps()
 
         adapter.load_state(self._exact, load_file(part.state(self._steps)))
         correct, total, val_loss = self._evaluate()
@@ -196,12 +151,12 @@ class Participant:
             "steps": self._steps,
             "exact_sums": "exact-sums" in adapter.CAPABILITIES,
             "batches_equal": batches == led.batches,
-            "initial_weights_equal": _same(self._initial, start),
+            "initial_weights_equal": same(self._initial, start),
             "logits_f64": error(exact.logits, reference.logits),
             "gradients_f64": self._by_layer(exact.own, reference.own),
             "applied_f64": applied,
-            "buffers_f64": errors(_buffers(first), _buffers(after)),
-            "weights_f64": errors(_weights(first), _weights(after)),
+            "buffers_f64": errors(buffers(first), buffers(after)),
+            "weights_f64": errors(weights(first), weights(after)),
             "losses_f64": losses,
             "step_f64": [max(each.values()) for each in forced],
             "evaluation_f64": max(evaluation, abs(val_loss - led.val_loss) / abs(led.val_loss)),
@@ -214,7 +169,7 @@ class Participant:
         }
         evidence = diagnosis.Evidence(
             recipe=self._recipe,
-            network=resnet.architecture(self._recipe.model.name, self._recipe.model.classes, self._dataset.shape[2]),
+            network=self._network,
             rate=self._loop.rate(0),
             labels=self._first_batch().labels,
             batches_equal=found["batches_equal"],
@@ -231,6 +186,25 @@ class Participant:
             "first_deviation": deviation.tensor if deviation else None,
             "likely_cause": deviation.cause if deviation else None,
         }
+
+    def _free_run(self) -> tuple[list[float], Arrays]:
+        """The losses of a few steps from the initial weights on, and the state after the first."""
+        self._adapter.load_state(self._exact, self._initial)
+        losses: list[float] = []
+        first: Arrays = {}
+        for step, group in itertools.islice(self._groups(), FREE_STEPS):
+            losses.append(self._step(step, group))
+            first = first or self._adapter.state(self._exact)
+        return losses, first
+
+    def _forced_steps(self) -> list[dict[str, float]]:
+        """The errors after each step that is taken from the reference's own state, by tensor."""
+        found = []
+        for step, group in self._groups():
+            self._adapter.load_state(self._exact, load_file(self._part.state(step)))
+            self._step(step, group)
+            found.append(errors(self._adapter.state(self._exact), load_file(self._part.state(step + 1))))
+        return found
 
     def _by_layer(self, got: Arrays, reference: Arrays) -> dict[str, float]:
         """Errors of parameters, from the network's input to its output."""
@@ -267,7 +241,7 @@ class Participant:
         gradients: list[dict[str, float]] = []
         for number, batch in self._probed():
             single = self._adapter.gradients(self._single, batch)
-            reference = _unnamed(load_file(self._part.probe(number)))
+            reference = unnamed(load_file(self._part.probe(number)))
             logits.append(error(single.logits, reference.logits))
             gradients.append(self._by_layer(single.own, reference.own))
         return max(logits), {name: max(each[name] for each in gradients) for name in gradients[0]}
@@ -295,7 +269,7 @@ class Participant:
 
     def _keep(self, step: int) -> None:
         if self._topology.is_root:
-            _save(self._part.state(step), self._adapter.state(self._exact))
+            save_arrays(self._part.state(step), self._adapter.state(self._exact))
 
     def _evaluation_split(self) -> Split:
         """Few samples, so many that the ranks' shares differ: an average that is not weighted must show."""
@@ -326,56 +300,3 @@ class _FirstOf:
 
     def batch(self, indices: np.ndarray) -> Batch:
         return self.split.batch(indices)
-
-
-def error(got: np.ndarray, reference: np.ndarray) -> float:
-    """‖got − reference‖ / ‖reference‖ in float64; where the reference is all zeros, ‖got‖. INCOMPARABLE for NaN."""
-    reference = reference.astype(np.float64)
-    size = float(np.linalg.norm(reference))
-    apart = float(np.linalg.norm(got.astype(np.float64) - reference))
-    found = apart / size if size else apart
-    return found if np.isfinite(found) else INCOMPARABLE
-
-
-def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
-    """By tensor, in the reference's order; one that is missing on either side has INCOMPARABLE."""
-    names = [*reference, *(name for name in got if name not in reference)]
-    return {
-        name: error(got[name], reference[name]) if name in got and name in reference else INCOMPARABLE for name in names
-    }
-
-
-def _save(path: Path, arrays: Arrays) -> None:
-    # not ascontiguousarray, which gives an array without dimensions one
-    content = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); free space or choose fewer --steps") from error
-
-
-def _named(gradients: Gradients) -> dict[str, np.ndarray]:
-    values = {f"own.{name}": value for name, value in gradients.own.items()}
-    values |= {f"averaged.{name}": value for name, value in gradients.averaged.items()}
-    return values | {"logits": gradients.logits, "loss": np.asarray(gradients.loss)}
-
-
-def _unnamed(arrays: Arrays) -> Gradients:
-    def under(start: str) -> dict[str, np.ndarray]:
-        return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
-
-    return Gradients(arrays["logits"], float(arrays["loss"]), under("own."), under("averaged."))
-
-
-def _buffers(state: Arrays) -> dict[str, np.ndarray]:
-    return {name: value for name, value in state.items() if is_statistic(name)}
-
-
-def _weights(state: Arrays) -> dict[str, np.ndarray]:
-    return {name: value for name, value in state.items() if diagnosis.is_weight(name)}
-
-
-def _same(left: Arrays, right: Arrays) -> bool:
-    return left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype and left[name].tobytes() == right[name].tobytes() for name in left
-    )

@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdkit.communication import Compression
 from hvdkit.core.methods import Call, State, make
-from hvdkit.core.methods.base import OWN, QUERY, joined, split
+from hvdkit.core.methods.base import OWN, QUERY
 from hvdkit.core.transport import Ring
 
 Tensor = Any
@@ -46,21 +46,22 @@ class Reducer:
         `scale` is a factor that the tensors have and the means will have too, None where there is none. With one, an
         infinity or NaN on any rank makes all means NaN on all ranks, and is not kept.
         """
-        self._bind(tensors)
         ops = self.transport.adapter.tensors
-        vector = joined(ops, [tensors[name] for name in self._shapes])
+        shapes = self._shapes or {name: tuple(int(size) for size in tensors[name].shape) for name in sorted(tensors)}
+        mean = self.packed(ops.join([tensors[name] for name in shapes]), shapes, scale)
+        return dict(zip(shapes, ops.part(mean, list(shapes.values())), strict=True))
+
+    def packed(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]], scale: float | None = None) -> Tensor:
+        """As `__call__`, of all tensors as one vector: one behind the other in the order of `shapes`, by name."""
+        self._bind(vector, shapes)
         if scale is not None:
             vector = vector / scale
             if not self._finite_everywhere(vector):
-                return {name: tensor * float("nan") for name, tensor in tensors.items()}
+                return vector * float("nan")
         call = Call(self.transport, self._shapes, self._step, self.epoch, self._seed)
         mean, self._state = self._method.reduce(call, vector, self._state)
         self._step += 1
-        if scale is not None:
-            mean = mean * scale
-        sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
-        parts = zip(self._shapes.items(), split(mean, sizes), strict=True)
-        return {name: ops.reshape(part, shape) for (name, shape), part in parts}
+        return mean if scale is None else mean * scale
 
     @contextmanager
     def peek(self) -> Iterator[None]:
@@ -112,13 +113,11 @@ class Reducer:
         self._state, self._loaded = {}, dict(state)
         self._step = int(state.get(_STEP, 0))
 
-    def _bind(self, tensors: Mapping[str, Tensor]) -> None:
-        if not self._shapes:
-            self._shapes = {name: tuple(int(size) for size in tensors[name].shape) for name in sorted(tensors)}
+    def _bind(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = self._shapes or dict(shapes)
         if self._loaded:
             loaded, self._loaded = self._loaded, {}
-            dtype = self.transport.adapter.dtype(next(iter(tensors.values())))
-            self._state = self._installed(loaded, dtype)
+            self._state = self._installed(loaded, self.transport.adapter.dtype(vector))
 
     def _installed(self, loaded: Mapping[str, np.ndarray], dtype: str) -> State:
         adapter, topology = self.transport.adapter, self.transport.topology

@@ -17,7 +17,7 @@ from hvdkit.core.data import Dataset
 from hvdkit.core.loop import Loop
 from hvdkit.core.progress import Progress
 from hvdkit.core.topology import Topology
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, first_fault
 
 # What may differ between a checkpoint's recipe and the one that goes on from it.
 _FREE = {
@@ -91,9 +91,7 @@ def _check_same(record: Record, recipe: Recipe, place: Path) -> None:
     try:
         before = Recipe.model_validate(record.recipe)  # a key that came later has its default
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, fault["loc"]))
-        raise RequestError(f"{place}: the newest checkpoint's recipe cannot be read: {key}: {fault['msg']}") from None
+        raise RequestError(f"{place}: the newest checkpoint's recipe cannot be read: {first_fault(error)}") from None
     theirs, mine = deciding(before), deciding(recipe)
     faults = [
         f"{key}: the checkpoint has {theirs.get(key, 'nothing')}, the recipe {mine.get(key, 'nothing')}"

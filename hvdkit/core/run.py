@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from hvdkit.core.progress import Progress
 from hvdkit.core.resume import flat, resumed
 from hvdkit.core.state import digest, network_of, parameters_of
 from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.errors import RequestError, Stopped
+from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.results import EvaluationResult, TrainResult
 
@@ -80,45 +81,27 @@ def _train(
     adapter.broadcast_state(session, root_rank=root)
     first_step = progress.step
 
-    writes = topology.is_root and place is not None and recipe.checkpoint is not None
-    checkpoints = checkpoint.Checkpoints(place, recipe.checkpoint) if writes and place and recipe.checkpoint else None
-
-    def snapshot(progress: Progress) -> Checkpoint:
-        rest = communication.state()
-        return Checkpoint(_record(adapter, recipe, topology, progress), adapter.state(session) | rest)
-
-    def keep(progress: Progress) -> None:
-        if checkpoints or communication.averaging:  # which asks all ranks for their part
-            taken = snapshot(progress)
-            if checkpoints:
-                checkpoints.write(taken)
-        # Whoever goes on from here draws the same random numbers, killed in between or not.
-        adapter.seed(_seed_at(recipe, progress))
-
-    def commit(progress: Progress) -> None:
-        if commits:
-            commits.take(snapshot(progress))
+    checkpoints = None
+    if topology.is_root and place and recipe.checkpoint:
+        checkpoints = checkpoint.Checkpoints(place, recipe.checkpoint)
+    keeper = _Keeper(adapter, session, recipe, topology, communication, checkpoints, commits)
 
     def tell(phase: str, step: int) -> None:
         lifeline.beat(phase, step)
         if commits and step > first_step:
             commits.stepped(step, topology.size)
 
-    lines_to = out if topology.is_root else None
-    event_file = events.EventFile(lines_to / events.FOLDER) if lines_to and recipe.tensorboard else None
-    metrics_file = metrics.MetricsFile(lines_to / "metrics.jsonl" if lines_to else None, event_file)
-    metrics_file.forget_after(progress, recounted)
     loop = Loop(
         adapter,
         session,
         recipe,
         topology,
         dataset,
-        metrics_file,
+        _metrics_file(out if topology.is_root else None, recipe, progress, recounted),
         tell=tell,
         progress=progress,
-        keep=keep,
-        commit=commit if commits else None,
+        keep=keeper.keep,
+        commit=keeper.commit if commits else None,
         asked_to_stop=lifeline.asked_to_stop if recipe.checkpoint else None,
         communication=communication if rival_of(adapter) is None else None,
     )
@@ -148,12 +131,53 @@ def _train(
     return result
 
 
+@dataclass(frozen=True)
+class _Keeper:
+    """Keeps a run's state: on the disk, by the rank that has `checkpoints`, and in memory where there are `commits`."""
+
+    adapter: Adapter
+    session: Session
+    recipe: Recipe
+    topology: Topology
+    communication: Communication
+    checkpoints: checkpoint.Checkpoints | None
+    commits: Commits | None
+
+    def keep(self, progress: Progress) -> None:
+        """Begin to write a checkpoint; collective."""
+        if self.checkpoints or self.communication.averaging:  # which asks all ranks for their part
+            taken = self._snapshot(progress)
+            if self.checkpoints:
+                self.checkpoints.write(taken)
+        # Whoever goes on from here draws the same random numbers, killed in between or not.
+        self.adapter.seed(_seed_at(self.recipe, progress))
+
+    def commit(self, progress: Progress) -> None:
+        """Keep the state in memory; collective. Raises HostsChanged where ranks come or go."""
+        if self.commits:
+            self.commits.take(self._snapshot(progress))
+
+    def _snapshot(self, progress: Progress) -> Checkpoint:
+        rest = self.communication.state()
+        record = _record(self.adapter, self.recipe, self.topology, progress)
+        return Checkpoint(record, self.adapter.state(self.session) | rest)
+
+
+def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounted: bool) -> metrics.MetricsFile:
+    """metrics.jsonl and TensorBoard's events up to `progress`; nothing is written without `out`, as on other ranks."""
+    event_file = events.EventFile(out / events.FOLDER) if out and recipe.tensorboard else None
+    metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out else None, event_file)
+    metrics_file.forget_after(progress, recounted)
+    return metrics_file
+
+
 def evaluate(
     adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, lifeline: Lifeline
 ) -> None:
     """Evaluate the checkpoint in `folder` over the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
 
-    Raises RequestError where the checkpoint cannot be read or does not fit the recipe, or there is nothing to evaluate.
+    Raises RequestError where the checkpoint cannot be read or does not fit the recipe, or there is nothing to evaluate;
+    RunError where its loss is no number.
     """
     topology, dataset, network = start(adapter, recipe)
     if len(dataset.val) == 0:
@@ -163,6 +187,8 @@ def evaluate(
     adapter.load_state(session, network_of(found.state))
     on_batch = partial(lifeline.beat, "evaluation")
     correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
+    if not math.isfinite(loss):  # JSON has no such number
+        raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
     versions = adapter.versions()
     result = EvaluationResult(
         framework=adapter.NAME,

@@ -30,6 +30,12 @@ class Tensors(Protocol):
     def concat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Joined along an axis; all have one dtype."""
 
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """All elements of tensors of one dtype, as one vector."""
+
+    def part(self, vector: Tensor, shapes: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+        """The inverse of `join`: tensors of these shapes, which fill the vector."""
+
     def absolute(self, tensor: Tensor) -> Tensor:
         """Element by element."""
 

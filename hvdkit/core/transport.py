@@ -54,8 +54,9 @@ class Ring:
         """The mean over all ranks of vectors of one length and dtype."""
         if self.topology.size == 1:
             return vector
-        self.sent += ring_bytes(self.bytes_of(vector), self.topology.size)
-        self._put("allreduce", vector)
+        sent = ring_bytes(self.bytes_of(vector), self.topology.size)
+        self.sent += sent
+        self._put("allreduce", vector, sent)
         return self.adapter.allreduce([vector], name=f"{self._name}.mean")[0]
 
     @_marked
@@ -63,8 +64,9 @@ class Ring:
         """All ranks' tensors of one shape, joined along the first axis in the order of ranks."""
         if self.topology.size == 1:
             return tensor
-        self.sent += (self.topology.size - 1) * self.bytes_of(tensor)
-        self._put("allgather", tensor)
+        sent = (self.topology.size - 1) * self.bytes_of(tensor)
+        self.sent += sent
+        self._put("allgather", tensor, sent)
         return self.adapter.allgather(tensor, name=f"{self._name}.gather")
 
     @_marked
@@ -76,18 +78,23 @@ class Ring:
         size = self.topology.size
         if size == 1:
             return tensor
-        self.sent += (size - 1) / size * self.bytes_of(tensor)
-        self._put("alltoall", tensor)
+        sent = (size - 1) / size * self.bytes_of(tensor)
+        self.sent += sent
+        self._put("alltoall", tensor, sent)
         return self.adapter.alltoall(tensor, name=f"{self._name}.exchange")
 
     def bytes_of(self, tensor: Tensor) -> int:
         """A tensor's size in bytes."""
         return int(np.prod(tensor.shape)) * np.dtype(self.adapter.dtype(tensor)).itemsize
 
-    def _put(self, kind: str, tensor: Tensor) -> None:
-        """Mark what a collective gets: Horovod's timeline tells results, and not all of those."""
+    def _put(self, kind: str, tensor: Tensor, crossing: float) -> None:
+        """Mark what a collective gets: Horovod's timeline tells results, and not all of those.
+
+        `crossing` are the bytes that it makes the busiest link carry one way: of those between hosts where there are
+        several, else of those between ranks.
+        """
         if marks.recording():
-            marks.mark(f"{marks.PUT}{kind}:{self.bytes_of(tensor)}")
+            marks.mark(f"{marks.PUT}{kind}:{self.bytes_of(tensor)}:{crossing:.0f}")
 
 
 class Central(Ring):
@@ -103,13 +110,14 @@ class Central(Ring):
         # An element for each of the others, as not every framework knows tensors without any.
         filling = adapter.cast(adapter.from_numpy(np.zeros(size - 1, np.float32)), adapter.dtype(vector))
         pushed = adapter.tensors.concat([vector, filling])
-        self._put("alltoall", pushed)
+        there = size - (self.topology.local_size if self.topology.cross_size > 1 else 1)
+        self._put("alltoall", pushed, there * self.bytes_of(vector))
         got = adapter.alltoall(pushed, name=f"{self._name}.push", splits=[length] + [1] * (size - 1))
         total = vector
         if self.topology.is_root:
             total = sum((got[rank * length : (rank + 1) * length] for rank in range(1, size)), got[:length])
             total = total / size
-        self._put("broadcast", total)
+        self._put("broadcast", total, self.bytes_of(total))
         return adapter.broadcast(total, root_rank=0, name=f"{self._name}.pull")
 
 
@@ -137,21 +145,23 @@ class Hierarchical(Ring):
         total, payload = vector, self.bytes_of(vector)
         if len(self._mine) > 1:
             self.sent += ring_bytes(payload, len(self._mine))
-            total = self._within(self._mine, total, "inside")
+            crossing = ring_bytes(payload, len(self._mine)) if len(self._roots) == 1 else 0.0
+            total = self._within(self._mine, total, "inside", crossing)
         if len(self._roots) > 1:
-            self.sent += ring_bytes(payload, len(self._roots))
+            crossing = ring_bytes(payload, len(self._roots))
+            self.sent += crossing
             if self.topology.rank in self._roots:
-                total = self._within(self._roots, total, "between")
+                total = self._within(self._roots, total, "between", crossing)
             if len(self._mine) > 1:
                 self.sent += payload
                 group = self._sets[tuple(self._mine)]
-                self._put("broadcast", total)
+                self._put("broadcast", total, 0.0)
                 total = adapter.broadcast(total, self._mine[0], f"{self._name}.back.{self._mine[0]}", group)
         return total / size
 
-    def _within(self, ranks: list[int], tensor: Tensor, what: str) -> Tensor:
+    def _within(self, ranks: list[int], tensor: Tensor, what: str, crossing: float) -> Tensor:
         group = self._sets[tuple(ranks)]
-        self._put("allreduce", tensor)
+        self._put("allreduce", tensor, crossing)
         return self.adapter.allreduce([tensor], "sum", f"{self._name}.{what}.{ranks[0]}", group)[0]
 
 

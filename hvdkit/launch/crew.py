@@ -11,17 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import RunError
-from hvdkit.launch import ends
+from hvdkit.launch import Tick, ends
 from hvdkit.launch.guard import MARK
 from hvdkit.launch.job import GRACE_S, Job
-
-Tick = Callable[[], None]
 
 _GUARD = Path(__file__).with_name("guard.py")
 _TICK_S = 0.1

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hvdkit.errors import RequestError, RunError
-from hvdkit.launch import elastic, namespaces
-from hvdkit.launch.crew import Guarded, Tick, guard_command
-from hvdkit.launch.hosts import Slot, shown
+from hvdkit.launch import Tick, elastic, namespaces
+from hvdkit.launch.crew import Guarded, guard_command
+from hvdkit.launch.hosts import Slot, check_here, shown
 from hvdkit.launch.job import GRACE_S, Job, prepare
 from hvdkit.launch.namespaces import Place
 from hvdkit.launch.supervise import supervise
@@ -48,13 +48,8 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
 
 def _places(job: Job) -> dict[str, Place]:
     """Where each host's ranks meet the others, by the host's name. Raises RequestError."""
+    check_here(job.hosts, job.np)
     if not any(host.namespace for host in job.hosts):
-        for host in job.hosts:
-            if not host.here:
-                raise RequestError(
-                    f"-H: {host.name} is not this machine, and the direct launcher starts ranks here only; "
-                    "use --launcher horovodrun"
-                )
         return {host.name: _HERE for host in job.hosts}
     namespaces.check(job.hosts, "direct", job.elastic is not None)
     return namespaces.places(job.hosts)

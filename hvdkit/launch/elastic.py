@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hvdkit.core.lifeline import STARTING, WAITING
 from hvdkit.errors import RunError
-from hvdkit.launch import ends
-from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded, Tick
+from hvdkit.launch import Tick, ends
+from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import GRACE_S, Job
 from hvdkit.launch.stalls import Stall
@@ -26,8 +27,6 @@ from hvdkit.launch.supervise import by_signal, conclude
 # A driver is given a little longer than its ranks.
 DRIVER_GRACE_S = GRACE_S + 1.0
 REMOVED = "has been removed from elastic job"  # Horovod's last word in a rank that it no longer wants; it aborts then
-STARTING = "starting"  # the phase of a rank (hvdkit/core/lifeline.py) until it has met the others
-WAITING = "waiting for ranks"  # the phase of a rank (hvdkit/core/elastic.py) that does nothing, and rightly
 
 
 def supervise(job: Job, driver: Guarded, on_tick: Tick | None, begins_anew: bool = False) -> None:
@@ -54,11 +53,13 @@ def _fault(job: Job, workers: _Workers, caught: list[int]) -> BaseException | No
         return RunError(workers.hung)
     if well:
         return None
-    if end is not None and end["signal"]:
+    if end is None:
+        return RunError("the guard of Horovod's elastic driver was killed, and all ranks with it; go on with --resume")
+    if end["signal"]:
         how = ends.signal_name(end["signal"])
         return RunError(f"Horovod's elastic driver was killed by {how}, and all ranks with it; go on with --resume")
     lost = ends.culprit(workers.ends.values())
-    why = f"the first lost: {ends.failure(job, lost)}" if lost else ends.shown_tail("its output", (end or {})["tail"])
+    why = f"the first lost: {ends.failure(job, lost)}" if lost else ends.shown_tail("its output", end["tail"])
     assert job.elastic is not None
     return RunError(
         f"Horovod's elastic driver gave up: {len(workers.ends)} rank(s) were lost, expected at least "

@@ -21,14 +21,15 @@ from typing import Any
 
 # The folder of a script comes first in sys.path; its files' names are no business of Horovod's imports.
 del sys.path[0]
+# ruff: noqa: E402 - what is imported below must not be found there
 
-from horovod.runner.elastic.discovery import HostDiscovery  # noqa: E402
-from horovod.runner.elastic.driver import ElasticDriver  # noqa: E402
-from horovod.runner.elastic.rendezvous import create_rendezvous_handler  # noqa: E402
-from horovod.runner.http.http_server import RendezvousServer  # noqa: E402
+from horovod.runner.elastic.discovery import HostDiscovery
+from horovod.runner.elastic.driver import ElasticDriver
+from horovod.runner.elastic.rendezvous import create_rendezvous_handler
+from horovod.runner.http.http_server import RendezvousServer
 
-from hvdkit.errors import RequestError  # noqa: E402
-from hvdkit.launch.hosts import discovered  # noqa: E402
+from hvdkit.errors import RequestError
+from hvdkit.launch.hosts import discovered
 
 ADDRESS, INTERFACE = "127.0.0.1", "lo"
 BEGIN_ANEW = 2  # times
@@ -44,6 +45,7 @@ class Places(HostDiscovery):
         self.np = settings["np"]
         self.lost: set[str] = set()
         self.good: list[str] = []  # whose workers came to a good end
+        self.gpus: dict[str, int] = {}  # by the place whose worker has it
         self.made = 0
         self.lock = threading.Lock()
         if self.script:
@@ -72,12 +74,23 @@ class Places(HostDiscovery):
     def note(self, name: str, good: bool) -> None:
         """The worker of this place has ended."""
         with self.lock:
+            self.gpus.pop(name, None)
             if good:
                 self.good.append(name)
                 return
             self.lost.add(name)
             while not self.script and len(set(self.names) - self.lost) < self.min_np:
                 self.names.append(self._another())
+
+    def gpu(self, name: str, count: int) -> int:
+        """Which of this machine's GPUs a worker gets that begins here: one that the fewest others have.
+
+        Not by the place's number, which is another one as soon as hosts come and go.
+        """
+        with self.lock:
+            held = list(self.gpus.values())
+            self.gpus[name] = min(range(count), key=held.count)
+            return self.gpus[name]
 
     def renew(self) -> None:
         """As at the start: `np` places, none of them lost."""
@@ -132,7 +145,7 @@ def train(settings: dict[str, Any], places: Places, command: list[str]) -> bool:
             "HOROVOD_GLOO_IFACE": INTERFACE,
         }
         if gpus:  # each worker believes itself alone on its host
-            environment["CUDA_VISIBLE_DEVICES"] = str(places.names.index(slot.hostname) % gpus)
+            environment["CUDA_VISIBLE_DEVICES"] = str(places.gpu(slot.hostname, gpus))
         process = subprocess.Popen(command, env=environment)
         asked = False
         while process.poll() is None:

@@ -10,6 +10,7 @@ Every rank has a guard above it, on the host where the rank runs. The guard
   (link.py);
 - on SIGTERM, or as soon as nobody reads its standard output any more (the launcher was killed, the ssh connection
   broke), ends the rank: SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
+- gives the rank a folder of its own for temporary files and removes it (scratch.py);
 - kills whatever the rank leaves behind. A guard is a "subreaper": descendants whose parent died become its children
   instead of init's, so a daemonized grandchild cannot get away.
 
@@ -36,11 +37,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-# -I leaves this folder out of sys.path; behind the standard library it can hide nothing.
-sys.path.append(str(Path(__file__).resolve().parent))
-
-from link import Link  # type: ignore[import-not-found]  # beside this file
-from pulse import Pulse  # type: ignore[import-not-found]
+if __package__:  # the launcher, in whose folder a user may have a scratch.py too
+    from hvdkit.launch.kin import descendants
+    from hvdkit.launch.link import Link
+    from hvdkit.launch.pulse import Pulse
+    from hvdkit.launch.scratch import Scratch
+else:
+    # -I leaves this folder out of sys.path; behind the standard library it can hide nothing.
+    sys.path.append(str(Path(__file__).resolve().parent))
+    from kin import descendants  # type: ignore[import-not-found,no-redef]
+    from link import Link  # type: ignore[import-not-found,no-redef]
+    from pulse import Pulse  # type: ignore[import-not-found,no-redef]
+    from scratch import Scratch  # type: ignore[import-not-found,no-redef]
 
 MARK = "@hvdkit "
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -118,6 +126,7 @@ class Guard:
         self.folder = folder
         self.log_path = folder / f"{name}.log"
         self.failure_path = folder / f"{name}.failure.json"
+        self.scratch = Scratch(None if rank is None else f"hvdkit-{name}-{os.getpid()}")
         self.log_error: str | None = None
         self.log = -1
         self.tail = b""
@@ -139,6 +148,7 @@ class Guard:
         try:
             process = self._start(command)
         except OSError as error:
+            self.scratch.remove()
             self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
             self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
@@ -156,6 +166,7 @@ class Guard:
             leftover.unlink()
         for trace in (self.log_path.with_suffix(".beat"), self.log_path.with_suffix(".stack")):
             trace.unlink(missing_ok=True)
+        self.scratch.remove()
         return exit_status(status)
 
     def _catch_signals(self) -> None:
@@ -187,7 +198,7 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "HVDKIT_TRACE": self.name},
+                env={**os.environ, **self.scratch.make(), "HVDKIT_TRACE": self.name},
                 start_new_session=True,
                 preexec_fn=die_with_guard,
             )
@@ -373,26 +384,6 @@ class Guard:
                 data = data[os.write(self.log, data) :]
         except OSError as error:
             self.log_error = error.strerror
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below `pid` that has not ended, in no particular order."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                # pid (name, which may hold anything) state ppid …
-                stat = (entry / "stat").read_text(errors="replace")
-                state, parent = stat[stat.rindex(")") + 1 :].split()[:2]
-                if state not in "ZX":  # an ended process has no children any more
-                    children.setdefault(int(parent), []).append(int(entry.name))
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        todo += below
-        found += below
-    return found
 
 
 if __name__ == "__main__":

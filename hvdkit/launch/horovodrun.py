@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch import elastic, namespaces
-from hvdkit.launch.crew import Guarded, Tick, guard_command
+from hvdkit.launch import Tick, elastic, namespaces
+from hvdkit.launch.crew import Guarded, guard_command
 from hvdkit.launch.hosts import is_this_machine, shown
 from hvdkit.launch.job import GRACE_S, Job, prepare
 from hvdkit.launch.supervise import supervise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import subprocess
@@ -17,6 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[0-9]{1,6}")
 _EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
 _NAMESPACE = "netns:"
+MOST_A_CORE = 64  # ranks; beyond it is a slip of the keyboard, which would bring the machine down
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,22 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
     return list(hosts.values())
 
 
+def check_here(hosts: list[Host], np: int) -> None:
+    """Check that this machine alone can be the hosts and run `np` ranks. Raises RequestError."""
+    for host in hosts:
+        if not host.here:
+            raise RequestError(
+                f"-H: {host.name} is not this machine, and the direct launcher starts ranks here only; "
+                "use --launcher horovodrun"
+            )
+    cores = len(os.sched_getaffinity(0))
+    if np > MOST_A_CORE * cores:
+        raise RequestError(
+            f"-np {np}: expected at most {MOST_A_CORE * cores} ranks on this machine, {MOST_A_CORE} a core; for others "
+            "give -H and --launcher horovodrun"
+        )
+
+
 def discovered(script: Path, here: bool) -> list[Host]:
     """The hosts that a host discovery script prints now, host:slots a line; `here`: all have to be this machine.
 
@@ -119,7 +137,7 @@ def is_this_machine(name: str) -> bool:
     """Whether a host's name or address is one of this machine's own."""
     try:
         addresses = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what can be no name, such as 64 letters without a dot
         return False
     for family, kind, protocol, _, address in addresses:
         # Only an address of this machine can be bound.

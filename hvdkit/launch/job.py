@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdkit.core.lifeline import STOP
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, Slot, place
 
@@ -65,7 +66,7 @@ class Job:
     @property
     def stop_file(self) -> Path:
         """What asks the ranks to end in good order (hvdkit.core.lifeline looks for it)."""
-        return self.log_dir / "stop"
+        return self.log_dir / STOP
 
     def log(self, rank: int, name: str = "") -> Path:
         """The file that holds what this rank printed; `name` where its traces are not called by its rank."""
@@ -90,7 +91,7 @@ def prepare(job: Job) -> None:
         raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        for pattern in ("rank-*.log", "rank-*.failure.json", "worker-*", "horovodrun.log", "exits.json", "stop"):
+        for pattern in ("rank-*.log", "rank-*.failure.json", "worker-*", "horovodrun.log", "exits.json", STOP):
             for old in job.log_dir.glob(pattern):
                 old.unlink()
     except OSError as error:

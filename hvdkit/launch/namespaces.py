@@ -66,7 +66,10 @@ def _place(name: str) -> Place:
     path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
     command = [*enter, "ip", "-json", "-4", "address", "show", "up", "scope", "global"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env={**os.environ, "PATH": path})
+        environment = {**os.environ, "PATH": path}
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=30)
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"{told} `ip address` does not answer there; see with `{' '.join(command)}`") from None
     except OSError as error:
         raise RequestError(f"{told} expected nsenter, of util-linux ({error.strerror})") from error
     if done.returncode != 0:

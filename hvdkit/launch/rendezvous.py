@@ -12,9 +12,10 @@ import threading
 
 # The folder of a script comes first in sys.path; its files' names are no business of Horovod's imports.
 del sys.path[0]
+# ruff: noqa: E402 - what is imported below must not be found there
 
-from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts  # noqa: E402
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer  # noqa: E402
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 
 class Server(RendezvousHTTPServer):

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from hvdkit.errors import RunError
-from hvdkit.launch import ends
-from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded, Tick
+from hvdkit.launch import Tick, ends
+from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded
 from hvdkit.launch.job import Job
 from hvdkit.launch.severed import Cut, cut_failure, unreachable
 from hvdkit.launch.stalls import Stall, stall_failure

@@ -14,7 +14,7 @@ from hvdkit.config import Recipe
 from hvdkit.core.observing import RECORD, TIMELINE
 from hvdkit.core.recording import TRACED, Kind, RankRecord, RunRecord
 from hvdkit.core.tuning import CACHE, CYCLE, FUSION
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.profiling import collectives, layers, timeline
 from hvdkit.profiling import split as split_
 from hvdkit.profiling.clocks import Clock, clocks
@@ -55,9 +55,7 @@ def read(folder: Path, recipe: Recipe) -> Findings:
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); profile again") from None
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, fault["loc"])) or "file"
-        raise RequestError(f"{path}: not the record of a profiled run: {key}: {fault['msg']}; profile again") from None
+        raise RequestError(f"{path}: not the record of a profiled run: {first_fault(error)}; profile again") from None
     return gather(record, _operations(folder, record), recipe)
 
 
@@ -93,9 +91,9 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
     assert whole.forward_ms is not None and whole.backward_ms is not None
     details = [step for row in found.detailed[1:] for step in row]  # the first has paid for the hooks
     tensors = layers.tensors(record.tensors, details, whole.backward_ms.median)
-    communications = collectives.of_step([row[0] for row in found.traced])
-    latencies = collectives.alone(record.ranks, found.clocks)
     count = len(record.ranks)
+    communications = collectives.of_step([row[0] for row in found.traced], count)
+    latencies = collectives.alone(record.ranks, found.clocks)
     return Profile(
         schema_version=1,
         hvdkit_version=hvdkit.__version__,
@@ -201,4 +199,6 @@ def _operations(folder: Path, record: RunRecord) -> list[timeline.Operation]:
     path = folder / TIMELINE
     if "horovod" not in record.versions or not any(step.kind == TRACED for step in record.ranks[0].steps):
         return []
+    if len(record.ranks) == 1 and path.is_file() and not path.stat().st_size:
+        return []  # a rank alone need not ask Horovod for anything, which then writes nothing
     return timeline.read(path, sum(record.ranks[0].epoch) // 2)

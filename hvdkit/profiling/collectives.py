@@ -24,8 +24,8 @@ def sent_bytes(operation: str, size: int, ranks: int) -> float:
     return next((bus_factor(known, ranks) * whole for known in COLLECTIVES if known == operation), float(whole))
 
 
-def of_step(steps: Sequence[Step]) -> list[Communication]:
-    """The collectives of a step, medians over rank 0's `steps`, of those that have as many as most that have any."""
+def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:
+    """The collectives of a step; medians over rank 0's `steps`, of those that have as many as most that have any."""
     counts = Counter(len(step.operations) for step in steps if step.operations)
     if not counts:
         return []
@@ -34,6 +34,7 @@ def of_step(steps: Sequence[Step]) -> list[Communication]:
     found = []
     for number in range(usual):
         mine = [operations[number] for _, operations in rows]
+        carried = mine[0].link_bytes
         starts = [operations[number].start - _backward_start(step) for step, operations in rows]
         found.append(
             Communication(
@@ -42,6 +43,7 @@ def of_step(steps: Sequence[Step]) -> list[Communication]:
                 bytes=mine[0].bytes,
                 start_ms=float(np.median(starts)) / 1e6,
                 ms=float(np.median([each.end - each.start for each in mine])) / 1e6,
+                link_bytes=sent_bytes(mine[0].operation, mine[0].bytes, ranks) if carried is None else carried,
             )
         )
     return found
@@ -68,8 +70,8 @@ def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], l
     """The slowest interface, and the bandwidth that a step and that the best collective alone had."""
     count = len(ranks)
     rates = [rank.rated_mbit_per_s for rank in ranks if rank.rated_mbit_per_s]
-    busy = sum(each.ms for each in communications)
-    carried = sum(sent_bytes(each.operation, each.bytes, count) for each in communications)
+    busy = sum(each.ms for each in communications if each.link_bytes)
+    carried = sum(each.link_bytes or 0.0 for each in communications)
     best = max(
         (sent_bytes(each.operation, each.bytes, count) / each.ms.median for each in latencies if each.ms.median),
         default=0.0,
@@ -83,18 +85,18 @@ def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], l
 
 
 def within(operations: Sequence[Operation], step: Step) -> list[Operation]:
-    """Those that ran in the step, with the bytes that core has put into them, where it was core."""
-    put: dict[str, list[int]] = {}
+    """Those that ran in the step, with the bytes that core has put into them and on a link, where it was core."""
+    put: dict[str, list[tuple[int, int]]] = {}
     for name, _ in step.details:
         if name.startswith(marks.PUT):
-            kind, _, size = name.removeprefix(marks.PUT).partition(":")
-            put.setdefault(kind, []).append(int(size))
+            kind, *sizes = name.removeprefix(marks.PUT).split(":")
+            put.setdefault(kind, []).append((int(sizes[0]), int(sizes[1])))
     mine = [each for each in operations if step.open <= each.start and each.end <= step.end]
-    for kind, sizes in put.items():
+    for kind, told in put.items():
         places = [place for place, each in enumerate(mine) if each.operation == kind]
-        if len(places) == len(sizes):
-            for place, given in zip(places, sizes, strict=True):
-                mine[place] = replace(mine[place], bytes=given)
+        if len(places) == len(told):
+            for place, (given, carried) in zip(places, told, strict=True):
+                mine[place] = replace(mine[place], bytes=given, link_bytes=float(carried))
     return mine
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hvdkit.errors import RequestError
-from hvdkit.files import write_atomic
+from hvdkit.errors import RequestError, first_fault
+from hvdkit.files import read_bounded, write_atomic
 
 SCHEMA_VERSION = 1
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -123,7 +123,9 @@ class Rank(_Record):
 class Communication(_Record):
     """One collective of a step, after fusion: `bytes` is what a rank puts in, `ms` its median duration.
 
-    `start_ms` is counted from backward's start, None where its begin cannot be told from its end.
+    `start_ms` is counted from backward's start, None where its begin cannot be told from its end. `link_bytes` is what
+    the busiest link carries for it one way: of those between hosts where there are several (0 for what stays inside of
+    them), else of those between ranks. None in a file of before it was told.
     """
 
     operation: str
@@ -131,6 +133,7 @@ class Communication(_Record):
     bytes: Size
     start_ms: float | None
     ms: Time
+    link_bytes: Time | None = None
 
 
 class Latency(_Record):
@@ -145,7 +148,8 @@ class Latency(_Record):
 class Link(_Record):
     """`rated` is what the interface says, `measured` the best that a collective alone reached, `achieved` a step's.
 
-    The last two are bus bandwidth, what a ring of that many ranks has to carry (2(n-1)/n of the bytes of an allreduce).
+    The last two are bus bandwidth, what a ring of that many ranks has to carry (2(n-1)/n of the bytes of an allreduce);
+    where a step adds up another way, what that makes the busiest link carry, while something crosses it.
     None where it is not known, or where one rank communicates with nobody.
     """
 
@@ -253,7 +257,7 @@ class Profile(_Record):
 def load(path: Path) -> Profile:
     """Read a `profile.json`. Raises RequestError, one line with file and key, where it is missing, damaged or other."""
     try:
-        content = path.read_bytes()
+        content = read_bounded(path)
     except OSError as error:
         raise RequestError(
             f"{path}: cannot be read ({error.strerror}); expected the profile.json of `hvdkit profile`"
@@ -281,8 +285,4 @@ def _validated(kind: type[_R], path: Path, content: bytes) -> _R:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, fault["loc"])) or "file"
-        told = f"{key}: {fault['msg'].removeprefix('Value error, ')}"
-        told = told if told.isprintable() else repr(told)  # the message is one line
-        raise RequestError(f"{path}: not the profile.json of `hvdkit profile`: {told}") from None
+        raise RequestError(f"{path}: not the profile.json of `hvdkit profile`: {first_fault(error)}") from None

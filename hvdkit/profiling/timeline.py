@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, first_fault
 
 _NEGOTIATING = "NEGOTIATE_"
 # Activities before the data moves; all others, copies into and out of the fusion buffer too, are communication.
@@ -23,7 +23,8 @@ _ITEM_BYTES = {"bfloat16": 2}
 class Operation:
     """One collective after fusion, in nanoseconds of rank 0's monotonic clock.
 
-    `asked` is when the first rank asked for it, as far as the timeline tells; `bytes` are a rank's part.
+    `asked` is when the first rank asked for it, as far as the timeline tells; `bytes` are a rank's part. `link_bytes`
+    are those that the busiest link carries one way; None where all ranks have taken part, in the usual way.
     """
 
     operation: str
@@ -32,6 +33,7 @@ class Operation:
     asked: int | None
     start: int
     end: int
+    link_bytes: float | None = None
 
 
 class _Event(BaseModel):
@@ -61,7 +63,8 @@ def read(path: Path, ahead: int = 0) -> list[Operation]:
     Raises RequestError, one line, where the file is missing, cut or none of Horovod's.
     """
     events = _events(path)
-    names = {event.pid: str(event.args["name"]) for event in events if event.name == "process_name" and event.pid}
+    named = [event for event in events if event.name == "process_name" and event.pid]
+    names = {event.pid: str(event.args.get("name", "")) for event in named}
     begin = events[0].args.get("start_time_since_epoch_in_micros")
     if not isinstance(begin, int):
         raise RequestError(f"{path}: not a timeline of Horovod's: expected start_time_since_epoch_in_micros at first")
@@ -92,14 +95,11 @@ def _events(path: Path) -> list[_Event]:
         events = TypeAdapter(list[_Event]).validate_python(json.loads(content))
     except (ValueError, RecursionError) as error:
         if isinstance(error, ValidationError):
-            fault = error.errors(include_url=False)[0]
-            key = ".".join(map(str, fault["loc"])) or "file"
-            told = f"{key}: {fault['msg']}"
+            told = first_fault(error)
         elif isinstance(error, json.JSONDecodeError):
             told = f"cut or damaged at byte {error.pos} of {len(content)} ({error.msg})"
         else:
             told = "damaged"
-        told = told if told.isprintable() else repr(told)
         raise RequestError(f"{path}: not a whole timeline of Horovod's: {told}; profile again") from None
     if not events:
         raise RequestError(f"{path}: not a whole timeline of Horovod's: it is empty; profile again")

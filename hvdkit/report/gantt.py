@@ -121,7 +121,8 @@ def _measured(profile: Profile) -> list[dict[str, Any]]:
 
 
 def _event(name: str, kind: str, start_s: float, seconds: float, process: int, thread: int) -> dict[str, Any]:
-    times = {"ts": 1e6 * start_s, "dur": 1e6 * seconds}
+    begin = round(1e6 * start_s)  # whole ones: where they are cut, a span could end behind the next one's begin
+    times = {"ts": begin, "dur": round(1e6 * (start_s + seconds)) - begin}
     return {"name": name, "cat": kind, "ph": "X", "pid": process, "tid": thread} | times
 
 

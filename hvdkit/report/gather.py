@@ -80,7 +80,12 @@ def _key(result: TrainResult) -> tuple[object, ...]:
 
 def _sound(result: TrainResult, path: Path) -> TrainResult:
     """Refuse figures that no run can have, which the types let pass."""
-    positive = {"np": result.np, "batch_size": result.batch_size, "images_per_second": result.images_per_second}
+    positive = {
+        "np": result.np,
+        "batch_size": result.batch_size,
+        "epochs": result.epochs,
+        "images_per_second": result.images_per_second,
+    }
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise RequestError(f"{path}: damaged: {name}: expected a number above 0, got {value}")

@@ -86,9 +86,10 @@ def sentences(profile: Profile) -> list[str]:
         told = f"{count} communication{'' if count == 1 else 's'} {often}, {size:.2f} MiB put in by a rank"
         lines.append(f"{told}{_bandwidth(profile)}.")
     if profile.cost:
+        cost = f"{profile.cost.percent:.1f} % of a step" if profile.cost.percent > 0 else "nothing that shows"
         lines.append(
-            f"Profiling cost {profile.cost.percent:+.1f} % of a step ({profile.cost.with_ms:.1f} ms with, "
-            f"{profile.cost.without_ms:.1f} ms without, in {profile.cost.turns} turns)."
+            f"Profiling cost {cost} ({profile.cost.with_ms:.1f} ms with, {profile.cost.without_ms:.1f} ms without, in "
+            f"{profile.cost.turns} turns)."
         )
     return lines
 
@@ -151,7 +152,8 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
             bar = (phase.start - zero) / 1e6, (phase.end - phase.start) / 1e6
             above.broken_barh([bar], (rank - 0.38, 0.76), color=_COLOURS[phase.kind], lw=0)
             used.add(phase.kind)
-    above.set_yticks(range(len(row)), [f"rank {rank}" for rank in range(len(row))])
+    hosts = [f" on {rank.host}" if profile.hosts > 1 else "" for rank in profile.ranks]
+    above.set_yticks(range(len(row)), [f"rank {rank}{host}" for rank, host in enumerate(hosts)])
     above.set(ylim=(len(row) - 0.5, -0.5), xlabel="ms", xlim=(0, max(step.end - zero for step in row) / 1e6))
     told = f"{profile.framework}, {profile.model}, {profile.np} × {profile.batch_size} images"
     above.set_title(f"A step of median length: {told}", loc="left", fontsize=11)

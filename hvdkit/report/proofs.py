@@ -43,9 +43,12 @@ def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
 
 def parity(look: Look, parity: Parity) -> list[Chart]:
     """Errors against their marks, and by step."""
+    return [_checks(look, parity), _steps(look, parity)]
+
+
+def _checks(look: Look, parity: Parity) -> Chart:
     checks = list(parity.marks)
     table = Table("parity-errors", ["framework", "check", "error", "mark"], [])
-    steps = Table("parity-steps", ["framework", "step", "error"], [])
     with drawing(60 + 22 * len(checks)) as canvas:
         axes = canvas.figure.subplots()
         for row, key in enumerate(checks):
@@ -72,7 +75,11 @@ def parity(look: Look, parity: Parity) -> list[Chart]:
         legend(canvas, axes)
         summary = f"Largest relative error of each check against {parity.reference}, beside its mark."
         note = "Upright bars: the largest errors that pass."
-        checked = finished(canvas, "parity", "Errors against their marks", summary, table, note)
+        return finished(canvas, "parity", "Errors against their marks", summary, table, note)
+
+
+def _steps(look: Look, parity: Parity) -> Chart:
+    table = Table("parity-steps", ["framework", "step", "error"], [])
     with drawing(250) as canvas:
         axes = canvas.figure.subplots()
         for name, each in parity.frameworks.items():
@@ -81,7 +88,7 @@ def parity(look: Look, parity: Parity) -> list[Chart]:
             axes.plot(range(1, len(errors) + 1), errors, **style, label=brief(name))
             for step, error in enumerate(each.step_errors_f64, 1):
                 canvas.point(axes, step, errors[step - 1], f"{name}, step {step}: {error:.1e}")
-                steps.rows.append([Cell(name), number(step), Cell(f"{error:.1e}", error)])
+                table.rows.append([Cell(name), number(step), Cell(f"{error:.1e}", error)])
         axes.axhline(_clipped(parity.marks["step_f64"]), color=svg.BAD, lw=2)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:.0e}")
@@ -91,8 +98,7 @@ def parity(look: Look, parity: Parity) -> list[Chart]:
         axes.grid(axis="y")
         legend(canvas, axes)
         summary = f"Largest relative error after each of {parity.steps} steps from the reference's own states."
-        by_step = finished(canvas, "parity-steps", "Each step by itself", summary, steps, "Line: the mark.")
-    return [checked, by_step]
+        return finished(canvas, "parity-steps", "Each step by itself", summary, table, "Line: the mark.")
 
 
 def _clipped(error: float) -> float:

@@ -20,9 +20,7 @@ from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.process import Log
 from hvdkit.runtimes.progress import BuildProgress
 from hvdkit.runtimes.proof import prove
-from hvdkit.runtimes.store import Runtime, find, installed
-
-__all__ = ["add", "build", "find", "installed"]
+from hvdkit.runtimes.store import Runtime
 
 # The quickest to install first, so that the compiler is soon at work; two builds at once take their locks in this
 # one order and so cannot wait for each other in a circle.

@@ -6,7 +6,6 @@ with one that does not fit the folder, is half-made and never taken for whole.
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import os
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import hvdkit
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import RequestError, RunError, nearest
 from hvdkit.files import write_atomic
 from hvdkit.runtimes.pins import FRAMEWORKS, RUNTIMES
 
@@ -96,11 +95,11 @@ def load(name: str) -> Runtime | None:
 def inspect(name: str) -> tuple[Runtime | None, str | None]:
     """The runtime `name` if it is whole, else the reason why it is not; both None where there is nothing."""
     place = folder(name)
-    if not place.exists():
-        return None, None
     try:
         runtime = Runtime.model_validate_json((place / _RECORD).read_bytes())
     except FileNotFoundError:
+        if not place.exists():
+            return None, None
         return None, f"{place} is half-made: a build was interrupted, or is still at work"
     except (OSError, ValidationError):
         return None, f"{place / _RECORD} cannot be read"
@@ -168,9 +167,7 @@ def find(framework: str) -> Runtime:
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:
     """The message for a name that is not among the known ones, with the nearest of them."""
     known = list(known)
-    near = difflib.get_close_matches(given, known, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"unknown {kind} '{given}': expected one of {', '.join(known)}{hint}"
+    return f"unknown {kind} '{given}': expected one of {', '.join(known)}{nearest(given, known)}"
 
 
 @contextmanager

@@ -165,16 +165,7 @@ def obtain(
         source = _unpack(sdist(python, log), scratch)
         edits.apply(source, edits.EDITS[name])
         made = scratch / "made"
-        command: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "wheel",
-            "-v",
-            *_PIP_QUIET,
-            "--no-build-isolation",
-            "--no-deps",
-        ]
+        command: list[str | Path] = [python, "-m", "pip", "wheel", "-v", *_PIP_QUIET, "--no-deps"]
         log.run(
             "compiling Horovod",
             [*command, "--no-build-isolation", "-w", made, source],

@@ -7,8 +7,9 @@ communication befall the step before and after the change, so they are followed 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,20 +17,18 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from hvdkit.profiling.profile import Profile
-from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import engine, step
+from hvdkit.simulator import changes, engine, step
+from hvdkit.simulator.basis import Basis, basis
+from hvdkit.simulator.changes import MOST_RANKS, Change, Kind
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
-from hvdkit.simulator.predict import Basis, Point, basis, checked, doubts, point
-from hvdkit.simulator.settings import Compression, Link, Settings, Sync, applied, case
+from hvdkit.simulator.predict import Point, checked, doubts, point
+from hvdkit.simulator.settings import Settings, case
 from hvdkit.simulator.step import Case
 
-Kind = Literal["software", "hardware"]
-_THRESHOLDS = (1.0, 4.0, 16.0, 64.0, 256.0)  # MiB
-_CYCLES = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0)  # ms
 _WORTH = 1.005  # a gain below is not told
 _GROWS = 1.1  # images a second by twice the ranks, for these to be told as growing
-_MOST_RANKS = 16_384  # beyond which nobody is told to look
+_BOTH = 1.05  # compression and Local SGD at once, against the better one of them
 
 
 class _Record(BaseModel):
@@ -90,22 +89,6 @@ class Advice(_Record):
 
 
 @dataclass(frozen=True)
-class Change:
-    """A candidate: other settings, another cluster or another number of ranks, and how the recipe would say it."""
-
-    kind: Kind
-    what: str
-    settings: Settings
-    told: dict[str, Any]
-    cluster: Cluster
-    ranks: int
-    recipe: dict[str, Any] | None = None
-    effort: str = "a key of the recipe"
-    evidence: tuple[str, ...] = ()
-    elsewhere: bool = False  # other machines, at their own price
-
-
-@dataclass(frozen=True)
 class Money:
     """Images an epoch, epochs, and the price of a GPU for an hour; None where they are not known."""
 
@@ -127,12 +110,12 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     found = basis(profile)
     today = point(found, cluster, ranks, settings)
     now = Change("software", "today", settings, {}, cluster, ranks)
-    software = [_suggestion(found, now, today, change, money) for change in _software(found, now)]
+    software = [_suggestion(found, now, today, change, money) for change in changes.software(found, now)]
     software = sorted(software, key=lambda each: -each.gain)
     together = _together(found, now, software)
     if together is not None:
         software.insert(0, _suggestion(found, now, today, together, money))
-    hardware = [_suggestion(found, now, today, change, money) for change in _hardware(now)]
+    hardware = [_suggestion(found, now, today, change, money) for change in changes.hardware(now)]
     both = [*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)]
     return Advice(
         model=profile.model,
@@ -144,76 +127,11 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     )
 
 
+@cache
 def evidence() -> dict[str, str]:
     """What is known of each method's accuracy, by name: what hvdkit has measured, else what its authors say."""
     found = yaml.safe_load((Path(__file__).parent / "evidence.yaml").read_text())
     return {str(name): str(text) for name, text in found.items()}
-
-
-def _software(found: Basis, now: Change) -> Iterator[Change]:
-    tuned = _tuned(found, now)
-    if tuned is not None:
-        yield tuned
-    merged = now.settings.model_copy(update={"policy": "mg-wfbp"})
-    yield replace(
-        now,
-        what="send gradients during backward, merged as it pays (mg-wfbp)",
-        settings=merged,
-        told={"policy": "mg-wfbp"},
-        effort="no recipe says it: the framework's hooks",
-    )
-    for algorithm in ("ring", "hierarchical"):
-        if len(now.cluster.levels) > 1:
-            other = now.settings.model_copy(update={"allreduce": algorithm})
-            told: dict[str, Any] = {"allreduce": algorithm}
-            yield replace(now, what=f"allreduce: {algorithm}", settings=other, told=told, recipe=told)
-    for compression in _compressions():
-        other = now.settings.model_copy(update={"compression": compression})
-        keys = {"topk": ("method", "ratio"), "powersgd": ("method", "rank")}.get(compression.method, ("method",))
-        told = {"compression": {key: getattr(compression, key) for key in keys}}
-        name = compression.method + "".join(f" {getattr(compression, key):g}" for key in keys[1:])
-        yield replace(
-            now,
-            what=f"compress gradients: {name}",
-            settings=other,
-            told=told,
-            recipe=told,
-            evidence=(compression.method,),
-        )
-    for every in (2, 4, 8, 16):
-        other = now.settings.model_copy(update={"sync": Sync(every=every)})
-        told = {"sync": {"every": every}}
-        yield replace(
-            now, what=f"Local SGD, ranks meet every {every} steps", settings=other, told=told, recipe=told,
-            evidence=(f"local-sgd-{every}", "local-sgd"),
-        )  # fmt: skip
-    for times in (2, 4):
-        size = times * (now.settings.batch_size or found.workload.batch_size)
-        other = now.settings.model_copy(update={"batch_size": size})
-        yield replace(
-            now, what=f"{size} images a rank and step", settings=other, told={"batch_size": size},
-            recipe={"batch_size": size}, evidence=("batch",),
-        )  # fmt: skip
-
-
-def _compressions() -> list[Compression]:
-    names = ["fp16", "bf16", "int8"]
-    ratios = [Compression(method="topk", ratio=ratio) for ratio in (0.1, 0.01)]
-    return [*(Compression(method=name) for name in names), *ratios, Compression(method="powersgd", rank=2)]
-
-
-def _tuned(found: Basis, now: Change) -> Change | None:
-    """The best fusion threshold and cycle time, out of all at once; None where nothing is fused."""
-    base = case(found.workload, Network(now.cluster, now.ranks), now.settings, found.known)
-    if not base.rules.fuses or base.policy == "ddp" or now.ranks == 1:
-        return None
-    grid = list(itertools.product(_THRESHOLDS, _CYCLES if base.policy == "horovod" else (1e3 * base.cycle_s,)))
-    cases = [replace(base, threshold_bytes=mib * 2**20, cycle_s=1e-3 * ms) for mib, ms in grid]
-    periods = step.simulate(cases).period
-    mib, ms = grid[int(periods.argmin())]
-    told = {"fusion_threshold_mib": mib, "cycle_time_ms": ms}
-    what = f"fusion threshold {mib:g} MiB, cycle time {ms:g} ms"
-    return replace(now, what=what, settings=now.settings.model_copy(update=told), told=told, recipe={"tune": "measure"})
 
 
 def _together(found: Basis, now: Change, software: list[Suggestion]) -> Change | None:
@@ -223,60 +141,47 @@ def _together(found: Basis, now: Change, software: list[Suggestion]) -> Change |
         if each.recipe is None or "batch_size" in each.recipe or each.gain < _WORTH:
             continue
         chosen.setdefault(next(iter(each.recipe)), each)
-    if "sync" in chosen and chosen.get("compression") is not None:
-        # the more seldom ranks meet, the less compression brings: the one that is surer of its accuracy stays
-        chosen.pop("compression" if chosen["sync"].gain >= chosen["compression"].gain else "sync")
     if len(chosen) < 2:
         return None
+    every = _joined(now, list(chosen.values()))
+    if not {"sync", "compression"} <= chosen.keys():
+        return every
+    # The more seldom ranks meet, the less compression brings, and either has a risk: both only where that is faster.
+    one = [_joined(now, [each for key, each in chosen.items() if key != left]) for left in ("sync", "compression")]
+    speeds = [point(found, now.cluster, now.ranks, each.settings).images_per_second for each in (every, *one)]
+    if speeds[0] >= _BOTH * max(speeds[1:]):
+        return every
+    return one[int(speeds[2] > speeds[1])] if len(chosen) > 2 else None
+
+
+def _joined(now: Change, chosen: list[Suggestion]) -> Change:
+    """All of them in one."""
     told: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
-    for each in chosen.values():
+    for each in chosen:
         told |= each.settings
         recipe |= each.recipe or {}
-    settings = Settings.model_validate(now.settings.model_dump() | told)
-    what = "together: " + "; ".join(each.what for each in chosen.values())
-    kinds = tuple(name for each in chosen.values() for name in _names(each))
-    return replace(now, what=what, settings=settings, told=told, recipe=recipe, evidence=kinds)
+    return replace(
+        now,
+        what="together: " + "; ".join(each.what for each in chosen),
+        settings=Settings.model_validate(now.settings.model_dump() | told),
+        told=told,
+        recipe=recipe,
+        evidence=tuple(name for each in chosen for name in _names(each)),
+    )
 
 
 def _names(suggestion: Suggestion) -> list[str]:
     recipe = suggestion.recipe or {}
     compression, sync = recipe.get("compression"), recipe.get("sync")
-    return ([compression["method"]] if compression else []) + (
-        [f"local-sgd-{sync['every']}", "local-sgd"] if sync else []
-    )
+    return ([compression["method"]] if compression else []) + ([f"local-sgd-{sync['every']}"] if sync else [])
 
 
-def _hardware(now: Change) -> Iterator[Change]:
-    level = now.cluster.levels[-1]
-    rate = level.pieces[-1].mbit_per_s
-    for times in (2.5, 10.0):
-        links = {level.name: Link(mbit_per_s=rate * times)}
-        faster = now.settings.model_copy(update={"link": now.settings.link | links})
-        yield replace(
-            now,
-            kind="hardware",
-            what=f"{level.name} at {rate * times:,.0f} Mbit/s instead of {rate:,.0f}",
-            cluster=applied(now.cluster, Settings(link=links)),
-            settings=faster,
-            told={"link": {level.name: {"mbit_per_s": rate * times}}},
-            effort="other network cards and switches; their price is not in the cost",
-        )
-    for ranks in (now.ranks * 2, now.ranks * 4):
-        if ranks <= (now.cluster.largest or _MOST_RANKS):
-            what = f"{ranks} ranks instead of {now.ranks}"
-            yield replace(now, kind="hardware", what=what, ranks=ranks, effort="more machines", evidence=("ranks",))
-    mine = now.cluster.device.relative_speed
-    for name in clusters.shipped() if mine else ():
-        other = clusters.load(Path(name))
-        speed = other.device.relative_speed
-        if not mine or not speed or speed <= mine or now.ranks > (other.largest or _MOST_RANKS):
-            continue
-        quick = now.settings.model_copy(update={"speed": now.settings.speed * speed / mine, "link": {}})
-        yield replace(
-            now, kind="hardware", what=f"{other.device.name}s on {name}", settings=quick, cluster=other,
-            told={"speed": quick.speed}, effort="other machines", elsewhere=True,
-        )  # fmt: skip
+def _risk(names: tuple[str, ...]) -> str:
+    """What is known of the accuracy of all these; of a method with a number that is not listed, that of the method."""
+    known = evidence()
+    texts = [known.get(name) or known.get(name.rpartition("-")[0]) for name in names]
+    return "; ".join(dict.fromkeys(text for text in texts if text)) or "none: the same arithmetic"
 
 
 def _suggestion(found: Basis, now: Change, today: Point, change: Change, money: Money) -> Suggestion:
@@ -286,8 +191,6 @@ def _suggestion(found: Basis, now: Change, today: Point, change: Change, money: 
     price = change.cluster.price_per_gpu_hour if change.elsewhere else money.price
     epoch, train, epoch_cost, train_cost = money.of(after.images_per_second, change.ranks, price)
     before = money.of(today.images_per_second, now.ranks, money.price)[3]
-    known = evidence()
-    risk = next((known[name] for name in change.evidence if name in known), "none: the same arithmetic")
     return Suggestion(
         kind=change.kind,
         what=change.what,
@@ -306,7 +209,7 @@ def _suggestion(found: Basis, now: Change, today: Point, change: Change, money: 
         train_cost=train_cost,
         saved=None if before is None or train_cost is None else before - train_cost,
         effort=change.effort,
-        risk=risk,
+        risk=_risk(change.evidence),
         warnings=after.warnings,
     )
 
@@ -339,7 +242,7 @@ def _periods(base: Case, factors: Sequence[tuple[float, float]]) -> list[float]:
 
 def _adding(found: Basis, now: Change) -> Adding:
     """Ranks doubled from one on, as far as the cluster goes."""
-    room = min(now.cluster.largest or _MOST_RANKS, _MOST_RANKS)
+    room = min(now.cluster.largest or MOST_RANKS, MOST_RANKS)
     counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
     points = {}
     for count in counts:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from hvdkit import config
+from hvdkit import documents
 from hvdkit.datakinds import Strict
-from hvdkit.errors import RequestError
+from hvdkit.documents import brief, named
+from hvdkit.errors import RequestError, nearest
 from hvdkit.files import write_atomic
 
 SCHEMA_VERSION = 1
@@ -176,23 +178,15 @@ def load(path: Path) -> Cluster:
     Raises RequestError, a line for each fault with file, key and what was expected.
     """
     path = _shipped(path) or path
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RequestError(
-            f"{path}: no such file; expected {EXPECTED}, or one of {', '.join(map(repr, shipped()))}"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: no text (byte {error.start} is not UTF-8); expected {EXPECTED}") from None
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {EXPECTED}") from None
-    return read(config.parse_yaml(text, str(path)), str(path))
+    names = shipped()
+    either = f"{EXPECTED}, or one of {', '.join(map(repr, names))}{nearest(path.name, names)}"
+    return read(documents.load(path, EXPECTED, either), named(path))
 
 
 def read(document: Any, where: str) -> Cluster:
     """The cluster of a document that has been parsed. Raises RequestError as `load` does."""
     if not isinstance(document, dict):
-        raise RequestError(f"{where}: expected {EXPECTED}: keys with values, got {_brief(document)}")
+        raise RequestError(f"{where}: expected {EXPECTED}: keys with values, got {brief(document)}")
     version = document.get("schema_version")
     if isinstance(version, int) and not isinstance(version, bool) and version != SCHEMA_VERSION:
         raise RequestError(f"{where}: schema_version: expected {SCHEMA_VERSION}, got {version}; measure again")
@@ -218,7 +212,7 @@ def piece_at(pieces: list[Piece], size: float) -> Piece:
 
 
 def _shipped(path: Path) -> Path | None:
-    if path.suffix or len(path.parts) != 1 or path.exists() or path.name not in shipped():
+    if path.suffix or len(path.parts) != 1 or os.path.lexists(path) or path.name not in shipped():
         return None
     return Path(__file__).parent / "clusters" / f"{path.name}.yaml"
 
@@ -240,12 +234,6 @@ def told(error: ValidationError) -> list[str]:
         elif fault["type"] == "missing":
             message = "required key is missing"
         elif fault["type"] != "value_error":
-            message = f"{message}, got {_brief(fault.get('input'))}"
-        line = f"{key}: {message}"
-        lines.append(line if line.isprintable() else repr(line))  # a message is one line
+            message = f"{message}, got {brief(fault.get('input'))}"
+        lines.append(named(f"{key}: {message}"))
     return lines
-
-
-def _brief(value: Any) -> str:
-    text = "nothing" if value is None else "a mapping" if isinstance(value, dict) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -6,7 +6,6 @@ what-ifs at once). The first five are those that S. Shi et al. 2018 (arXiv 1805.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, nearest
 from hvdkit.simulator.cluster import Algorithm
 from hvdkit.simulator.lines import Floats
 
@@ -183,7 +182,5 @@ POLICIES: dict[str, Policy] = {
 def named(name: str) -> Policy:
     """The policy of a name. Raises RequestError for one that is not known."""
     if name not in POLICIES:
-        close = difflib.get_close_matches(name, POLICIES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise RequestError(f"policy: expected one of {', '.join(POLICIES)}, got {name!r}{hint}")
+        raise RequestError(f"policy: expected one of {', '.join(POLICIES)}, got {name!r}{nearest(name, POLICIES)}")
     return POLICIES[name]

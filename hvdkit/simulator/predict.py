@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -17,22 +17,21 @@ from pydantic import BaseModel, ConfigDict
 
 from hvdkit.errors import RequestError
 from hvdkit.profiling.profile import Profile
-from hvdkit.simulator import curves, engine, step
-from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
-from hvdkit.simulator.costs import Network, hop_pieces
+from hvdkit.simulator import engine, step
+from hvdkit.simulator.basis import Basis, basis
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.costs import Network
 from hvdkit.simulator.engine import Schedule, Span
 from hvdkit.simulator.lines import Floats
-from hvdkit.simulator.settings import Compression, Settings, Sync, case
+from hvdkit.simulator.settings import Settings, case
 from hvdkit.simulator.step import Case
-from hvdkit.simulator.wire import METHODS
-from hvdkit.simulator.workload import Workload, of_profile, sync_of
+from hvdkit.simulator.workload import Workload
 
 SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
 MOST_RANKS = 10**9
 _DRAWN = 10  # iterations of which one is drawn, in the middle of those whose input is read ahead
-_LEAST = 3.0  # percent that no figure is believed closer
+_LONG = 0.2  # of a step that ranks wait for the slowest, beyond which it is told
 _ALONE = 5.0  # percent, where the profile had one rank and the prediction has more
-_UNCHECKED = 10.0  # percent, where the profile's own step could not be predicted
 
 
 class _Record(BaseModel):
@@ -90,96 +89,6 @@ class Prediction(_Record):
     points: list[Point]
 
 
-@dataclass(frozen=True)
-class Basis:
-    """What predictions start from: a rank's own work, and the settings `known` that it was measured under.
-
-    `check_percent` is how far the model misses the profile's own step, None where that cannot be told; `overlap_shown`
-    says that in the profile more communication lay under compute than beside it; it had so many `ranks`.
-    """
-
-    workload: Workload
-    known: Settings
-    check_percent: float | None = None
-    overlap_shown: bool = False
-    ranks: int = 1
-
-    @property
-    def believed_percent(self) -> float:
-        return _UNCHECKED if self.check_percent is None else max(_LEAST, abs(self.check_percent))
-
-
-def basis(profile: Profile) -> Basis:
-    """The workload of a profile, with its own settings as defaults: how it compressed, met and added up too."""
-    every, allreduce = sync_of(profile), profile.settings.get("allreduce")
-    known = Settings(
-        policy="horovod" if profile.device != "cpu" else "grouped",
-        compression=_compression(profile),
-        sync=Sync(every=every) if every > 1 else None,
-        allreduce=allreduce if allreduce in ("hierarchical", "central") else None,
-        fusion_threshold_mib=profile.tuning.fusion_threshold_bytes / 2**20,
-        cycle_time_ms=profile.tuning.cycle_time_ms,
-    )
-    workload = of_profile(profile)
-    overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
-    return Basis(workload, known, _check(profile, workload, known), overlapped, profile.np)
-
-
-def own_network(profile: Profile) -> Cluster | None:
-    """What the run's own links are by the collectives that were timed in it; None where there are too few."""
-    timed = [each for each in profile.latencies if each.operation == "allreduce" and each.ms.median > 0]
-    if profile.np < 2 or len({each.bytes for each in timed}) < 2:
-        return None
-    sizes, seconds = [each.bytes for each in timed], [1e-3 * each.ms.median for each in timed]
-    pieces = curves.fit(sizes, seconds)
-    measured = Measured(
-        operation="allreduce",
-        ranks=profile.np,
-        ranks_per_host=max(1, profile.np // profile.hosts),
-        pieces=pieces,
-        residual_percent=min(1000.0, curves.residual_percent(pieces, sizes, seconds)),
-        smallest_bytes=min(sizes),
-        largest_bytes=max(1, *sizes),
-    )
-    return Cluster(
-        schema_version=1,
-        name="of-the-profile",
-        source=f"allreduces of {profile.np} ranks on {profile.hosts} host(s), timed by `hvdkit profile` between steps",
-        ranks_per_host=measured.ranks_per_host,
-        device=Device(name=profile.processor[:100] or profile.device),
-        levels=[Level(name="link", pieces=hop_pieces(measured))],
-        software=Software(synchronous=profile.device == "cpu"),
-        measured=[measured],
-    )
-
-
-def _check(profile: Profile, workload: Workload, known: Settings) -> float | None:
-    """Percent by which the model misses the step that was profiled, over the links that were timed with it."""
-    network = own_network(profile)
-    if network is None and profile.np > 1:
-        return None
-    ranks = profile.np if network else 1
-    only = network or Cluster(
-        schema_version=1,
-        name="none",
-        device=Device(name=profile.device),
-        levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
-    )
-    made = case(workload, Network(only, ranks), Settings(), known)
-    waiting = 1e-3 * profile.step.waiting_ms.mean
-    seconds = float(engine.run(step.detailed(made)).period) + waiting
-    return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1) if profile.step.step_ms.mean > 0 else None
-
-
-def _compression(profile: Profile) -> Compression:
-    """What the profile was compressed by, as its recipe tells; its name alone where that is not understood."""
-    told = profile.settings.get("compression", profile.compression)
-    told = told if isinstance(told, dict) else {"method": profile.compression}
-    keys = {key: told[key] for key in ("method", "ratio", "rank") if key in told}
-    found = Compression.model_validate(keys)
-    return found if found.method in METHODS else Compression()
-
-
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
     """All of it, on a cluster whose links are as they are wanted (`settings.applied`).
 
@@ -211,12 +120,15 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
 def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks on a cluster whose links are as they are wanted."""
     base = case(found.workload, Network(cluster, ranks), settings, found.known)
-    factors = slowest(base, _jitter(found, cluster, settings), settings.seed)
+    jitter = _jitter(found, cluster, settings)
+    factors = slowest(ranks, base.every, jitter, settings.seed)
     mean = float(factors.mean())
     middle = replace(base, slow=mean)
+    # that more ranks than were profiled wait longer, each of them slow by its own chance, was not measured
+    near = float(slowest(min(ranks, found.ranks), base.every, jitter, settings.seed).mean())
     doubt, wire_doubt, warnings = _doubt(found, base, settings)
     edges = [
-        replace(middle, slow=mean / (1 + doubt), wire=1 / (1 + wire_doubt)),
+        replace(middle, slow=near / (1 + doubt), wire=1 / (1 + wire_doubt)),
         replace(middle, slow=mean * (1 + doubt), wire=1 + wire_doubt),
     ]
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
@@ -229,6 +141,12 @@ def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Poi
     in_turn = 0.0 if shown else float(engine.run(step.detailed(replace(middle, policy="grouped"))).period)
     quiet = float(engine.run(step.detailed(base.alone)).period)
     slow_quiet = float(engine.run(step.detailed(middle.alone)).period)
+    waiting = max(0.0, slow_quiet - quiet)
+    if waiting > _LONG * seconds:
+        warnings.append(
+            f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is taken to vary "
+            f"by {100 * jitter:.0f} % from step to step; profile on a quiet machine, or see what --set jitter=0.02 says"
+        )
     batch = base.batch * found.workload.batch_size
     return Point(
         ranks=ranks,
@@ -242,10 +160,10 @@ def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Poi
         images_per_second=ranks * batch / seconds,
         efficiency=min(1.0, quiet / seconds),
         exposed_communication_ms=1e3 * max(0.0, seconds - slow_quiet),
-        waiting_ms=1e3 * max(0.0, slow_quiet - quiet),
+        waiting_ms=1e3 * waiting,
         bytes_per_step=_sent(base),
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
-        bound=bound(steady),
+        bound=bound(steady, waiting),
         memory_mib=_memory(found.workload, base),
         critical_path=critical(steady),
         warnings=[*warnings, *_room(found.workload, base)],
@@ -255,37 +173,41 @@ def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Poi
 def schedule(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
     """Steps of the rank that all wait for, with every layer and bucket: what `point` tells the figures of."""
     base = case(found.workload, Network(cluster, ranks), settings, found.known)
-    factors = slowest(base, _jitter(found, cluster, settings), settings.seed)
+    factors = slowest(ranks, base.every, _jitter(found, cluster, settings), settings.seed)
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _DRAWN)
 
 
-def slowest(base: Case, jitter: float, seed: int) -> Floats:
-    """What the slowest rank's compute is of the mean rank's, SAMPLES times, by chance from the seed.
+def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
+    """What the slowest of `ranks` computes is of the mean rank's, SAMPLES times, by chance from the seed.
 
     Each rank's is log-normal with the coefficient of variation `jitter`, independent of the others; the largest of n
-    has the quantile u where one has u^(1/n), so that a million ranks cost what two do. With Local SGD the sum of as
-    many steps is what ranks wait for.
+    has the quantile u where one has u^(1/n), so that a million ranks cost what two do. With Local SGD the sum of
+    `every` steps is what ranks wait for.
     """
-    ranks = base.network.ranks
     if jitter == 0 or ranks == 1:
         return np.ones(1)
     random = np.random.default_rng(seed)
     parts = (np.arange(SAMPLES) + random.random(SAMPLES)) / SAMPLES
-    sigma = math.sqrt(math.log1p(jitter**2 / base.every))
+    sigma = math.sqrt(math.log1p(jitter**2 / every))
     normal = NormalDist()
     # u^(1/n) rounds to 1 for many ranks; its distance from 1 does not
     above = -np.expm1(np.log(parts) / ranks)
     return np.array([math.exp(-sigma * normal.inv_cdf(value) - sigma**2 / 2) for value in above])
 
 
-def bound(schedule: Schedule) -> str:
-    """The kind of task that most of the critical path is: compute, communication, negotiation or input."""
+def bound(schedule: Schedule, waiting: float = 0.0) -> str:
+    """What most of the critical path is: compute, communication, negotiation, input, gaps or waiting.
+
+    Of the compute so many seconds are `waiting`: what the slowest rank takes longer than the others.
+    """
     kinds = {"forward": "compute", "backward": "compute", "update": "compute", "compression": "compute"}
     kinds |= {"gap": "gaps", "fusion": "communication", "read": "input", "decode": "input", "copy": "input"}
     seconds: dict[str, float] = {}
     for span in schedule.critical_path():
         kind = kinds.get(span.task.kind, span.task.kind)
         seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
+    seconds["compute"] = seconds.get("compute", 0.0) - waiting
+    seconds["waiting"] = waiting
     return max(seconds, key=lambda kind: seconds[kind], default="compute")
 
 
@@ -323,6 +245,12 @@ def _doubt(found: Basis, base: Case, settings: Settings) -> tuple[float, float, 
     """How far compute and communication are believed off, as fractions, and what is told of it."""
     warnings: list[str] = []
     compute = found.believed_percent
+    device = base.network.cluster.device
+    if found.on_cpu and device.relative_speed and base.speed == 1:
+        warnings.append(
+            f"the profile is of CPUs: foreseen behind {base.network.cluster.name}'s links, not {device.name}s; "
+            "say how many times as fast those are (--set speed=30), or profile on one of them"
+        )
     if base.batch != 1:
         compute += 5 * abs(math.log2(base.batch))
         warnings.append(

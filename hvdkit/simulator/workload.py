@@ -50,10 +50,12 @@ class Workload:
 
     @property
     def forward_s(self) -> float:
+        """Of one batch."""
         return sum(seconds for _, seconds in self.forward)
 
     @property
     def backward_s(self) -> float:
+        """Of one batch, to the end of what comes behind the last gradient."""
         return sum(tensor.segment_s for tensor in self.tensors) + self.tail_s
 
     @property
@@ -63,6 +65,7 @@ class Workload:
 
     @property
     def gradient_bytes(self) -> int:
+        """Of all gradients together, as they are before compression."""
         return sum(tensor.bytes for tensor in self.tensors)
 
 

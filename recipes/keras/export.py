@@ -35,6 +35,7 @@ def restore(recipe: config.Recipe, state: checkpoint.State) -> keras.Model:
 
 
 def export(lifeline: Lifeline) -> None:
+    """What this process's command line asks for: RECIPE CHECKPOINT FILE.keras."""
     recipe, folder, file = map(Path, sys.argv[1:])
     model = restore(config.load(recipe), network_of(checkpoint.read(folder).state))
     lifeline.beat("writing the archive")

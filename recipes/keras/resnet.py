@@ -79,12 +79,15 @@ class BatchNorm(FromTable, layers.BatchNormalization):
         return batch_norm(x, *parameters, momentum=self.momentum, epsilon=self.epsilon, training=bool(training))
 
     def keep(self, mean, variance):
+        """Take these for the running statistics."""
         self.moving_mean.assign(mean)
         self.moving_variance.assign(variance)
 
 
 @register_keras_serializable("hvdkit")
 class Block(FromTable, layers.Layer):
+    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+
     ROW = resnet.Block
 
     def __init__(self, row: resnet.Block, policy: str, recompute: bool = False):
@@ -125,6 +128,7 @@ class Block(FromTable, layers.Layer):
 
 
 def build(table: resnet.ResNet) -> keras.Model:
+    """A model from images (n, height, width, channels) to logits (n, classes)."""
     policy = POLICIES.get(table.compute_dtype, table.dtype)
     images = keras.Input((None, None, table.stem.inputs))
     x = layers.ReLU(dtype=policy)(BatchNorm(table.stem, policy)(Convolution(table.stem, policy)(images)))

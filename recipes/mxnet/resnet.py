@@ -32,6 +32,8 @@ def relu(F, x):
 
 
 class Block(nn.HybridBlock):
+    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+
     def __init__(self, row: resnet.Block, momentum: float) -> None:
         super().__init__()
         for conv in row.convs:
@@ -50,6 +52,8 @@ class Block(nn.HybridBlock):
 
 
 class ResNet(nn.HybridBlock):
+    """Images (n, channels, height, width) to logits (n, classes); hvdkit calls the two hooks around each step."""
+
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()
         self.statistics_of = ExactStatistics if table.dtype == "float64" else UnbiasedVariances
@@ -75,12 +79,14 @@ class ResNet(nn.HybridBlock):
         return self.fc(F.mean(x, axis=(2, 3)))
 
     def before_step(self, images: mx.nd.NDArray) -> None:
+        """A training step of these images begins."""
         if images.shape not in self.statistics:
             self.statistics[images.shape] = self.statistics_of(self, images.shape)
         self.current = self.statistics[images.shape]
         self.current.before_step()
 
     def after_step(self) -> None:
+        """It has ended, and the running statistics are put right."""
         self.current.after_step()
 
 
@@ -105,9 +111,11 @@ class Statistics:
         self.old = [statistic.copy() for statistic in self.running]
 
     def watched(self, norms: list[nn.BatchNorm]) -> list[mx.nd.NDArray]:
+        """Those that are put right."""
         return [norm.running_var.data() for norm in norms]
 
     def before_step(self) -> None:
+        """Keep them as they are."""
         for new, old in zip(self.running, self.old, strict=True):
             new.copyto(old)
         for old in self.old:

@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -31,6 +31,8 @@ def batch_norm(row: resnet.Conv) -> nn.BatchNorm2d:
 
 
 class Block(nn.Module):
+    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+
     def __init__(self, row: resnet.Block, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
@@ -45,8 +47,11 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.recompute and self.training):
             return self.compute(x)
-        contexts = lambda: (nullcontext(), self.statistics_kept())  # noqa: E731
-        return checkpoint(self.compute, x, use_reentrant=False, context_fn=contexts)
+        return checkpoint(self.compute, x, use_reentrant=False, context_fn=self.contexts)
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Those that the first and the second forward pass of a batch are computed in."""
+        return nullcontext(), self.statistics_kept()
 
     @contextmanager
     def statistics_kept(self) -> Iterator[None]:
@@ -61,6 +66,7 @@ class Block(nn.Module):
                 norm.momentum = 1 - resnet.BN_MOMENTUM
 
     def compute(self, x: Tensor) -> Tensor:
+        """The block's output, whether or not it is computed again in backward."""
         y = x
         for conv, norm in self.pairs:
             y = getattr(self, norm)(getattr(self, conv)(y if y is x else relu(y)))
@@ -68,6 +74,8 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
+    """Images (n, channels, height, width) to logits (n, classes)."""
+
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()
         self.conv1 = convolution(table.stem)

@@ -35,6 +35,8 @@ class Convolution(tf.Module):
 
 
 class BatchNorm(tf.Module):
+    """Batch norm with PyTorch's running statistics, whose variance is unbiased."""
+
     def __init__(self, name: str, channels: int, dtype: str) -> None:
         zeros, ones = tf.zeros(channels, dtype), tf.ones(channels, dtype)
         self.gamma = tf.Variable(ones, name=f"{name}.gamma")
@@ -48,11 +50,14 @@ class BatchNorm(tf.Module):
         return batch_norm(x, *parameters, momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, training=training)
 
     def keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
+        """Take these for the running statistics."""
         self.mean.assign(mean)
         self.variance.assign(variance)
 
 
 class Block(tf.Module):
+    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+
     def __init__(self, row: resnet.Block, dtype: str, recompute: bool) -> None:
         rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(f"{row.name}.{r.name}", r, dtype) for r in rows]
@@ -81,6 +86,8 @@ class Block(tf.Module):
 
 
 class ResNet(tf.Module):
+    """Images (n, height, width, channels) to logits (n, classes)."""
+
     def __init__(self, table: resnet.ResNet) -> None:
         self.compute_dtype, dtype = table.compute_dtype, table.dtype
         self.convolution = Convolution(table.stem.name, table.stem, dtype)

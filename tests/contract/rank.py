@@ -1,7 +1,8 @@
 """One rank of the contract suite: `python tests/contract/rank.py FRAMEWORK REPORT.json`. Rank 0 writes the report.
 
-The report maps each case and each capability to the ranks' faults (none: it holds). Beside it, in an .npz file, lies
-what one step made of known weights and images, to be compared between frameworks.
+The report maps each case and each capability to the ranks' faults (none: it holds), and each function of the seam to
+its arguments' names. Beside it, in an .npz file, lies what one step made of known weights and images, to be compared
+between frameworks.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grown  # noqa: F401  # adds its cases
+import everything  # noqa: F401 - adds their cases
 import numpy as np
-import squeezed  # noqa: F401  # adds its cases
-from cases import CASES, CLASSES, PROBED, batch, probe
+from cases import CASES, CLASSES, PROBED, batch, probe, signatures
 from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
@@ -96,8 +96,8 @@ def main(framework: str, report: Path) -> None:
     made = adapter.state(session) | {"logits": adapter.eval_step(session, batch(9).images)}
     if topology.is_root:
         np.savez(report.with_suffix(".npz"), **made)
-        declared = sorted(adapter.CAPABILITIES)
-        report.write_text(json.dumps({"cases": outcome, "capabilities": capabilities, "declared": declared}))
+        told = {"declared": sorted(adapter.CAPABILITIES), "signatures": signatures(adapter)}
+        report.write_text(json.dumps(told | {"cases": outcome, "capabilities": capabilities}))
     adapter.shutdown()
 
 

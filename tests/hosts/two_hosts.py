@@ -45,7 +45,7 @@ def make_hosts() -> None:
 def on(host: str, *command: str, **options: object) -> subprocess.Popen[str]:
     """Start a command on a host, under the host's name."""
     named = ["unshare", "-u", "sh", "-c", 'hostname "$0" && exec "$@"', host, *command]
-    return subprocess.Popen(["ip", "netns", "exec", host, *named], text=True, **options)  # type: ignore[call-overload]
+    return subprocess.Popen(["ip", "netns", "exec", host, *named], text=True, **options)
 
 
 def main(python: str, script: str) -> int:

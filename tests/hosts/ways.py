@@ -1,12 +1,10 @@
 """One rank of two hosts with two each: every way of adding up is right, and tells what crosses between the hosts.
 
 Rank 0 prints, by way, the bytes of the vector, those that its host has sent to the other one, and seconds a reduction.
-With RATE_MBIT in the environment the first rank of each host limits its end of the cable before anything is measured.
 """
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,11 +19,6 @@ CALLS, ELEMENTS = 5, 500_000
 adapter = adapters.load("mxnet")
 topology = adapter.init("cpu")
 assert (topology.size, topology.local_size, topology.cross_size) == (4, 2, 2)
-if "RATE_MBIT" in os.environ and topology.local_rank == 0:
-    rate = f"{os.environ['RATE_MBIT']}mbit"
-    limit = ["tc", "qdisc", "add", "dev", "link0", "root", "tbf", "rate", rate, "burst", "3000", "latency", "400ms"]
-    subprocess.run(["ethtool", "-K", "link0", "tso", "off", "gso", "off", "gro", "off"], check=False)
-    subprocess.run(limit, check=True)
 
 
 def sent() -> int:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvdkit.adapters import pytorch as own
+from hvdkit.adapters import pytorch_gradients
 from hvdkit.adapters.pytorch import Session
 from hvdkit.adapters.rivals import base
 from hvdkit.adapters.rivals.base import Apart, Rival
@@ -91,13 +92,13 @@ class Ddp(Apart):
         with session.forward.no_sync():
             logits, loss = own._backward(session, batch, 1)
         scale = session.scaler.get_scale()
-        mine = own._gradients(session.model, scale)
+        mine = pytorch_gradients.arrays(session.model, scale)
         with torch.no_grad():  # the second pass must not count again
             for buffer, before in zip(session.model.buffers(), statistics, strict=True):
                 buffer.copy_(before)
         session.optimizer.zero_grad()
         own._backward(session, batch, 1)
-        return Gradients(own.to_numpy(logits), float(loss), mine, own._gradients(session.model, scale))
+        return Gradients(own.to_numpy(logits), float(loss), mine, pytorch_gradients.arrays(session.model, scale))
 
     def shutdown(self) -> None:
         super().shutdown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,16 +88,3 @@ def rows_of(call: Call, vector: Tensor, longest: int, multiple: int = 1) -> Tens
 def corrected(vector: Tensor, state: State) -> Tensor:
     """The vector and what is left of those before it (error feedback)."""
     return vector + state[RESIDUAL] if RESIDUAL in state else vector
-
-
-def joined(ops: Tensors, tensors: Sequence[Tensor]) -> Tensor:
-    """All elements as one vector."""
-    return ops.concat([ops.reshape(tensor, (-1,)) for tensor in tensors])
-
-
-def split(vector: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    """The inverse of `joined`: vectors of these sizes."""
-    start = 0
-    for size in sizes:
-        yield vector[start : start + size]
-        start += size

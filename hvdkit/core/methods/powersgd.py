@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from hvdkit.communication import PowerSgd
-from hvdkit.core.methods.base import QUERY, RESIDUAL, Call, State, Tensor, corrected, joined, split
+from hvdkit.core.methods.base import QUERY, RESIDUAL, Call, State, Tensor, corrected
 from hvdkit.core.tensors import Tensors
 
 
@@ -36,8 +36,7 @@ class LowRank:
         ops = call.ops
         if self._settings.error_feedback:
             vector = corrected(vector, state)
-        sizes = [math.prod(shape) for shape in call.shapes.values()]
-        pieces = dict(zip(call.shapes, split(vector, sizes), strict=True))
+        pieces = dict(zip(call.shapes, ops.part(vector, list(call.shapes.values())), strict=True))
         ranks = {name: self.rank(shape) for name, shape in call.shapes.items()}
         matrices = {name: ops.reshape(pieces[name], (call.shapes[name][0], -1)) for name, rank in ranks.items() if rank}
         whole = {name: piece for name, piece in pieces.items() if not ranks[name]}
@@ -61,8 +60,8 @@ class LowRank:
                 else piece * 0.0
                 for name, piece in pieces.items()
             }
-            state[RESIDUAL] = joined(ops, [kept[name] for name in call.shapes])
-        return joined(ops, [(found if name in found else means)[name] for name in call.shapes]), state
+            state[RESIDUAL] = ops.join([kept[name] for name in call.shapes])
+        return ops.join([(found if name in found else means)[name] for name in call.shapes]), state
 
     def _start(self, call: Call, name: str, matrix: Tensor, rank: int) -> Tensor:
         """Qᵀ of the first update: random, and the same on every rank."""
@@ -108,9 +107,5 @@ def _mean_of(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if not tensors:
         return {}
     ops = call.ops
-    mean = call.transport.mean(joined(ops, list(tensors.values())))
-    parts = split(mean, [math.prod(tensor.shape) for tensor in tensors.values()])
-    return {
-        name: ops.reshape(part, tuple(tensor.shape))
-        for (name, tensor), part in zip(tensors.items(), parts, strict=True)
-    }
+    mean = call.transport.mean(ops.join(list(tensors.values())))
+    return dict(zip(tensors, ops.part(mean, [tuple(tensor.shape) for tensor in tensors.values()]), strict=True))

@@ -1,0 +1,47 @@
+"""What several commands of the command line share: options, the recipe, tables. It loads nothing before it is used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hvdkit.config import Recipe
+
+RIVALS = "plain, ddp, multiworker, kvstore or independent"
+RecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
+Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
+Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated", show_default="all four")]
+Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
+Hosts = Annotated[
+    str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
+]
+Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
+StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
+Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
+
+
+def loaded(recipe: Path, overrides: list[str] | None) -> Recipe:
+    """The recipe of that file or name, with what is changed in it. Raises RequestError with all its faults."""
+    from hvdkit import catalogue, config
+
+    return config.load(catalogue.locate(recipe), overrides or [])
+
+
+def show(tables: Iterable[Table], width: int) -> None:
+    """Print tables, as wide as the terminal; where there is none, `width` characters."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else width)
+    for table in tables:
+        console.print(table)

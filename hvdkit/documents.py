@@ -1,0 +1,118 @@
+"""What users write in YAML: read as far as is safe, parsed strictly, told in few words where it is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+from hvdkit.errors import RequestError
+from hvdkit.files import read_bounded
+
+# Hundreds of times what recipes and cluster files have; parsing that takes seconds.
+MOST_BYTES = 2**20
+# How many values a document may stand for once its aliases are followed: nine lists of nine aliases make 10^9 of them.
+MOST_VALUES = 10**6
+# No number of a recipe or a cluster file comes near it, and beyond it Python refuses to make a float.
+_MOST_BITS = 1000
+
+
+def load(path: Path, expected: str, missing: str | None = None) -> Any:
+    """What a YAML file holds. Raises RequestError, one line with the file and what was `expected`.
+
+    `missing` is what was expected of a file that is not there, where more can be said.
+    """
+    try:
+        text = read_bounded(path, MOST_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        raise RequestError(f"{named(path)}: no such file; expected {missing or expected}") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{named(path)}: no text (byte {error.start} is not UTF-8); expected {expected}") from None
+    except OSError as error:
+        raise RequestError(f"{named(path)}: cannot be read ({error.strerror}); expected {expected}") from None
+    return parse(text, named(path))
+
+
+def parse(text: str, where: str) -> Any:
+    """What a YAML text holds. Raises RequestError, one line that begins with `where`, where it is damaged."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RequestError(f"{where}{place}: damaged YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(f"{where}: damaged YAML: {reason}") from None
+
+
+def named(path: Path | str) -> str:
+    """A path or another name in a message, which is one line."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
+
+
+def brief(value: Any) -> str:
+    """A value in a message: at most 60 characters."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key written twice and reads 1e-4 as the number that it is in YAML 1.2."""
+
+    def get_single_node(self) -> Node | None:
+        node: Node | None = super().get_single_node()
+        if node is not None and _values(node, {}) > MOST_VALUES:
+            fault = f"aliases that stand for more than {MOST_VALUES} values"
+            raise ConstructorError(None, None, fault, node.start_mark)
+        return node
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        # For what does not fit its tag (`!!bool maybe`, the date 2026-13-01) PyYAML raises whatever comes up.
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            kind = node.tag.rpartition(":")[2]
+            raise ConstructorError(None, None, f"no {kind}: {brief(node.value)}", node.start_mark) from None
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise ConstructorError(None, None, "a number of more than 300 digits", node.start_mark)
+        return value
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            fault = None if isinstance(key, str) else f"expected text as key, got {brief(key)}"
+            if fault or key in seen:
+                fault = fault or f"key {brief(key)} is there twice"
+                raise ConstructorError(None, None, fault, key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def _values(node: Node, known: dict[int, int]) -> int:
+    """How many values a node stands for; one that is an alias within itself counts as one there."""
+    if isinstance(node, ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 1
+        parts = [part for pair in node.value for part in pair] if isinstance(node, MappingNode) else node.value
+        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+    return known[id(node)]

@@ -1,0 +1,34 @@
+"""Where a command's ranks are to run, and how: what every command that starts ranks checks of its request."""
+
+from __future__ import annotations
+
+from hvdkit.errors import RequestError
+from hvdkit.launch import LAUNCHERS, namespaces
+from hvdkit.launch.hosts import Host, check_here, parse_hosts
+from hvdkit.runtimes.store import Runtime, find
+
+
+def check(
+    framework: str, np: int, hosts: str | None, launcher: str, stall_timeout_s: float, elastic: bool = False
+) -> tuple[Runtime | None, list[Host], list[str]]:
+    """The framework's runtime, the hosts of the ranks, and all faults of the request; where there are none, both are
+    whole."""
+    faults: list[str] = []
+    runtime: Runtime | None = None
+    placed: list[Host] = []
+    try:
+        runtime = find(framework)
+    except RequestError as error:
+        faults.append(str(error))
+    try:
+        placed = parse_hosts(hosts, np)
+        namespaces.check(placed, launcher, elastic)
+        if launcher == "direct":
+            check_here(placed, np)
+    except RequestError as error:
+        faults.append(str(error))
+    if launcher not in LAUNCHERS:
+        faults.append(f"--launcher {launcher}: expected one of {', '.join(LAUNCHERS)}")
+    if not 0 <= stall_timeout_s < float("inf"):
+        faults.append(f"--stall-timeout {stall_timeout_s}: expected seconds, or 0 to wait for ever")
+    return runtime, placed, faults

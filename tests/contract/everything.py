@@ -1,0 +1,8 @@
+"""All cases: importing this adds those of the other files to `cases.CASES`."""
+
+# ruff: noqa: F401 - importing them adds theirs
+from __future__ import annotations
+
+import collectives
+import grown
+import squeezed

@@ -1,0 +1,106 @@
+"""Runs that are broken off and gone on from: whole ones on the null adapter in moments, and how ranks are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import wait_until
+
+from hvdkit import adapters
+from hvdkit.config import Recipe
+from hvdkit.core import run
+from hvdkit.core.lifeline import Lifeline
+from hvdkit.results import TrainResult
+
+
+def local_recipe(**changes: Any) -> Recipe:
+    document = {
+        "name": "local",
+        "model": {"name": "resnet20"},
+        "data": {"name": "digits", "augment": "crop"},
+        "epochs": 3,
+        "accumulate": 3,
+        "log_every": 4,
+        "optimizer": {"name": "adamw", "learning_rate": 0.01},
+        "schedule": {"warmup_epochs": 0.5},
+        "checkpoint": {"every_steps": 4},
+    }
+    return Recipe.model_validate(document | changes)
+
+
+class Killed(BaseException):
+    """What a test puts in the place of SIGKILL."""
+
+
+def local_run(folder: Path, recipe: Recipe, resume: bool = False, kill_at: int | None = None) -> TrainResult | None:
+    """Train on the null adapter, killed before update `kill_at`."""
+    adapter: Any = adapters.load("local")
+    folder.mkdir(exist_ok=True)
+    sound, steps = adapter.train_step, 0
+
+    def train_step(session: Any, batches: Any) -> Any:
+        nonlocal steps
+        if steps == kill_at:
+            raise Killed
+        steps += 1
+        return sound(session, batches)
+
+    class Network(adapter.Linear):
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapter, "train_step", train_step)
+        patch.setattr(run.resnet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
+        try:
+            return run.train(adapter, lambda table: Network(3072, 10), recipe, folder, Lifeline(), resume)
+        except Killed:
+            for writer in (each for each in threading.enumerate() if each.name == "checkpoint"):
+                writer.join()  # no process has ended here, so neither has it
+            return None
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    own = ("images_per_second", "bytes_per_step")  # of each process
+    return [{key: value for key, value in line.items() if key not in own} for line in found]
+
+
+@contextmanager
+def under_way(out: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """`hvdkit train` with these arguments and `--out`, once its first checkpoint is there; it does not outlive this."""
+    command = [sys.executable, "-m", "hvdkit", "train", *map(str, arguments), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        written = wait_until(lambda: any((out / "checkpoints").glob("step-*")) or process.poll() is not None, 90)
+        assert written and process.poll() is None, "no checkpoint was written"
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()  # its ranks end with it
+        process.communicate()
+
+
+def kill_ranks(folder: Path, framework: str) -> None:
+    """SIGKILL to the ranks themselves, as from the kernel."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if (
+                "python" in Path(words[0]).name
+                and f"recipes/{framework}/resnet.py" in words[1]
+                and str(folder) in words
+            ):
+                os.kill(int(entry.name), signal.SIGKILL)

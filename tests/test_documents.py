@@ -1,0 +1,114 @@
+"""YAML and JSON that were made to do harm: each ends at once, in a line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hvdkit import catalogue, config, documents, foresee, results
+from hvdkit.core import checkpoint
+from hvdkit.errors import RequestError
+from hvdkit.files import read_bounded
+from hvdkit.simulator import cluster as clusters
+
+RECIPE = "resnet20-digits"
+
+
+def bomb(open_: str, part: str, close: str) -> str:
+    """Nine levels of nine aliases each, the last one `i`: 10^9 values in a few lines."""
+    text = f"a: &a {open_}{', '.join(part.format(n, 1) for n in range(9))}{close}\n"
+    for below, name in zip("abcdefgh", "bcdefghi", strict=True):
+        text += f"{name}: &{name} {open_}{', '.join(part.format(n, f'*{below}') for n in range(9))}{close}\n"
+    return text
+
+
+def refusal(path: Path) -> str:
+    start = time.monotonic()
+    with pytest.raises(RequestError) as caught:
+        config.load(path)
+    assert time.monotonic() - start < 5
+    text = str(caught.value)
+    assert str(path) in text and all(len(line) < 400 for line in text.splitlines())
+    return text
+
+
+@pytest.mark.parametrize("aliases", [bomb("[", "{1}", "]"), bomb("{", "k{0}: {1}", "}")])
+@pytest.mark.parametrize("use", ["", "schedule: {milestones: *i}\n", "model: {name: *i}\n", "data: *i\n"])
+def test_aliases_do_not_explode(aliases: str, use: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(aliases + use)
+    assert "line 1, column 1: damaged YAML: aliases that stand for more than 1000000 values" in refusal(path)
+
+
+def test_aliases_in_reason_are_welcome(tmp_path: Path) -> None:
+    text = catalogue.locate(Path(RECIPE)).read_text()
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text.replace("\nbatch_size: ", "\nbatch_size: &n ") + "log_every: *n\n")
+    recipe = config.load(path)
+    assert recipe.log_every == recipe.batch_size
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("0x" + "f" * 50_000, "a number of more than 300 digits"),
+        ("9" * 400, "a number of more than 300 digits"),
+        ("9" * 5000, "no int: '9999"),
+        ("!!bool maybe", "no bool: 'maybe'"),
+        ("!!int ''", "no int: ''"),
+        ("!!float ''", "no float: ''"),
+        ("!!timestamp soon", "no timestamp: 'soon'"),
+        ("2026-13-01", "no timestamp: '2026-13-01'"),
+    ],
+)
+def test_what_does_not_fit_its_kind_is_told_with_its_place(value: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: a\nepochs: {value}\n")
+    assert f"line 2, column 9: damaged YAML: {told}" in refusal(path)
+
+
+@pytest.mark.parametrize("text", ["x" * 10**5 + "=1", "epochs=" + "9" * 10**5, "name.x=" + "y" * 10**5, "y" * 10**5])
+def test_a_long_override_is_told_shortly(text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        config.load(catalogue.locate(Path(RECIPE)), [text])
+    assert all(len(line) < 500 for line in str(caught.value).splitlines())
+
+
+def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    long = tmp_path / "long.yaml"
+    long.write_bytes(b"#" * (documents.MOST_BYTES + 1))
+    for path in (Path("/dev/zero"), long):
+        assert "cannot be read (it has more than 1 MiB)" in refusal(path)
+        with pytest.raises(RequestError, match="it has more than 1 MiB"):
+            clusters.load(path)
+    long.write_bytes(b"x" * 11)
+    assert len(read_bounded(long, 11)) == 11
+    with pytest.raises(OSError, match=r"long\.yaml"):
+        read_bounded(long, 10)
+
+
+@pytest.mark.parametrize("read", [foresee.read, results.read_result, results.read_parity, results.read_comparison])
+def test_results_too_are_read_with_a_bound(read: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20,))
+    with pytest.raises(RequestError, match=r"/dev/zero: cannot be read .it has more than 1 MiB"):
+        read(Path("/dev/zero"))  # type: ignore[operator]
+
+
+def test_a_checkpoints_record_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20,))
+    (tmp_path / checkpoint.RECORD).symlink_to("/dev/zero")
+    with pytest.raises(RequestError, match="it has more than 1 MiB"):
+        checkpoint.read(tmp_path)
+
+
+def test_a_name_with_a_line_break_is_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a\nb.yaml"
+    for _ in range(2):  # not there, then damaged
+        for load in (config.load, clusters.load):
+            with pytest.raises(RequestError) as caught:
+                load(path)
+            assert all("a\\nb.yaml" in line for line in str(caught.value).splitlines())
+        path.write_text(yaml.safe_dump({"x": 1}))

@@ -1,0 +1,119 @@
+"""A rank's part in `hvdkit profile`: which steps it takes, what it marks, and what it knows of itself."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from hashlib import pbkdf2_hmac
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from hvdkit import adapters, config
+from hvdkit.core import links, marks, observing, spinning, tuning
+from hvdkit.core.data import open_dataset
+from hvdkit.core.topology import Topology
+from hvdkit.profiling import assemble
+
+
+def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank's part, on the null adapter: every kind of step, with the marks in their order."""
+    checked = config.load(ROOT / "recipes" / "resnet20-digits.yaml")
+    monkeypatch.setattr(tuning, "_applied", tuning.choose(checked, {}))  # which leaves the environment as it is
+    recipe = checked.model_copy(update={"precision": "fp64", "warmup_steps": 2, "batch_size": 64})
+    local: Any = adapters.load("local")
+    dataset = open_dataset(recipe.data, 10, 1)
+    height, width, channels = dataset.shape
+    session = local.prepare(local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
+    part = observing.Part(tmp_path, 8)
+    observing.Participant(local, session, recipe, Topology(), dataset, part, lambda phase, step: None).take_part()
+    found = assemble.read(tmp_path, recipe)
+    kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"plain": 8, "marked": 8, "detailed": 3, "traced": 3}
+    for step in found.record.ranks[0].steps:
+        names = [name for name, _ in step.marks if not name.startswith(marks.READY)]
+        order = [
+            marks.OPEN,
+            marks.STEP,
+            marks.BEGIN,
+            marks.INPUTS,
+            marks.FORWARD,
+            marks.BACKWARD,
+            marks.UPDATED,
+            marks.END,
+        ]
+        assert names == ([] if step.kind == "plain" else order)
+    made = assemble.profile(found, recipe)
+    whole = sum(part.mean for part in made.step.parts().values())
+    assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
+    assert {tensor.name for tensor in made.tensors} == {"fc.weight", "fc.bias"} and made.slowest is None
+    assert not marks.recording()
+
+
+def test_marks_cost_nothing_where_nobody_records() -> None:
+    marks.record(False)
+    marks.mark("x")
+    assert marks.take() == []
+    marks.record(True)
+    marks.mark("b")
+    marks.note("a", 1)
+    assert [name for name, _ in marks.take()] == ["a", "b"]
+    marks.record(False)
+
+
+def test_turns_are_interleaved() -> None:
+    found = observing.turns(10, 3)
+    measured = [(turn.kind, turn.number, turn.steps) for turn in found if turn.kind in ("plain", "marked")][2:]
+    assert [kind for kind, _, _ in measured] == ["plain", "marked", "marked", "plain"] * 2
+    assert sum(steps for kind, _, steps in measured if kind == "marked") == 10
+    assert found[0].steps == 3 and [turn.kind for turn in found[-2:]] == ["detailed", "traced"]
+
+
+def test_turns_hold_whole_rounds() -> None:
+    for steps, every, turns in ((20, 4, [8, 4, 4, 4]), (20, 16, [16, 16]), (8, 100, [100])):
+        found = observing.turns(steps, 3, every)[2:]
+        for kind in ("plain", "marked"):
+            assert [turn.steps for turn in found if turn.kind == kind] == turns
+        assert found[-1].kind == "traced" and found[-1].steps % every == 0
+
+
+def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
+    done: list[float] = []
+
+    def turn_in_circles() -> None:
+        pbkdf2_hmac("sha256", b"x", b"y", 2_000_000)  # without the interpreter's lock
+        done.append(time.monotonic())
+
+    thread = threading.Thread(target=turn_in_circles, daemon=True)
+    thread.start()
+    time.sleep(0.05)
+    calmed = spinning.calm()
+    assert thread.native_id in calmed
+    used = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - used < 0.05 and not done
+    spinning.wake(calmed)
+    thread.join(60)
+    assert done
+
+
+def test_what_an_interface_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_INTERFACES", tmp_path)
+    monkeypatch.setattr(links, "_ROUTES", tmp_path / "route")
+    monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
+    (tmp_path / "wire0").mkdir()
+    (tmp_path / "wire0" / "speed").write_text("10000\n")
+    (tmp_path / "route").write_text("Iface\tDestination\nwire1\t0000000A\nwire0\t00000000\n")
+    assert links.interface() == "wire0" and links.rate_mbit_per_s("wire0") == 10_000
+    tc = tmp_path / "tc"
+    tc.write_text(f'#!{sys.executable}\nprint(\'[{{"kind": "tbf", "options": {{"rate": 12500000}}}}]\')\n')
+    tc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert links.rate_mbit_per_s("wire0") == 100
+    tc.write_text("#!/bin/sh\necho damaged\n")
+    assert links.rate_mbit_per_s("wire0") == 10_000
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    assert links.interface() == "lo" and links.rate_mbit_per_s("lo") is None
