@@ -68,14 +68,15 @@ def _check_tensors(made: Profile, framework: str) -> None:
     assert made.step.backward_ms
     assert 0.6 * made.step.backward_ms.median < made.tensors[-1].ready_ms <= made.step.backward_ms.median * 1.001
     ready = {tensor.name: tensor.ready_ms for tensor in made.tensors}
-    # From the output to the input. By means over stages, since one gradient may come out of order: TensorFlow's
-    # executor has one thread and may leave those that backward does not go on with to the end, and MXNet has those of
-    # a segment of backward, 15 operations by default, together.
+    # From the output to the input. By medians over stages, since one gradient may come out of order: TensorFlow's
+    # executor has one thread and may leave those that backward does not go on with (a bias, a scale) to the end, and
+    # MXNet has those of a segment of backward, 15 operations by default, together.
     stages = [
-        statistics.mean(ms for name, ms in ready.items() if name.startswith(stage))
-        for stage in ("fc", "layer3", "layer2", "layer1")
+        statistics.median(ms for name, ms in ready.items() if name.startswith(stage))
+        for stage in ("layer3", "layer2", "layer1")
     ]
-    assert stages == sorted(stages) and stages[0] > 0 and ready["conv1.weight"] > stages[2], (stages, ready)
+    assert 0 < stages[0] < stages[1] < stages[2] and ready["conv1.weight"] > stages[1], (stages, ready)
+    assert ready["fc.weight"] < stages[0], (stages, ready)
     backward = sum(layer.backward_ms or 0 for layer in made.layers)
     assert backward == pytest.approx(made.tensors[-1].ready_ms)
     forward = [layer.forward_ms for layer in made.layers if layer.forward_ms is not None]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read once, when TensorFlow loads: no banner in each rank's log
+import hvdkit.adapters.tensorflow_load  # noqa: F401  # isort: skip  # before TensorFlow
 
 import horovod
 import horovod.tensorflow as hvd

@@ -32,23 +32,31 @@ def cut_failure(job: Job, cut: Cut, ends: list[RankEnd]) -> RankFailure:
 
 
 def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
-    """The error where a host did not answer others; None where all that were asked have answered.
+    """The error where hosts lost each other; None where all that were asked have answered.
 
-    It is the host that most others accuse. Where two accuse each other alike, as with two hosts alone, both are named.
+    To blame is the host that has lost touch with most others, whether they got no answer from it or it from them:
+    which of the two shows is a matter of who was sending. Where several have alike, it is the one that most accuse;
+    where those are several too, as with two hosts alone, all of them are named.
     """
     hosts = {end.address: end.host for end in ends if end.address}
     accusers: dict[str, set[str]] = defaultdict(set)
+    accused: dict[str, set[str]] = defaultdict(set)
     for end in ends:
         for address in end.unanswered:
-            accusers[hosts.get(address, address)].add(end.host)
+            whom = hosts.get(address, address)
+            accusers[whom].add(end.host)
+            accused[end.host].add(whom)
     if not accusers:
         return None
-    most = max(len(those) for those in accusers.values())
-    lost = sorted(host for host, those in accusers.items() if len(those) == most)
-    end = next((end for end in ends if end.host == lost[0]), ends[0])
-    if len(lost) == 1:
-        by = ", ".join(sorted(accusers[lost[0]]))
-        told = f"host {lost[0]} did not answer {by}: its link or the way to it is broken, or the machine is dead"
+    weight = {host: (len(accusers[host] | accused[host]), len(accusers[host])) for host in {*accusers, *accused}}
+    blamed = sorted(host for host in weight if weight[host] == max(weight.values()))
+    end = next((end for end in ends if end.host == blamed[0]), ends[0])
+    if len(blamed) > 1:
+        told = f"hosts {', '.join(blamed)} did not answer each other: the way between them is broken"
+    elif accusers[blamed[0]]:
+        by = ", ".join(sorted(accusers[blamed[0]]))
+        told = f"host {blamed[0]} did not answer {by}: its link or the way to it is broken, or the machine is dead"
     else:
-        told = f"hosts {', '.join(lost)} did not answer each other: the way between them is broken"
+        whom = ", ".join(sorted(accused[blamed[0]]))
+        told = f"host {blamed[0]} got no answer from {whom}: its link or the way from it is broken"
     return RankFailure(f"{told}; all ranks were ended; {shown_tail(f'its log, {job.log(end.rank)}', end.tail)}", end)

@@ -97,6 +97,7 @@ class ResNet(tf.Module):
         self.kernel = tf.Variable(tf.zeros((table.features, table.classes), dtype), name="fc.kernel")
         self.bias = tf.Variable(tf.zeros(table.classes, dtype), name="fc.bias")
 
+    @tf.autograph.experimental.do_not_convert  # it has nothing to convert here, and looks for it for a second or more
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         x, *statistics = self.norm(self.convolution(tf.cast(x, self.compute_dtype)), training)
         if training:
