@@ -31,7 +31,7 @@ from hvdkit.errors import RequestError, nearest
 from hvdkit.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - as those
 
 ModelName = Literal[
-    "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
+    "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.advise import Advice
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
-QUICK = ("batch_size=4", "warmup_steps=2", "threads=1", "checkpoint={every_epochs: 1}")
+QUICK = ("model.name=resnet8", "batch_size=4", "warmup_steps=2", "threads=1", "checkpoint={every_epochs: 1}")
 
 
 def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, tmp_path: Path) -> None:

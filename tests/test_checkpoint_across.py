@@ -12,6 +12,7 @@ from conftest import FRAMEWORKS, Hvdkit
 from hvdkit.core import checkpoint
 
 SETTINGS = (
+    "model.name=resnet8",
     "precision=fp64",
     "batch_size=16",
     "epochs=1",

@@ -68,7 +68,7 @@ threads: 0
     for part in (
         "override 'bar': expected key=value",
         "override 'name.x=3': 'name' holds 'a'",
-        "model.name: expected 'resnet20'",
+        "model.name: expected 'resnet8'",
         "model.clases: unknown key; did you mean 'classes'?",
         "got 'digts'",
         "batch_size: expected a valid integer, got '3'",

@@ -65,7 +65,13 @@ def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, recipe: Path, tmp_path
 def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Findings by framework and fault: the reference's ranks leave the trace, each framework's follow with faults."""
     folder = tmp_path_factory.mktemp("planted")
-    overrides = ["batch_size=8", "loss.label_smoothing=0.1", "optimizer.decay=weights", "optimizer.weight_decay=0.01"]
+    overrides = [
+        "model.name=resnet8",
+        "batch_size=8",
+        "loss.label_smoothing=0.1",
+        "optimizer.decay=weights",
+        "optimizer.weight_decay=0.01",
+    ]
     checked = config.load(recipe, overrides)
     (folder / "recipe.yaml").write_text(config.dump(checked))
     (folder / "trace").mkdir()

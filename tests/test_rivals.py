@@ -19,7 +19,7 @@ from hvdkit.results import Comparison, Parity, TrainResult
 from hvdkit.rivals import RIVALS, label
 
 TRAINED = [(framework, name) for name, rival in RIVALS.items() for framework in rival.frameworks]
-QUICK = ("threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
+QUICK = ("model.name=resnet8", "threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
 
 
 def test_the_table_is_what_the_modules_have() -> None:
@@ -47,7 +47,7 @@ def test_rivals_compute_what_hvdkit_computes(
     named = [name for name, rival in RIVALS.items() if rival.averaging and set(frameworks) & set(rival.frameworks)]
     arguments = [*(("--framework", each) for each in frameworks), *(("--rival", each) for each in named)]
     words = [word for pair in arguments for word in pair]
-    settings = ("batch_size=4", "loss.label_smoothing=0.1", "optimizer.clip_norm=1.0")
+    settings = ("model.name=resnet8", "batch_size=4", "loss.label_smoothing=0.1", "optimizer.clip_norm=1.0")
     done = hvdkit("parity", recipe, *words, "--steps", 2, "--out", "run", *settings, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     proof = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())

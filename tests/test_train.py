@@ -14,7 +14,7 @@ from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from hvdkit.results import Comparison, MetricLine, TrainResult
 from hvdkit.runtimes.store import find
 
-TWO_STEPS = ("steps=2", "log_every=1", "check_ranks=1", "data.augment=crop-flip")
+TWO_STEPS = ("model.name=resnet8", "steps=2", "log_every=1", "check_ranks=1", "data.augment=crop-flip")
 digests: dict[str, str] = {}
 
 
@@ -148,7 +148,14 @@ def test_low_precision_with_accumulation(
     framework: str, precision: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:
     """44 batches of 16 an epoch and rank: 14 updates of three and one of what is left."""
-    settings = ("batch_size=16", "accumulate=3", f"precision={precision}", "recompute=true", "epochs=1")
+    settings = (
+        "model.name=resnet8",
+        "batch_size=16",
+        "accumulate=3",
+        f"precision={precision}",
+        "recompute=true",
+        "epochs=1",
+    )
     done = hvdkit("train", recipe, "--framework", framework, "-np", 2, "--out", "run", *settings)
     assert done.returncode == 0, done.stderr
     result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())

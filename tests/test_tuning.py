@@ -77,7 +77,18 @@ def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[str, list[
 
 def test_short_runs_choose_and_are_told(hvdkit: Hvdkit, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ["--framework", "mxnet", "-np", 2, "--out", out, "tune=measure", "batch_size=4", "steps=5"]
+    arguments = [
+        "--framework",
+        "mxnet",
+        "-np",
+        2,
+        "--out",
+        out,
+        "tune=measure",
+        "model.name=resnet8",
+        "batch_size=4",
+        "steps=5",
+    ]
     done = hvdkit("train", DIGITS, *arguments, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tuning, round") == tune.ROUNDS * len(tune.SETTINGS)

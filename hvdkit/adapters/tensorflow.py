@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import hvdkit.adapters.tensorflow_load  # noqa: F401  # isort: skip  # before TensorFlow
+from hvdkit.adapters.loading import without
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read once, when TensorFlow loads: no banner in each rank's log
+with without("sklearn"):
+    import tensorflow as tf
 
 import horovod
 import horovod.tensorflow as hvd
 import numpy as np
-import tensorflow as tf
 
 from hvdkit.adapters import declared, tensorflow_tensors
 from hvdkit.adapters.collectives import Collectives

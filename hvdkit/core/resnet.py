@@ -75,7 +75,7 @@ _IMAGENET: dict[str, tuple[tuple[int, ...], bool]] = {
     "resnet101": ((3, 4, 23, 3), True),
     "resnet152": ((3, 8, 36, 3), True),
 }
-_CIFAR = {"resnet20": 3, "resnet32": 5, "resnet44": 7, "resnet56": 9, "resnet110": 18}
+_CIFAR = {"resnet8": 1, "resnet20": 3, "resnet32": 5, "resnet44": 7, "resnet56": 9, "resnet110": 18}
 
 NAMES = (*_CIFAR, *_IMAGENET)
 

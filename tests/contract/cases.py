@@ -163,14 +163,16 @@ def broadcast_state_brings_parameters_buffers_and_slots(adapter: Adapter, topolo
 @case
 def the_applied_gradient_is_the_mean_of_the_ranks_own(adapter: Adapter, topology: Topology, make: Make) -> None:
     # The first velocity is the averaged gradient. A rank's own gradient depends on its own batch alone.
-    own = []
-    for seed in range(topology.size):
-        session = make(weight_decay=0.0)
-        adapter.train_step(session, [batch(seed)])  # the same batch everywhere: the mean is each rank's own
-        own.append(velocities(adapter, session))
     session = make(weight_decay=0.0)
-    adapter.train_step(session, [batch(topology.rank)])
-    mixed = velocities(adapter, session)
+    start = adapter.state(session)
+
+    def first_velocities(seed: int) -> dict[str, np.ndarray]:
+        adapter.load_state(session, start)
+        adapter.train_step(session, [batch(seed)])
+        return velocities(adapter, session)
+
+    own = [first_velocities(seed) for seed in range(topology.size)]  # the same batch everywhere: the mean is each's own
+    mixed = first_velocities(topology.rank)
     mean = {name: sum(each[name].astype(np.float64) for each in own) / topology.size for name in mixed}
     worst = max(error(mixed[name], mean[name]) for name in mixed)
     assert worst < 1e-5, worst
@@ -205,13 +207,17 @@ def momentum_keeps_the_learning_rate_outside(adapter: Adapter, topology: Topolog
 
 @case
 def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, make: Make) -> None:
+    plain = make(weight_decay=0.0)
+    start = {name: value + 1 for name, value in adapter.state(plain).items() if not name.startswith("optimizer.")}
+
+    def first_velocities(session: Any) -> dict[str, np.ndarray]:
+        adapter.load_state(session, start)
+        adapter.train_step(session, [batch(1)])
+        return velocities(adapter, session)
+
+    v_plain = first_velocities(plain)
     for settings, decays_bias in (({"decay": "all"}, True), ({"decay": "weights"}, False)):
-        plain, decayed = make(weight_decay=0.0), make(weight_decay=0.5, **settings)
-        start = {name: value + 1 for name, value in adapter.state(plain).items() if not name.startswith("optimizer.")}
-        for session in (plain, decayed):
-            adapter.load_state(session, start)
-            adapter.train_step(session, [batch(1)])
-        v_plain, v_decayed = velocities(adapter, plain), velocities(adapter, decayed)
+        v_decayed = first_velocities(make(weight_decay=0.5, **settings))
         for name in ("fc.weight", "fc.bias"):
             slot = f"optimizer.momentum.{name}"
             share = 0.5 if decays_bias or name == "fc.weight" else 0.0

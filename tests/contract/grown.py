@@ -142,9 +142,9 @@ def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make)
 @case
 def declared_precisions_train(adapter: Adapter, topology: Topology, make: Make) -> None:
     exact = make()
+    start = parameters_of(adapter.state(exact))
     adapter.train_step(exact, [batch(topology.rank)])
     reference = parameters_of(adapter.state(exact))
-    start = parameters_of(adapter.state(make()))
     moved = {name: reference[name] - start[name] for name in start}
     for precision, tolerance in (("fp64", 1e-3), ("bf16", 0.5), ("fp16", 0.1)):
         if precision not in adapter.CAPABILITIES or adapter.NAME == "local":
@@ -205,8 +205,9 @@ def recomputed_activations_give_the_same_step(adapter: Adapter, topology: Topolo
     found = []
     for recompute in (False, True):
         session = make(precision="fp64", recompute=recompute)
+        start = adapter.state(session)
         gradients = adapter.gradients(session, batch(topology.rank)).own
-        session = make(precision="fp64", recompute=recompute)
+        adapter.load_state(session, start)
         for step in range(3):
             adapter.train_step(session, [batch(10 * step + topology.rank)])
         found.append((gradients, adapter.state(session)))
