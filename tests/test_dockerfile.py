@@ -11,7 +11,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -39,9 +41,15 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(part) for part in re.split(r"&&|\|\||;", text) if part.strip()]
 
 
+@cache
+def cli() -> Any:
+    """hvdkit's commands."""
+    return typer.main.get_command(app)
+
+
 def cli_fault(words: list[str]) -> str | None:
     """What the command line says against `hvdkit WORDS`, parsed and not run."""
-    command, rest = typer.main.get_command(app), list(words)
+    command, rest = cli(), list(words)
     if rest in (["--help"], ["--version"]):
         return None
     while hasattr(command, "commands"):

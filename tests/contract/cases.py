@@ -71,6 +71,12 @@ def batch(seed: int, count: int = 8) -> Batch:
     return Batch(images, random.integers(0, CLASSES, count))
 
 
+def features(seed: int, count: int = 8) -> Batch:
+    """A batch for the tiny network."""
+    random = np.random.default_rng(seed)
+    return Batch(random.standard_normal((count, FEATURES)).astype(np.float32), random.integers(0, CLASSES, count))
+
+
 def same(left: np.ndarray, right: np.ndarray) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
@@ -207,17 +213,17 @@ def momentum_keeps_the_learning_rate_outside(adapter: Adapter, topology: Topolog
 
 @case
 def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, make: Make) -> None:
-    plain = make(weight_decay=0.0)
+    plain = make(tiny=True, weight_decay=0.0)
     start = {name: value + 1 for name, value in adapter.state(plain).items() if not name.startswith("optimizer.")}
 
     def first_velocities(session: Any) -> dict[str, np.ndarray]:
         adapter.load_state(session, start)
-        adapter.train_step(session, [batch(1)])
+        adapter.train_step(session, [features(1)])
         return velocities(adapter, session)
 
     v_plain = first_velocities(plain)
     for settings, decays_bias in (({"decay": "all"}, True), ({"decay": "weights"}, False)):
-        v_decayed = first_velocities(make(weight_decay=0.5, **settings))
+        v_decayed = first_velocities(make(tiny=True, weight_decay=0.5, **settings))
         for name in ("fc.weight", "fc.bias"):
             slot = f"optimizer.momentum.{name}"
             share = 0.5 if decays_bias or name == "fc.weight" else 0.0
@@ -235,8 +241,8 @@ def fp16_goes_over_the_wire_in_half_precision(adapter: Adapter, topology: Topolo
     assert adapter.dtype(compressor.compress(whole)[0]) == "int32"
     slots = {}
     for name in ("none", "fp16"):
-        session = make(compression=name, weight_decay=0.0)
-        adapter.train_step(session, [batch(topology.rank)])
+        session = make(tiny=True, compression=name, weight_decay=0.0)
+        adapter.train_step(session, [features(topology.rank)])
         slots[name] = velocities(adapter, session)["optimizer.momentum.fc.weight"]
     assert 1e-6 < error(slots["fp16"], slots["none"]) < 2e-3
 
@@ -265,10 +271,10 @@ def evaluation_changes_nothing(adapter: Adapter, topology: Topology, make: Make)
 
 @case
 def settings_reach_the_optimizer(adapter: Adapter, topology: Topology, make: Make) -> None:
-    images = batch(2)
+    images = features(2)
     results = {}
     for nesterov in (False, True):
-        session = make(nesterov=nesterov, weight_decay=0.0)
+        session = make(tiny=True, nesterov=nesterov, weight_decay=0.0)
         start = adapter.state(session)["fc.bias"].astype(np.float64)
         adapter.set_learning_rate(session, 0.1)
         adapter.train_step(session, [images])

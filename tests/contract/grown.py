@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from cases import CLASSES, FEATURES, Make, batch, case, error, same
+from cases import CLASSES, FEATURES, Make, batch, case, error, features, same
 from papers import RULES, clipped
 
 from hvdkit.config import AdamW, Lamb, Lars, Optimizer, Recipe, Sgd
@@ -39,12 +39,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "clipped": Sgd(learning_rate=0.1, clip_norm=0.5),
     "clipped, but never so long": Sgd(learning_rate=0.1, clip_norm=1e6),
 }
-
-
-def features(seed: int, count: int = 8) -> Batch:
-    """A batch for the tiny network."""
-    random = np.random.default_rng(seed)
-    return Batch(random.standard_normal((count, FEATURES)).astype(np.float32), random.integers(0, CLASSES, count))
 
 
 def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> list[str]:
