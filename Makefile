@@ -60,7 +60,7 @@ browser: # Chromium, in which pages are tested: Debian's package, where root may
 	fi
 
 test: runtimes browser ## Run every test
-	@$(BIN)/python -m pytest
+	@$(BIN)/python scripts/run_tests.py
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

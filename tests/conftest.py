@@ -15,10 +15,24 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 
+# Files whose tests start no ranks and look at no clock: scripts/run_tests.py runs them beside the others.
+BESIDE = {
+    "attack", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
+    "documents", "launch_hosts", "paths", "predict", "profile", "report", "report_files", "runtimes_edits",
+    "simulator", "simulator_costs", "sync", "validation",
+}  # fmt: skip
+
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and what tests start inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark those of the files in BESIDE."""
+    for item in items:
+        if item.path.stem.removeprefix("test_") in BESIDE:
+            item.add_marker(pytest.mark.beside)
 
 
 def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
