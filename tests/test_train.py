@@ -27,7 +27,7 @@ def test_two_steps_on_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tm
     folder = tmp_path / "run"
     result = TrainResult.model_validate_json((folder / "result.json").read_text())
     assert (result.framework, result.np, result.steps, result.launcher) == (framework, 2, 2, "direct")
-    assert result.parameters == 272_474 and result.horovod_version == "0.28.1"
+    assert result.parameters == 78_042 and result.horovod_version == "0.28.1"
     assert result.ended_at and began < result.ended_at.timestamp() + 1 < ended + 1
     # from the command's start, and what comes after the first step is but a part
     assert result.startup_s and 0.5 < result.startup_s < result.ended_at.timestamp() + 1 - began
