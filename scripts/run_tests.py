@@ -25,6 +25,7 @@ def step_back() -> None:
 def main() -> int:
     """The exit status."""
     with tempfile.TemporaryFile("w+") as told:
+        # Without the cache: what failed last is for the others to write down, not for both at once.
         beside = subprocess.Popen(
             [*PYTEST, "-p", "no:cacheprovider", "-m", "beside"],
             stdout=told, stderr=subprocess.STDOUT, cwd=ROOT, preexec_fn=step_back,

@@ -158,6 +158,7 @@ def test_the_proof_refuses_a_wrong_result_and_names_it(collective: str) -> None:
 
 @pytest.mark.parametrize("framework", pins.FRAMEWORKS)
 def test_each_framework_passes_the_proof_in_its_runtime(framework: str) -> None:
+    """It raises where a result is wrong, as the test above shows."""
     proof.prove(store.find(framework), framework)
 
 
