@@ -3,20 +3,25 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-hosts bench-simulator \
+.PHONY: help bootstrap runtimes driver compare bench bench-start bench-resnet50 validate bench-hosts bench-simulator \
 	bench-network browser test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
 		printf '  make %-15s %s\n' "$$name" "$$text"; done
 
-bootstrap: ## Make the driver environment, .venv (no framework in it)
+bootstrap: ## Make the driver environment, .venv, with the tools of tests and linters (no framework in it)
 	@$(PYTHON) scripts/bootstrap.py
 
 runtimes: bootstrap ## Build an environment with framework and Horovod for each framework, .runtimes
 	@$(BIN)/hvdkit runtime build
 
-compare: runtimes ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
+# Without the tools of tests and linters, which `make bootstrap` brings: who compares need not wait for them.
+driver:
+	@$(PYTHON) scripts/bootstrap.py --driver
+
+compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
+	@$(BIN)/hvdkit runtime build
 	@$(BIN)/hvdkit compare recipes/resnet20-digits.yaml --framework pytorch --framework tensorflow \
 		--framework keras --framework mxnet -np 1 -np 2 --out runs/compare --overwrite
 

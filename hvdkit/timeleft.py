@@ -22,7 +22,7 @@ class TimeLeft:
         trust_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._costs = dict(costs)
+        self._costs: dict[Any, float] = dict(costs)
         self._done: dict[Any, float] = {}
         self._begun: set[Any] = set()
         self._whole = sum(self._costs.values())
@@ -47,8 +47,8 @@ class TimeLeft:
 
     def share(self, of: Callable[[Any], bool] = lambda part: True) -> float:
         """How much of the parts that `of` picks has been done, 0 to 1."""
-        whole = sum(cost for part, cost in self._costs.items() if of(part))
-        done = sum(self._costs[part] * share for part, share in self._done.items() if of(part))
+        whole: float = sum(cost for part, cost in self._costs.items() if of(part))
+        done: float = sum(self._costs[part] * share for part, share in self._done.items() if of(part))
         return done / whole if whole else 1.0
 
     def elapsed_s(self) -> float:
@@ -57,14 +57,14 @@ class TimeLeft:
 
     def seconds(self) -> float | None:
         """Seconds left; None as long as nothing tells how long a part takes."""
-        done = sum(self._costs[part] * share for part, share in self._done.items())
-        left = max(0.0, self._whole - done)
+        done: float = sum(self._costs[part] * share for part, share in self._done.items())
+        left: float = max(0.0, self._whole - done)
         if left <= 0:
             return 0.0
         if self._usual_pace is None:
             return left * self.elapsed_s() / done if done > 0 else None
         done += sum(self._costs[part] / 2 for part in self._begun if not self._done.get(part))
-        left = self._whole - done
+        left = max(0.0, self._whole - done)
         trusted = self._trust_s / self._usual_pace
         return left * (self.elapsed_s() + self._trust_s) / (done + trusted)
 
