@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -145,10 +146,11 @@ def compare(
     from hvdkit import compare as compare_
     from hvdkit import paths
     from hvdkit.report.parity import deviations
-    from hvdkit.report.progress import RunProgress, StageProgress
+    from hvdkit.report.progress import ComparisonProgress, StageProgress
     from hvdkit.report.tables import comparison_tables
     from hvdkit.runtimes.pins import FRAMEWORKS
 
+    began = time.monotonic()
     checked = loaded(recipe, overrides)
     names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
     if resume and out is None:
@@ -160,9 +162,10 @@ def compare(
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):
             typer.echo(line, err=True)
-        with StageProgress("parity", proof.stages) as stages:
+        with StageProgress("parity", proof.stages, began) as stages:
             shown = proof.give(folder, stages.begin, resume)
-        with RunProgress([_title(plan) for plan in schedule.plans], schedule.rounds) as progress:
+        runs = [(number, _title(plan), plan.np) for number, plan in schedule]
+        with ComparisonProgress(runs, checked.steps is None, began) as progress:
             comparison = compare_.run(
                 schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
             )
