@@ -197,7 +197,7 @@ def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[st
 
     Raises RequestError with all faults, one a line.
     """
-    faults = [fault for text in overrides if (fault := override(document, text))]
+    faults = [fault for text in overrides if (fault := documents.override(document, text))]
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -217,25 +217,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RequestError(f"{named(path)}: expected keys with values (a mapping), got {brief(document)}")
     return document
-
-
-def override(document: dict[str, Any], text: str) -> str | None:
-    """Set one `key=value` in the document; returns the fault, if any."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
-    *parents, leaf = key.strip().split(".")
-    place = document
-    for parent in parents:
-        inner = place.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            return f"override {brief(text)}: {brief(parent)} holds {brief(inner)}, so nothing can be set below it"
-        place = inner
-    try:
-        place[leaf] = documents.parse(value, f"override {brief(text)}")
-    except RequestError as error:
-        return str(error)
-    return None
 
 
 def _explain(error: ValidationError) -> list[str]:
