@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-hosts bench-simulator \
+.PHONY: help bootstrap runtimes compare bench bench-start bench-tools bench-resnet50 validate bench-hosts bench-simulator \
 	bench-network browser test lint image-check clean
 
 help: ## Show this list
@@ -25,6 +25,9 @@ bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, 
 
 bench-start: runtimes ## From a command to the first step, beside two bare processes; about 8 minutes
 	@$(BIN)/python benchmarks/start.py
+
+bench-tools: runtimes ## Seconds of hvdkit --help, predict, report and doctor, ten times each; two minutes, quiet
+	@$(BIN)/python benchmarks/tools.py
 
 # 64 pixels and 16 images a rank: a run takes 20 s. The proof is of the same recipe; smaller batches do for it.
 RESNET50 := resnet50-synthetic data.height=64 data.width=64 data.train_images=640 data.val_images=32 steps=20 \

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvdkit import cli_bench, cli_foresee
+from hvdkit import cli_bench, cli_foresee, cli_help
 from hvdkit.cli_parts import (
     RIVALS,
     Framework,
@@ -359,6 +359,8 @@ def main() -> None:
     """Entry point: every foreseeable fault becomes its message on standard error and its exit status."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clears up on its way out
     try:
+        if cli_help.asked():
+            cli_help.prepare()
         app()
     except HvdkitError as error:
         for line in str(error).splitlines():
