@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 from hvdkit.files import write_atomic
 from hvdkit.profiling.profile import Profile
+from hvdkit.report import plotting
 from hvdkit.simulator.engine import Schedule, Span
 
 _COLOURS = {
@@ -39,48 +39,45 @@ def window(schedule: Schedule) -> tuple[int, float, float, list[Span]]:
 
 def picture(schedule: Schedule, title: str, path: Path) -> None:
     """A row for each resource, the critical path marked; written to `path` as PNG. Raises RunError where it cannot."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
     number, begin, end, spans = window(schedule)
     critical = {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
     rows = list(dict.fromkeys(_row(span) for span in sorted(spans, key=_height)))
-    figure, axes = pyplot.subplots(figsize=(13, 1.4 + 0.75 * len(rows)))
-    for span in spans:
-        place = rows.index(_row(span))
-        left, right = max(span.start, begin), min(span.end, end)
-        marked = (span.task.name, span.iteration) in critical
-        start, width, colour = 1e3 * (left - begin), 1e3 * (right - left), _COLOURS[span.task.kind]
-        edge = 0.3 if right - left > 0.004 * (end - begin) else 0.0
-        axes.barh(place, width, 0.62, start, color=colour, linewidth=edge, edgecolor="white")
-        if marked:
-            axes.barh(place - 0.42, width, 0.1, start, color="black")
-        if right - left > _WIDE * (end - begin):
-            name = _short(span.task.name.partition(" ")[2] or span.task.name, int(165 * (right - left) / (end - begin)))
-            axes.text(
-                1e3 * ((left + right) / 2 - begin), place, name, ha="center", va="center", fontsize=7, color="white"
-            )
-    axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
-    axes.set(xlabel="ms", xlim=(0, 1e3 * (end - begin)), title=title)
-    kinds = [kind for kind in _COLOURS if any(span.task.kind == kind for span in spans)]
-    shown = [Patch(color=_COLOURS[kind], label=kind) for kind in kinds] + [Patch(color="black", label="critical path")]
-    axes.legend(
-        handles=shown,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.28 / (0.4 + 0.2 * len(rows))),
-        ncols=len(shown),
-        fontsize=8,
-        frameon=False,
-    )
-    figure.tight_layout()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110)
-    pyplot.close(figure)
-    write_atomic(path, drawn.getvalue())
+    with plotting.picture(path, 13, 1.4 + 0.75 * len(rows)) as figure:
+        from matplotlib.patches import Patch
+
+        axes = figure.subplots()
+        for span in spans:
+            place = rows.index(_row(span))
+            left, right = max(span.start, begin), min(span.end, end)
+            marked = (span.task.name, span.iteration) in critical
+            start, width, colour = 1e3 * (left - begin), 1e3 * (right - left), _COLOURS[span.task.kind]
+            edge = 0.3 if right - left > 0.004 * (end - begin) else 0.0
+            axes.barh(place, width, 0.62, start, color=colour, linewidth=edge, edgecolor="white")
+            if marked:
+                axes.barh(place - 0.42, width, 0.1, start, color="black")
+            if right - left > _WIDE * (end - begin):
+                name = _short(
+                    span.task.name.partition(" ")[2] or span.task.name, int(165 * (right - left) / (end - begin))
+                )
+                axes.text(
+                    1e3 * ((left + right) / 2 - begin), place, name, ha="center", va="center", fontsize=7, color="white"
+                )
+        axes.set_yticks(range(len(rows)), rows)
+        axes.invert_yaxis()
+        axes.set(xlabel="ms", xlim=(0, 1e3 * (end - begin)), title=title)
+        kinds = [kind for kind in _COLOURS if any(span.task.kind == kind for span in spans)]
+        shown = [Patch(color=_COLOURS[kind], label=kind) for kind in kinds] + [
+            Patch(color="black", label="critical path")
+        ]
+        axes.legend(
+            handles=shown,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.28 / (0.4 + 0.2 * len(rows))),
+            ncols=len(shown),
+            fontsize=8,
+            frameon=False,
+        )
+        figure.tight_layout()
 
 
 def trace(schedule: Schedule, profile: Profile | None, path: Path) -> None:
