@@ -9,21 +9,33 @@ import os
 import platform
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.files import read_bounded
 
+LARGEST = 2**53  # of whole numbers: what a float can tell apart
+_LARGEST_FLOAT = 1e300  # beyond it sums and ratios leave the range of numbers
+
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _numbers_can_be_reckoned_with(self) -> Self:
+        for name, value in self:
+            for each in value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,):
+                most = LARGEST if isinstance(each, int) else _LARGEST_FLOAT
+                if isinstance(each, int | float) and abs(each) > most:
+                    raise ValueError(f"{name}: expected a number of at most {most:g}")
+        return self
 
 
 _R = TypeVar("_R", bound=_Record)
 Verdict = Literal["faster", "slower", "tie"]
-Count = Annotated[int, Field(ge=0, le=2**53)]  # what a float can tell apart
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class MetricLine(_Record):
@@ -135,6 +147,21 @@ class TrainResult(_Record):
     initial_state_sha256: str
     final_weights_sha256: str
 
+    @field_validator("sync")
+    @classmethod
+    def _says_how_often(cls, sync: dict[str, Any] | None) -> dict[str, Any] | None:
+        if sync is not None and not isinstance(sync.get("every"), int):
+            raise ValueError("expected the key every with a whole number")
+        return sync
+
+    @field_validator("tuning")
+    @classmethod
+    def _says_why(cls, tuning: dict[str, dict[str, Any]] | None) -> dict[str, dict[str, Any]] | None:
+        for name, choice in (tuning or {}).items():
+            if not isinstance(choice.get("why"), str):
+                raise ValueError(f"{name}: expected the key why with a text")
+        return tuning
+
 
 class EvaluationResult(_Record):
     """`evaluate.json`: a checkpoint, `trained_by` one framework and evaluated by `framework`. `loss` is a mean."""
@@ -161,6 +188,13 @@ class Machine(_Record):
     memory_mib: int
     system: str
     python: str
+
+
+# The figures of a FrameworkParity that have a mark of their own.
+MARKED = (
+    "logits_f64", "gradients_f64", "applied_f64", "buffers_f64", "weights_f64", "losses_f64", "step_f64",
+    "evaluation_f64",
+)  # fmt: skip
 
 
 class FrameworkParity(_Record):
@@ -223,8 +257,15 @@ class Parity(_Record):
     seed: int
     recipe_keys: dict[str, Any]
     marks: dict[str, float]
-    frameworks: dict[str, FrameworkParity]
+    frameworks: Annotated[dict[str, FrameworkParity], Field(min_length=1)]
     machine: Machine
+
+    @field_validator("marks")
+    @classmethod
+    def _of_known_figures(cls, marks: dict[str, float]) -> dict[str, float]:
+        if marks.keys() != set(MARKED):
+            raise ValueError(f"expected {', '.join(MARKED)}, got {', '.join(marks) or 'none'}")
+        return marks
 
 
 class Ratio(_Record):

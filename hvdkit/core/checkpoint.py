@@ -28,7 +28,7 @@ from safetensors.numpy import load_file, save
 from hvdkit.config import Checkpointing
 from hvdkit.core.progress import Progress
 from hvdkit.errors import RequestError, RunError, first_fault
-from hvdkit.files import read_bounded, write_atomic
+from hvdkit.files import open_regular, read_bounded, write_atomic
 
 FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
@@ -88,7 +88,8 @@ def read(folder: Path) -> Checkpoint:
 
 def _read_tensors(path: Path, expected: str) -> State:
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        with open_regular(path) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected:
             raise RequestError(
                 f"{path}: damaged: its SHA-256 is {found[:12]}…, {RECORD} says {expected[:12]}…; use another checkpoint"
@@ -204,7 +205,7 @@ def _accuracy(place: Path) -> float | None:
 def _progress(place: Path) -> Progress | None:
     """Where training stood; None where that cannot be read."""
     try:
-        return Record.model_validate_json((place / RECORD).read_bytes()).progress
+        return Record.model_validate_json(read_bounded(place / RECORD)).progress
     except (OSError, ValidationError):
         return None
 
