@@ -108,7 +108,10 @@ def main() -> int:
         last = rows[-1]
         verdict = "right" if last["right"] else "WRONG"
         first_line = re.sub(r"; all ranks were ended.*", "", last["said"], flags=re.DOTALL)
-        print(f"{len(rows)}: {verdict}, {last['seconds']} s: rank {last['guilty']} {last['fault']}: {first_line}", flush=True)
+        print(
+            f"{len(rows)}: {verdict}, {last['seconds']} s: rank {last['guilty']} {last['fault']}: {first_line}",
+            flush=True,
+        )
     right = collections.Counter(row["fault"] for row in rows if row["right"])
     wrong = collections.Counter(row["fault"] for row in rows if not row["right"])
     for fault in FAULTS:
