@@ -108,8 +108,8 @@ def page(found: dict[str, Any]) -> str:
         "# How long the quick commands take",
         "",
         "Seconds from a command's start to its end. `report`: the page of 8 runs, four frameworks at one and two "
-        "ranks; of 100 runs, every rival in five rounds. `predict`: a profile of ResNet-20 for two numbers of ranks, with "
-        "its picture. `doctor`: one process for each of the runtimes, which imports the framework and Horovod.",
+        "ranks; of 100 runs, every rival in five rounds. `predict`: a profile of ResNet-20 for two numbers of ranks, "
+        "with its picture. `doctor`: one process for each of the runtimes, which imports the framework and Horovod.",
         "",
         "| `hvdkit …` | median | least to most | runs | mark |",
         "|:---|---:|---:|---:|---:|",
