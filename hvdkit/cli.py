@@ -71,7 +71,7 @@ def train(
 
     checked = loaded(recipe, overrides)
     if resume and (out is None or checked.checkpoint is None):
-        raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
+        raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
     plan = replace(plan, began=process_began())
     out = out or paths.default_out(checked.name, "train")
@@ -79,8 +79,11 @@ def train(
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
         from hvdkit.report.tables import result_lines
+        from hvdkit.results import kept_lines
 
         typer.echo(result_lines(result))
+        for line in kept_lines(result, out):
+            typer.echo(line)
         typer.echo(f"written to {folder}")
 
 

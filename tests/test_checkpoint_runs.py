@@ -13,6 +13,7 @@ from conftest import FRAMEWORKS, Hvdkit
 from resuming import kill_ranks, lines, under_way
 from safetensors.numpy import load, load_file, save_file
 
+from hvdkit import compare, config, profile, train, tune
 from hvdkit.core import checkpoint
 from hvdkit.results import EvaluationResult, TrainResult
 
@@ -113,13 +114,30 @@ def test_wrong_folders_and_options_are_one_line(
         (("evaluate", broken), "model.safetensors: damaged"),
         (("evaluate", checkpoint_40, "epochs=x"), "epochs: expected"),
         (("train", recipe, "--resume"), "--resume: expected --out"),
-        (("train", recipe, "--resume", "--out", "r"), "a `checkpoint` section"),
-        (("train", recipe, "--resume", "--overwrite", "--out", "r", "checkpoint={}"), "expected one of them, got both"),
+        (("train", recipe, "--resume", "--out", "r", "checkpoint=null"), "a recipe without `checkpoint: null`"),
+        (("train", recipe, "--resume", "--overwrite", "--out", "r"), "expected one of them, got both"),
         (("train", recipe, "--out", "r", "checkpoint={every_epochs: 0}"), "expected every_epochs or every_steps"),
     ):
         done = hvdkit(*arguments)
         assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("asked", [[], ["checkpoint={every_steps: 1}"]], ids=["by default", "asked"])
+def test_runs_that_only_measure_keep_nothing(
+    asked: list[str], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the recipe says: the comparison's, with all rivals, the profile's, and those before `tune: measure`."""
+    given = config.load(recipe, asked)
+    compared = compare.plan(given, ["mxnet"], [1, 2], "direct", rival_names=["plain", "kvstore", "independent"])
+    assert len(compared) == 6
+    tuned: list[config.Recipe] = []
+    monkeypatch.setattr(tune.train, "launch", lambda plan, recipe, *rest: tuned.append(config.load(recipe)))
+    tune._speed(train.plan(given, "mxnet", 2, None, "direct"), tmp_path / "tuning")
+    profiled = profile.plan(given, "mxnet", 2).plan.recipe
+    for each in [*(plan.recipe for plan in compared), *tuned, profiled]:
+        assert each.checkpoint is None
+    assert len(tuned) == 1 and given.checkpoint is not None
 
 
 def test_fine_tuning_starts_from_a_file_in_torchvisions_layout(

@@ -108,9 +108,10 @@ def test_horovodrun_names_the_right_rank_too(fault: str, tmp_path: Path, recipe:
 def test_a_command_that_is_ended_leaves_no_orphan(
     number: signal.Signals, tmp_path: Path, recipe: Path, mark: str
 ) -> None:
+    """With nothing to keep, at once; with checkpoints SIGTERM asks for one: tests/test_checkpoint_runs.py."""
     command = [sys.executable, "-m", "hvdkit", "train", recipe, "--framework", "mxnet", "-np", "2", "--out", "run"]
     process = subprocess.Popen(
-        list(map(str, command)),
+        [*map(str, command), "checkpoint=null"],
         cwd=tmp_path,
         env=os.environ | {MARK: mark},
         stderr=subprocess.PIPE,
@@ -176,10 +177,18 @@ def on_a_small_disk(tmp_path: Path, kib: int, options: str, arguments: list[str]
 
 def test_a_full_disk_while_logging(tmp_path: Path, recipe: Path) -> None:
     arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "2", "--out", "disk/run", "log_every=1"]
-    done = on_a_small_disk(tmp_path, 36, "", arguments)
+    done = on_a_small_disk(tmp_path, 36, "", [*arguments, "checkpoint=null"])
     assert done.returncode == 1, done.stderr
     assert "No space left on device" in done.stderr and "metrics.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_disk_without_room_for_the_weights(tmp_path: Path, recipe: Path) -> None:
+    arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "2", "--out", "disk/run", "epochs=2"]
+    done = on_a_small_disk(tmp_path, 500, "", arguments)
+    assert done.returncode == 1, done.stderr
+    told = "run/checkpoints: no checkpoint can be written (No space left on device); free space, then use --resume"
+    assert told in done.stderr and "rank 0" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_full_disk_before_the_start(tmp_path: Path, recipe: Path) -> None:

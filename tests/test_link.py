@@ -19,7 +19,7 @@ from hvdkit.launch.link import DOWN_S, Link
 from hvdkit.launch.severed import unreachable
 
 pytestmark = pytest.mark.timeout(240)
-ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule"]
+ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule", "checkpoint=null"]
 
 
 def train(network: Any, recipe: Path, folder: Path, hosts: int) -> subprocess.Popen[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 
-from hvdkit.results import Comparison, MetricLine, TrainResult
+from hvdkit.core import checkpoint
+from hvdkit.core.state import digest, parameters_of
+from hvdkit.results import Comparison, MetricLine, TrainResult, kept_lines, read_evaluation
 from hvdkit.runtimes.store import find
 
 TWO_STEPS = ("model.name=resnet8", "steps=2", "log_every=1", "check_ranks=1", "data.augment=crop-flip")
@@ -35,7 +38,9 @@ def test_two_steps_on_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tm
     assert result.val_accuracy is not None and round(result.val_accuracy * 360, 6).is_integer()
     lines = [MetricLine.model_validate_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line.step, line.ends_epoch) for line in lines] == [(1, False), (2, False), (2, True)]
-    assert {"config.yaml", "logs"} <= {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "logs", "checkpoints"} <= {path.name for path in folder.iterdir()}
+    assert result.checkpoints == dict.fromkeys(("last", "best"), "checkpoints/step-00000002")
+    assert all(line in done.stdout.splitlines() for line in kept_lines(result, Path("run")))
     assert {"rank-0.log", "rank-1.log"} <= {path.name for path in (folder / "logs").iterdir()}
     # all frameworks start from the same bytes; the first of these tests to run sets what the others must meet
     assert digests.setdefault("initial", result.initial_state_sha256) == result.initial_state_sha256
@@ -71,6 +76,9 @@ def test_plain_horovodrun(framework: str, recipe: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result = TrainResult.model_validate_json((tmp_path / "result.json").read_text())
     assert (result.framework, result.np, result.launcher) == (framework, 2, "horovodrun")
+    kept = checkpoint.read(tmp_path / "checkpoints" / "best")
+    assert digest(parameters_of(kept.state)) == result.final_weights_sha256
+    assert all(line in done.stdout for line in kept_lines(result, tmp_path))
     if framework in digests:  # the run before, by another launcher: the same seed gives the same bits
         assert result.final_weights_sha256 == digests[framework] != result.initial_state_sha256
 
@@ -86,8 +94,24 @@ def test_hvdkit_train_by_horovodrun(hvdkit: Hvdkit, recipe: Path, tmp_path: Path
     arguments = ("--framework", "mxnet", "-np", 2, "--launcher", "horovodrun", "--out", "run")
     done = hvdkit("train", recipe, *arguments, *TWO_STEPS)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["launcher"] == "horovodrun"
+    result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
+    assert result.launcher == "horovodrun"
     assert (tmp_path / "run" / "logs" / "rank-1.log").exists()
+    # what it says last but one is the command that evaluates what it has trained
+    words = shlex.split(done.stdout.splitlines()[-2].removeprefix("evaluate them: "))
+    assert words[:2] == ["hvdkit", "evaluate"]
+    done = hvdkit(*words[1:], "--out", "evaluated")
+    assert done.returncode == 0, done.stderr
+    evaluated = read_evaluation(tmp_path / "evaluated" / "evaluate.json")
+    assert (evaluated.accuracy, evaluated.step) == (result.val_accuracy, 2)
+
+
+def test_null_keeps_nothing(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "run", *TWO_STEPS, "checkpoint=null")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert "weights:" not in done.stdout and "evaluate" not in done.stdout
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["checkpoints"] == {}
 
 
 def test_fp16_and_synthetic_images(hvdkit: Hvdkit, tmp_path: Path) -> None:
@@ -99,7 +123,7 @@ def test_fp16_and_synthetic_images(hvdkit: Hvdkit, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
     assert (result.steps, result.measured_steps, result.compression) == (2, 2, "fp16")
-    assert result.val_accuracy is None
+    assert result.val_accuracy is None and result.checkpoints == {"last": "checkpoints/step-00000002"}
 
 
 def test_compare_writes_one_table_and_replaces_its_folder(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
@@ -112,6 +136,7 @@ def test_compare_writes_one_table_and_replaces_its_folder(hvdkit: Hvdkit, recipe
     assert len({run.threads for run in comparison.runs}) == 1, "every rank of a comparison has as many threads"
     assert comparison.machine.cores > 0
     assert comparison.parity and comparison.parity.passed and set(comparison.parity.frameworks) == {"pytorch", "mxnet"}
+    assert not list((tmp_path / "c").rglob("checkpoints")), "a comparison keeps no weights"
     table = (tmp_path / "c" / "compare.md").read_text()
     assert f"| {comparison.parity.frameworks['mxnet'].step_f64:.0e} |" in table
     for run_ in comparison.runs:

@@ -91,7 +91,13 @@ def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
     choices = {name: str(told[name]["value"]) for name in (tuning.IDLE, tuning.CYCLE)}
     assert choices in [{tuning.IDLE: "100", tuning.CYCLE: "5"}, *tune.SETTINGS.values()]
     assert all("measured before the run" in told[name]["why"] for name in choices)
-    assert {path.name for path in out.iterdir()} == {"config.yaml", "logs", "metrics.jsonl", "result.json"}
+    assert {path.name for path in out.iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "logs",
+        "metrics.jsonl",
+        "result.json",
+    }
 
 
 @pytest.mark.parametrize("extra", [["-np", "1"], ["-np", "2", "device=gpu"], ["-np", "2", "elastic={max_np: 2}"]])
