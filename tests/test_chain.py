@@ -53,6 +53,7 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     assert (other.returncode, "has another recipe" in other.stderr) == (2, True)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -83,6 +84,7 @@ def test_bad_requests_are_one_line_and_status_2(
     assert not (tmp_path / "runs").exists(), "nothing was started"
 
 
+@pytest.mark.check
 def test_no_sure_gain_leaves_the_advice_and_no_recipe(hvdkit: Hvdkit, tmp_path: Path) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     clusters.save(simulating.cluster(mbit_per_s=1e6), tmp_path / "fast.yaml")

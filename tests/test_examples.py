@@ -40,6 +40,7 @@ def test_own_network_learns_on_two_ranks(framework: str, tmp_path: Path) -> None
     assert not EPOCH.search(job.log(1).read_text())  # the root alone prints
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_examples_are_short_and_know_no_recipe(framework: str) -> None:
     source = example(framework).read_text()
@@ -48,6 +49,7 @@ def test_examples_are_short_and_know_no_recipe(framework: str) -> None:
     assert "resnet" not in source.lower()
 
 
+@pytest.mark.check
 def test_the_page_shows_the_pytorch_example_as_it_is() -> None:
     page = (ROOT / "docs" / "own-model.md").read_text()
     assert f"```python\n{example('pytorch').read_text()}```" in page

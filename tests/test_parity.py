@@ -139,6 +139,7 @@ def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) ->
             parity.check(bad, tmp_path, of, frameworks)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -22,6 +22,7 @@ TRAINED = [(framework, name) for name, rival in RIVALS.items() for framework in 
 QUICK = ("model.name=resnet8", "threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
 
 
+@pytest.mark.check
 def test_the_table_is_what_the_modules_have() -> None:
     """Read from the source, as no framework is here to import."""
     import ast
@@ -162,6 +163,7 @@ def rank_zero(mark: str) -> int:
     return int(Path(f"/proc/{helper}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.check
 def test_nothing_is_proved_of_independent_processes(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     done = hvdkit("parity", recipe, "--framework", "mxnet", "--rival", "independent", "--out", "run", timeout=60)
     assert done.returncode == 2 and "--rival independent: averages no gradients" in done.stderr
