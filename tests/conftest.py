@@ -18,8 +18,8 @@ from hvdkit.runtimes import pins, store
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 
-# Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no browser
-# and read no clock. `make check` runs them, `make test` on the time that the others leave (scripts/run_tests.py).
+# Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no
+# browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
     "attack", "bench", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
     "documents", "launch_hosts", "paths", "predict", "profile", "report_files", "runtimes_edits", "simulator",

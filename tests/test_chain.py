@@ -18,6 +18,7 @@ RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 QUICK = ("model.name=resnet8", "batch_size=4", "warmup_steps=2", "threads=1", "checkpoint={every_epochs: 1}")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, tmp_path: Path) -> None:
     clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
     asked = ("advise", RECIPE, *QUICK, "-np", 2, "--steps", 8, "--out", "out")

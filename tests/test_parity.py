@@ -39,6 +39,7 @@ PLANTED = [("pytorch", fault) for fault in TOLD] + [
 ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     settings = ("batch_size=8", "loss.label_smoothing=0.1", "optimizer.decay=weights", "optimizer.nesterov=true")
     done = hvdkit("parity", recipe, "--steps", 5, "--out", "run", *settings, timeout=300)

@@ -44,7 +44,7 @@ def runtimes() -> Iterator[Path]:
         for framework, name in pins.FRAMEWORKS.items():
             runtime = store.load(name)
             if runtime is not None:
-                stack.enter_context(server(runtime.python, folder / framework, environment))
+                stack.enter_context(server(runtime.python, folder / f"{framework}.socket", environment))
         yield folder
 
 

@@ -2,8 +2,8 @@
 
     python -IS client.py PYTHON FOLDER ARGUMENTS...
 
-A recipe's script runs in a process that its framework's server forks, FOLDER/<framework>. Anything else runs under
-PYTHON itself, and so does a script in whose environment the import would have been another one.
+A recipe's script runs in a process that the server at FOLDER/<framework>.socket forks. Anything else runs under PYTHON
+itself, and so does a script in whose environment the import would have been another one.
 """
 
 import array
@@ -32,7 +32,7 @@ def main(python: str, folder: str, arguments: "list[str]") -> None:
     if not arguments or not arguments[0].endswith("/resnet.py") or variables(environment) != known:
         os.execv(python, [python, *arguments])
     asker = socket.socket(socket.AF_UNIX)
-    asker.connect(str(Path(folder, Path(arguments[0]).parent.name)))
+    asker.connect(str(Path(folder, f"{Path(arguments[0]).parent.name}.socket")))
     asked = {"arguments": arguments, "environment": environment, "folder": str(Path.cwd())}
     streams = array.array("i", [0, 1, 2])
     text = json.dumps(asked).encode() + b"\n"

@@ -35,6 +35,7 @@ def serve(path: str) -> None:
     listener.bind(path)
     listener.listen(64)
     print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads on
     children: dict[int, socket.socket] = {}  # by process
     imported = False
     while True:
