@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from hvdkit import paths
 from hvdkit.runtimes import pins, store
 from warm.client import variables
 
@@ -44,14 +45,14 @@ def runtimes() -> Iterator[Path]:
         for framework, name in pins.FRAMEWORKS.items():
             runtime = store.load(name)
             if runtime is not None:
-                stack.enter_context(server(runtime.python, folder / f"{framework}.socket", environment))
+                command = [runtime.python, HERE / "server.py", folder / f"{framework}.socket", paths.script(framework)]
+                stack.enter_context(server(command, environment))
         yield folder
 
 
 @contextmanager
-def server(python: Path, path: Path, environment: dict[str, str]) -> Iterator[None]:
+def server(command: list[Path], environment: dict[str, str]) -> Iterator[None]:
     """A framework's server, which imports nothing before it is asked for a rank."""
-    command = [str(python), str(HERE / "server.py"), str(path)]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as process:

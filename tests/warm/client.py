@@ -2,8 +2,9 @@
 
     python -IS client.py PYTHON FOLDER ARGUMENTS...
 
-A recipe's script runs in a process that the server at FOLDER/<framework>.socket forks. Anything else runs under PYTHON
-itself, and so does a script in whose environment the import would have been another one.
+A script that lies in a framework's folder or has its name as first argument runs in a process that the server at
+FOLDER/<framework>.socket forks. Anything else runs under PYTHON itself, and so does a script in whose environment the
+import would have been another one.
 """
 
 import array
@@ -26,13 +27,24 @@ def variables(environment: "dict[str, str]") -> "dict[str, str]":
     return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
 
 
+def server(folder: str, arguments: "list[str]") -> "str | None":
+    """The socket of the script's framework; None where it is not known or it is no script."""
+    if not arguments or not arguments[0].endswith(".py"):
+        return None
+    for word in (Path(arguments[0]).parent.name, *arguments[1:2]):
+        path = Path(folder, word.partition("-")[0] + ".socket")
+        if path.exists():
+            return str(path)
+    return None
+
+
 def main(python: str, folder: str, arguments: "list[str]") -> None:
     environment = dict(os.environ)
-    known = json.loads(Path(folder, "imported.json").read_text())
-    if not arguments or not arguments[0].endswith("/resnet.py") or variables(environment) != known:
+    path = server(folder, arguments)
+    if path is None or variables(environment) != json.loads(Path(folder, "imported.json").read_text()):
         os.execv(python, [python, *arguments])
     asker = socket.socket(socket.AF_UNIX)
-    asker.connect(str(Path(folder, f"{Path(arguments[0]).parent.name}.socket")))
+    asker.connect(path)
     asked = {"arguments": arguments, "environment": environment, "folder": str(Path.cwd())}
     streams = array.array("i", [0, 1, 2])
     text = json.dumps(asked).encode() + b"\n"

@@ -1,9 +1,9 @@
-"""A process that has a framework imported and forks one rank after the other: `python server.py SOCKET`.
+"""A process that has a framework imported and forks one rank after the other: `python server.py SOCKET SCRIPT`.
 
-It runs under a runtime's interpreter, and imports what the first script imports that it is asked for. Each connection
-of client.py asks for one process: a JSON line with its arguments, environment and folder, together with its standard
-streams. The answer is the process's id, then its status as waitpid has it once it has ended. A process ends when its
-connection closes, and all end with the server, which ends when its standard input closes.
+It runs under a runtime's interpreter. When it is first asked for a process it makes the imports of SCRIPT, a recipe's.
+Each connection of client.py asks for one process: a JSON line with its arguments, environment and folder, together with
+its standard streams. The answer is the process's id, then its status as waitpid has it once it has ended. A process
+ends when its connection closes, and all end with the server, which ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import hvdkit.core.boot  # noqa: F401 - as the scripts do, before the framework
 
 
-def serve(path: str) -> None:
+def serve(path: str, script: str) -> None:
     wakeups, wake = os.pipe()
     os.set_blocking(wakeups, False)
     os.set_blocking(wake, False)
@@ -57,7 +57,7 @@ def serve(path: str) -> None:
             asker, _ = listener.accept()
             asked, streams = request(asker)
             if not imported:
-                runpy.run_path(asked["arguments"][0], run_name="imported")
+                runpy.run_path(script, run_name="imported")
                 gc.freeze()  # a collection in a child would copy every page
                 imported = True
             pid = os.fork()
@@ -114,4 +114,4 @@ def become(asked: dict[str, Any], streams: array.array[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2])
