@@ -7,20 +7,27 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm as warming
+
+from hvdkit.runtimes import pins, store
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 
-# Files whose tests start no ranks and look at no clock: scripts/run_tests.py runs them beside the others.
-BESIDE = {
-    "attack", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
-    "documents", "launch_hosts", "paths", "predict", "profile", "report", "report_files", "runtimes_edits",
-    "simulator", "simulator_costs", "sync", "validation",
+# Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no
+# browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
+CHECK = {
+    "attack", "bench", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
+    "documents", "launch_hosts", "paths", "predict", "profile", "report_files", "runtimes_edits", "simulator",
+    "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
+
+# The files that take longest, in this order: no stream shall work on one while the others are done.
+LONGEST: dict[str, int] = {}
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -29,10 +36,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those of the files in BESIDE."""
+    """Mark those of the files in CHECK, and bring the files that take longest to the front."""
     for item in items:
-        if item.path.stem.removeprefix("test_") in BESIDE:
-            item.add_marker(pytest.mark.beside)
+        whole = item.path.stem.removeprefix("test_") in CHECK
+        if whole and not item.get_closest_marker("ranks"):
+            item.add_marker(pytest.mark.check)
+    items.sort(key=lambda item: LONGEST.get(item.path.stem.removeprefix("test_"), len(LONGEST)))
 
 
 def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
@@ -72,6 +81,43 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
         return run(command, timeout, cwd=tmp_path, env=os.environ | environment)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def hollow_runtimes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runtimes that requests can be checked against, and in which nothing can be started."""
+    folder = tmp_path_factory.mktemp("hollow")
+    for name in pins.RUNTIMES:
+        python = folder / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\necho 'a test marked check starts a rank' >&2\nexit 1\n")
+        python.chmod(0o755)
+        made = store.Runtime(
+            name=name, python=python, key="", gpu=False, added=False, versions={}, controllers=["gloo"],
+            operations=["gloo"],
+        )  # fmt: skip
+        (folder / name / "runtime.json").write_text(made.model_dump_json())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_ranks_in_a_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is marked `check` passes on a machine without runtimes, so it does without them everywhere."""
+    if request.node.get_closest_marker("check"):
+        monkeypatch.setenv("HVDKIT_RUNTIMES", str(request.getfixturevalue("hollow_runtimes")))
+
+
+@pytest.fixture(scope="module")
+def warm_runtimes() -> Iterator[Path]:
+    """Runtimes whose frameworks are imported once for the module (tests/warm)."""
+    with warming.runtimes() as folder:
+        yield folder
+
+
+@pytest.fixture
+def warm(warm_runtimes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of this test start where their framework is imported already."""
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
 
 
 @pytest.fixture(scope="session")

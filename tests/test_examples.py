@@ -79,6 +79,7 @@ def test_weights_that_cannot_be_saved_are_a_line(tmp_path: Path) -> None:
     assert load_file(saved).keys() == {"fc.weight"}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_examples_are_short_and_know_no_recipe(framework: str) -> None:
     source = example(framework).read_text()
@@ -87,6 +88,7 @@ def test_examples_are_short_and_know_no_recipe(framework: str) -> None:
     assert "resnet" not in source.lower()
 
 
+@pytest.mark.check
 def test_the_page_shows_the_pytorch_example_as_it_is() -> None:
     page = (ROOT / "docs" / "own-model.md").read_text()
     assert f"```python\n{example('pytorch').read_text()}```" in page

@@ -53,6 +53,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not marks.recording()
 
 
+@pytest.mark.check
 def test_marks_cost_nothing_where_nobody_records() -> None:
     marks.record(False)
     marks.mark("x")
@@ -64,6 +65,7 @@ def test_marks_cost_nothing_where_nobody_records() -> None:
     marks.record(False)
 
 
+@pytest.mark.check
 def test_turns_are_interleaved() -> None:
     found = observing.turns(10, 3)
     measured = [(turn.kind, turn.number, turn.steps) for turn in found if turn.kind in ("plain", "marked")][2:]
@@ -72,6 +74,7 @@ def test_turns_are_interleaved() -> None:
     assert found[0].steps == 3 and [turn.kind for turn in found[-2:]] == ["detailed", "traced"]
 
 
+@pytest.mark.check
 def test_turns_hold_whole_rounds() -> None:
     for steps, every, turns in ((20, 4, [8, 4, 4, 4]), (20, 16, [16, 16]), (8, 100, [100])):
         found = observing.turns(steps, 3, every)[2:]
@@ -100,6 +103,7 @@ def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
     assert done
 
 
+@pytest.mark.check
 def test_what_an_interface_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_INTERFACES", tmp_path)
     monkeypatch.setattr(links, "_ROUTES", tmp_path / "route")

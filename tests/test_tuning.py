@@ -80,6 +80,8 @@ def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[str, list[
 IN_ONE_ROUND = "from hvdkit import tune; tune.ROUNDS = 1; from hvdkit.__main__ import main; main()"
 
 
+@pytest.mark.usefixtures("warm")
+@pytest.mark.ranks
 def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
     out = tmp_path / "out"
     settings = ("tune=measure", "model.name=resnet8", "batch_size=4", "steps=5")
