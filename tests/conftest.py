@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,14 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
         return run(command, timeout, cwd=tmp_path, env=os.environ | environment)
 
     return call
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Hvdkit:
+    """As `hvdkit`, in this process (inside.py): for what is refused before anything starts."""
+    from inside import call
+
+    return partial(call, tmp_path)
 
 
 @pytest.fixture(scope="session")
