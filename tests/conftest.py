@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,11 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import hygiene
 import pytest
 import warm as warming
 
 from hvdkit.runtimes import pins, store
+
+hygiene.clean_up_parent()  # before a test module, and with it hvdkit, is imported
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
@@ -32,9 +37,6 @@ LONGEST: dict[str, int] = {}
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and what tests start inherits it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark those of the files in CHECK, and bring the files that take longest to the front."""
@@ -45,26 +47,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.get(item.path.stem.removeprefix("test_"), len(LONGEST)))
 
 
-def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; past `timeout` seconds the whole process group is killed and the test fails."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
+def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; past `timeout` seconds all that it has started is ended, and the test fails."""
+    with hygiene.marking() as mark:
+        environment = {**(options.pop("env", None) or os.environ), hygiene.MARK: mark}
+        process = subprocess.Popen(
+            command,
+            stdin=options.pop("stdin", subprocess.DEVNULL),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=environment,
+            **options,
+        )
     try:
         out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # hvdkit ends its ranks
-        try:
-            process.communicate(timeout=15)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"{command} did not end within {timeout} s")
+    except BaseException as error:  # pytest's own timeout is one, too
+        late, told = isinstance(error, subprocess.TimeoutExpired), ("", "")
+        if late:
+            os.killpg(process.pid, signal.SIGTERM)  # hvdkit ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                told = process.communicate(timeout=15)
+        hygiene.kill_started_by(mark)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            told = process.communicate(timeout=15)
+        if late:
+            pytest.fail(f"{command} did not end within {timeout} s\n{''.join(told)}")
+        raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_outlives_its_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a file's tests have started is gone behind them: what is left is ended, and is a failure of that file.
+
+    By a mark, so that neither other files' processes nor another suite's are taken for theirs.
+    """
+    failed = request.session.testsfailed
+    with hygiene.marking() as mark:
+        yield
+    left = hygiene.left_behind(mark)
+    if left and request.session.testsfailed == failed:  # a test that failed has said so already
+        pytest.fail("still running behind the last test of this file:\n" + "\n".join(left))
 
 
 @pytest.fixture(autouse=True)

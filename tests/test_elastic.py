@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,10 +225,9 @@ def test_a_rank_lost_before_it_met_the_others_is_not_waited_for(start: Any) -> N
 def test_a_ranks_own_fault_ends_the_run_at_once(start: Any) -> None:
     """It would fail again: images of 100 classes for a network of 10."""
     run = start("mxnet", *ONE_KILLED, "-np", "2", "data={name: cifar10, path: /nowhere}")
-    started = time.monotonic()
     status, out = run.end()
     assert status == 2 and "/nowhere" in out and "Traceback" not in out, out
-    assert time.monotonic() - started < 60
+    assert "is started again" not in out and "begin anew" not in out, out
 
 
 def test_sigterm_ends_it_behind_a_checkpoint(start: Any) -> None:

@@ -104,7 +104,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Callable[[st
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_rank_that_hangs_is_named_with_its_step_and_what_it_does(framework: str, hung: Any) -> None:
-    error = hung(framework, "sleeps")  # for longer than this test may take
+    error = hung(framework, "sleeps")  # it would sleep for ten minutes
     assert error.rank == 1
     assert "rank 1 on localhost hangs at step 3: no progress for" in str(error), str(error)
     assert "executing commit (" in str(error) and "rank.py:" in str(error)

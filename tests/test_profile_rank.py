@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from hashlib import pbkdf2_hmac
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run
 
 from hvdkit import adapters, config
-from hvdkit.core import links, marks, observing, spinning, tuning
+from hvdkit.core import links, marks, observing, tuning
 from hvdkit.core.data import open_dataset
 from hvdkit.core.topology import Topology
 from hvdkit.profiling import assemble
@@ -83,24 +80,30 @@ def test_turns_hold_whole_rounds() -> None:
         assert found[-1].kind == "traced" and found[-1].steps % every == 0
 
 
-def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
-    done: list[float] = []
+# In a process of its own, whose thread computes for minutes unless it is put to sleep.
+SPINNING = """
+import os, threading, time
+from hashlib import pbkdf2_hmac
+from hvdkit.core import spinning
 
-    def turn_in_circles() -> None:
-        pbkdf2_hmac("sha256", b"x", b"y", 2_000_000)  # without the interpreter's lock
-        done.append(time.monotonic())
-
-    thread = threading.Thread(target=turn_in_circles, daemon=True)
-    thread.start()
-    time.sleep(0.05)
-    calmed = spinning.calm()
-    assert thread.native_id in calmed
-    used = time.process_time()
-    time.sleep(0.2)
-    assert time.process_time() - used < 0.05 and not done
+thread = threading.Thread(target=pbkdf2_hmac, args=("sha256", b"x", b"y", 2**31 - 1), daemon=True)  # without the lock
+thread.start()
+while thread.native_id not in (calmed := spinning.calm()):
     spinning.wake(calmed)
-    thread.join(60)
-    assert done
+used = time.process_time()
+time.sleep(0.2)
+assert time.process_time() - used < 0.05, "it computes on"
+spinning.wake(calmed)
+while time.process_time() - used < 0.3:
+    time.sleep(0.01)
+print("slept and woke", flush=True)
+os._exit(0)
+"""
+
+
+def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
+    done = run([sys.executable, "-c", SPINNING], 120, cwd=ROOT)
+    assert done.stdout == "slept and woke\n", done.stderr
 
 
 @pytest.mark.check

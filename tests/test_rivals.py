@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +72,25 @@ def test_rivals_compute_what_hvdkit_computes(frameworks: tuple[str, ...], proof:
 @pytest.mark.usefixtures("warm")
 def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """DistributedDataParallel, with accumulation; its weights are hvdkit's, its figures its own."""
-    results = {}
+    results, seconds = {}, {}
     for out, more in (("own", ()), ("ddp", ("--rival", "ddp"))):
         words = ("--framework", "pytorch", "-np", 2, *more, "--out", out, *QUICK)
+        began = time.monotonic()
         done = hvdkit("train", recipe, *words, "steps=4", "accumulate=2", "check_ranks=1", "precision=fp64")
         assert done.returncode == 0, done.stderr
         results[out] = TrainResult.model_validate_json((tmp_path / out / "result.json").read_text())
+        seconds[out] = time.monotonic() - began
     own, ddp = results["own"], results["ddp"]
     assert (own.rival, ddp.rival, ddp.framework, ddp.np) == (None, "ddp", "pytorch", 2)
     assert ddp.horovod_version is None and own.horovod_version
     assert ddp.train_loss == pytest.approx(own.train_loss, rel=1e-9)
-    for each in (own, ddp):
+    for name, each in results.items():
         assert len(each.step_ms) == each.measured_steps == 3 and each.step_ms_p99 is not None
         assert each.step_ms_p50 <= each.step_ms_p90 <= each.step_ms_p99 <= max(each.step_ms) + 0.01
-        assert each.cpu_s_per_image is not None and 0 < each.cpu_s_per_image < 2
-        assert each.startup_s is not None and 0 < each.startup_s < 100
+        assert each.startup_s is not None and 0 < each.startup_s < seconds[name]
+        images = 3 * 2 * 2 * 8  # steps, batches a step, ranks, images a batch
+        assert each.cpu_s_per_image is not None
+        assert 0 < images * each.cpu_s_per_image < (os.cpu_count() or 1) * seconds[name]
         assert each.load is not None and 0 <= each.load <= 1 and each.noisy == (each.load > 0.1)
 
 
@@ -156,7 +162,8 @@ def test_a_killed_parameter_server_job_leaves_no_process(victim: str, recipe: Pa
             assert process.returncode == 1 and "rank 0 on localhost was killed by SIGKILL" in told[0]
     finally:
         for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait(30)
         reader.join(10)
 

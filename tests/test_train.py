@@ -52,8 +52,10 @@ def test_two_steps_on_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tm
 def test_a_start_counts_from_the_command() -> None:
     """`startup_s` begins with the process of the command line, not with that of a rank."""
     code = "import os, time; here = time.time(); time.sleep(0.5); "
-    code += "from hvdkit.core.usage import process_began, started_at; print(here, process_began(), started_at()); "
-    code += "os.environ['HVDKIT_STARTED'] = '7.5'; print(started_at())"
+    # The least of twenty: whoever is interrupted between two clocks gets a later one.
+    code += "from hvdkit.core.usage import process_began as began, started_at as started; "
+    code += "print(here, min(began() for _ in range(20)), min(started() for _ in range(20))); "
+    code += "os.environ['HVDKIT_STARTED'] = '7.5'; print(started())"
     before = time.time()
     here, began, alone, told = map(float, run([sys.executable, "-c", code], timeout=60).stdout.split())
     assert before - 0.05 < began < here + 0.05 and abs(alone - began) < 0.05 and told == 7.5
