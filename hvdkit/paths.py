@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hvdkit
 from hvdkit.errors import RequestError
+from hvdkit.files import open_lock
 
 # All that hvdkit's commands leave in a folder. `--overwrite` takes these away and nothing else, whatever --out says.
 _OURS = {
@@ -91,7 +92,7 @@ def claimed(
     check_free(folder, overwrite, resume, inputs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
+        lock = open_lock(folder / _LOCK)
     except OSError as error:
         raise RequestError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder") from error
     with lock:
