@@ -24,15 +24,15 @@ class TimeLeft:
     ) -> None:
         self._costs: dict[Any, float] = dict(costs)
         self._done: dict[Any, float] = {}
-        self._begun: set[Any] = set()
+        self._begun: dict[Any, float] = {}
         self._whole = sum(self._costs.values())
         self._usual_pace = usual_s / self._whole if usual_s and self._whole else None
         self._trust_s, self._clock = trust_s, clock
         self._began = clock()
 
     def begin(self, part: Any) -> None:
-        """The part is at work; as long as nobody says how far it is, it counts as half done."""
-        self._begun.add(part)
+        """The part is at work from now on; as long as nobody says how far it is, it counts as half done."""
+        self._begun[part] = self._clock()
 
     def done(self, part: Any, share: float = 1.0) -> None:
         """So much of the part, 0 to 1, has been done."""
@@ -63,7 +63,10 @@ class TimeLeft:
             return 0.0
         if self._usual_pace is None:
             return left * self.elapsed_s() / done if done > 0 else None
-        done += sum(self._costs[part] / 2 for part in self._begun if not self._done.get(part))
+        now = self._clock()
+        done += sum(
+            self._costs[part] / 2 for part, begun in self._begun.items() if begun < now and not self._done.get(part)
+        )
         left = max(0.0, self._whole - done)
         trusted = self._trust_s / self._usual_pace
         return left * (self.elapsed_s() + self._trust_s) / (done + trusted)
@@ -78,7 +81,7 @@ def about(seconds: float | None) -> str:
     if seconds is None or seconds < 1:
         return ""
     if seconds < 90:
-        return f"about {10 * math.ceil(seconds / 10)} s left"
+        return f"about {10 * math.ceil(round(seconds) / 10)} s left"
     return f"about {round(seconds / 60)} min left"
 
 

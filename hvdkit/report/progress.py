@@ -88,7 +88,7 @@ class ComparisonProgress(RunProgress):
         self._began = clock() if began is None else began
         self._costs, self._left = costs, TimeLeft(costs, clock=clock)
         self._counting = False
-        self._now: tuple[int, str] = self._parts[0]
+        self._now: tuple[int, str] | None = None
         self._reported_s, self._promised = 0.0, False
         self._all = self._progress.add_task("all runs", total=len(runs), told="")
 
@@ -123,6 +123,7 @@ class ComparisonProgress(RunProgress):
             self._say(f": {text}")
 
     def _say(self, text: str) -> None:
+        assert self._now is not None
         number, title = self._now
         which = f"run {self._parts.index(self._now) + 1}/{len(self._parts)}"
         of_rounds = f", round {number}/{self._rounds}" if self._rounds > 1 else ""
