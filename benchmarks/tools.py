@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/tools.py [--runs 10]
 
 The commands take turns. A first run of each is not counted: it fills the file cache and makes Matplotlib's list of
-fonts, without which the first report on a machine takes seconds longer. `report` is timed on the comparison of the tests
+fonts, without which the first report on a machine takes seconds longer. `report` is timed on the tests' comparison
 (four frameworks at one and two ranks, what `make compare` leaves) and on one of 100 runs (every rival, five rounds);
 `doctor` with the runtimes that are there. Writes tools.json and tools.md beside itself; exit status 1 where a median
 misses its mark, 2 where a command fails.
@@ -108,8 +108,8 @@ def page(found: dict[str, Any]) -> str:
         "# How long the quick commands take",
         "",
         "Seconds from a command's start to its end. `report`: the page of 8 runs, four frameworks at one and two "
-        "ranks; of 100 runs, every rival in five rounds. `predict`: a profile of ResNet-20 for two numbers of ranks, with its "
-        "picture. `doctor`: one process for each of the runtimes, which imports the framework and Horovod.",
+        "ranks; of 100 runs, every rival in five rounds. `predict`: a profile of ResNet-20 for two numbers of ranks, "
+        "with its picture. `doctor`: one process for each of the runtimes, which imports the framework and Horovod.",
         "",
         "| `hvdkit …` | median | least to most | runs | mark |",
         "|:---|---:|---:|---:|---:|",

@@ -18,7 +18,7 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # Files whose tests start no ranks and look at no clock: scripts/run_tests.py runs them beside the others.
 BESIDE = {
     "attack", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
-    "documents", "launch_hosts", "paths", "predict", "profile", "report", "report_files", "runtimes_edits",
+    "documents", "launch_hosts", "paths", "predict", "profile", "quick", "report", "report_files", "runtimes_edits",
     "simulator", "simulator_costs", "sync", "validation",
 }  # fmt: skip
 
