@@ -28,7 +28,7 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
     "attack", "bench", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
-    "documents", "launch_hosts", "paths", "predict", "profile", "report_files", "runtimes_edits", "simulator",
+    "documents", "launch_hosts", "paths", "predict", "profile", "quick", "report_files", "runtimes_edits", "simulator",
     "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 
