@@ -173,6 +173,7 @@ class Recipe(Strict):
         return self
 
 
+_MOST_FAULTS = 50  # that are told one by one
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
     "data": DATA_KINDS,
     "compression": dict(METHODS),
@@ -202,6 +203,8 @@ def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[st
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
         faults += [f"{where}: {line}" for line in _explain(error)]
+    if len(faults) > _MOST_FAULTS:
+        faults = [*faults[:_MOST_FAULTS], f"{where}: {len(faults) - _MOST_FAULTS} more faults; no YAML recipe"]
     if faults:
         raise RequestError("\n".join(faults))
     return recipe
@@ -220,10 +223,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> list[str]:
-    lines = []
-    for fault in error.errors(include_url=False):
+    lines: dict[str, None] = {}  # each once, in order
+    for number, fault in enumerate(error.errors(include_url=False)):
         if fault["type"] == "together":
-            lines += fault["msg"].splitlines()
+            lines |= dict.fromkeys(fault["msg"].splitlines())
             continue
         loc = [str(part) for part in fault["loc"]]
         # pydantic names the chosen kind of data or optimizer as if it were a key
@@ -236,10 +239,9 @@ def _explain(error: ValidationError) -> list[str]:
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
         key = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in loc) or "recipe"
-        line = f"{key}: {_reason(fault, loc, kind)}"
-        if line not in lines:
-            lines.append(line)
-    return lines
+        # of a file that is something else altogether nobody reads more, and looking for near names takes its time
+        lines[f"{key}: {_reason(fault, loc, kind) if number <= _MOST_FAULTS else fault['type']}"] = None
+    return list(lines)
 
 
 def _reason(fault: Any, loc: list[str], section: type[BaseModel] | None) -> str:

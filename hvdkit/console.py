@@ -38,6 +38,8 @@ def prepare() -> None:
         if os.open(os.devnull, os.O_RDWR) != number:  # the lowest free number is taken
             raise AssertionError(f"descriptor {number} is not the lowest free one")
         os.set_inheritable(number, True)
+    if "error" in os.environ.get("PYTHONWARNINGS", ""):  # under which libraries of others, the frameworks', do not load
+        os.environ["PYTHONWARNINGS"] = "default"
     codecs.register_error(_HANDLER, _substitute)
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)

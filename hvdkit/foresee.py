@@ -14,6 +14,7 @@ from hvdkit.files import write_atomic
 from hvdkit.profiling import profile as profiles
 from hvdkit.profiling.profile import Profile
 from hvdkit.report import gantt
+from hvdkit.results import LARGEST
 from hvdkit.simulator import basis as basis_
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
@@ -136,12 +137,11 @@ def request(plan: Plan, price: float | None, images: int | None, epochs: int | N
     from hvdkit.simulator.advise import Money
 
     settings = plan.profile.settings
-    known_epochs = settings.get("epochs")
     return Request(
         plan,
         Money(
             images=images or _images(settings),
-            epochs=epochs or (known_epochs if isinstance(known_epochs, int) else None),
+            epochs=epochs or _count(settings.get("epochs")),
             price=plan.cluster.price_per_gpu_hour if price is None else price,
         ),
     )
@@ -191,6 +191,10 @@ def _images(settings: dict[str, Any]) -> int | None:
     data = settings.get("data")
     if not isinstance(data, dict):
         return None
-    if isinstance(data.get("train_images"), int):
-        return int(data["train_images"])
-    return {"digits": 1437, "mnist5k": 4000, "cifar10": 50_000}.get(str(data.get("name")))
+    given = _count(data.get("train_images"))
+    return given or {"digits": 1437, "mnist5k": 4000, "cifar10": 50_000}.get(str(data.get("name")))
+
+
+def _count(value: Any) -> int | None:
+    """What a profile's recipe, which nobody has checked, says of a number of things; None where that is no count."""
+    return value if isinstance(value, int) and 1 <= value <= LARGEST else None

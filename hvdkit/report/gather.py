@@ -15,6 +15,7 @@ from hvdkit.files import open_regular
 from hvdkit.results import Comparison, MetricLine, TrainResult, read_comparison, read_result
 
 _MOST_KEPT = 4000  # lines a run of each kind; charts draw a tenth of them
+_MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
 _LONGEST_LINE = 65536  # bytes; one has a few hundred
 
 
@@ -67,6 +68,7 @@ def read(folder: Path) -> Found:
 def _comparison(folder: Path) -> Found:
     path = folder / "compare.json"
     comparison = read_comparison(path)
+    _fits_a_page(comparison, path)
     places = {}
     for place in sorted((folder / "runs").glob("*/result.json")):
         places[_key(read_result(place))] = place.parent
@@ -75,6 +77,14 @@ def _comparison(folder: Path) -> Found:
         home = places.get(_key(_sound(result, path)))
         runs.append(_run(home, result) if home else Run(result, []))
     return Found(folder, runs, comparison)
+
+
+def _fits_a_page(comparison: Comparison, path: Path) -> None:
+    kinds = len({(result.framework, result.np, result.rival) for result in comparison.runs})
+    nps = len({result.np for result in comparison.runs})
+    for found, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
+        if found > most:
+            raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {found}")
 
 
 def _key(result: TrainResult) -> tuple[object, ...]:

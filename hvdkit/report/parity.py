@@ -117,6 +117,7 @@ def _rows(parity: Parity) -> list[tuple[str, str, str, list[str]]]:
         own = getattr(_all(parity)[0], f"reference_{key}")
         factors = sorted({each.f32_factor for each in _all(parity)})
         mark = f"{' or '.join(f'{factor:g}' for factor in factors)} × {own:.1e}"
-        cells = [f"{getattr(each, key):.1e} ({getattr(each, key) / own:.1f} ×)" for each in _all(parity)]
+        errors = [getattr(each, key) for each in _all(parity)]
+        cells = [f"{error:.1e} ({error / own:.1f} ×)" if own else f"{error:.1e}" for error in errors]
         rows.append((key, label, mark, cells))
     return rows
