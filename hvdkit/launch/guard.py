@@ -41,7 +41,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __package__:  # the launcher, in whose folder a user may have a scratch.py too
+if __package__:
     from hvdkit.launch.kin import descendants
     from hvdkit.launch.link import Link
     from hvdkit.launch.pulse import Pulse
@@ -93,20 +93,15 @@ def step_aside(rank: int | None) -> int | None:
 
     def pass_on(number: int, _: object) -> None:
         asked.append(number)
-        os.kill(child, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
 
     signal.signal(signal.SIGTERM, pass_on)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked)}
-        name = own_name(rank)
-        # What the child was writing may have no end.
-        tell(
-            b"\n"
-            + report(rank, name, "ended", failed_at=time.monotonic(), **facts)
-            + b"\n"
-            + report(rank, name, "left")
-        )
+        ended = report(rank, own_name(rank), "ended", failed_at=time.monotonic(), **facts)
+        tell(b"\n" + ended + b"\n" + report(rank, own_name(rank), "left"))  # the child's last line may have no end
     return exit_status(status)
 
 
