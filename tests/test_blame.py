@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 
 from hvdkit.core.lifeline import lost_a_peer
 from hvdkit.errors import RequestError
-from hvdkit.launch import blame, crew, supervise
+from hvdkit.launch import blame, crew, elastic, pulse, supervise
 from hvdkit.launch.ends import Cause, RankEnd, RankFailure, Record
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
+from hvdkit.launch.job import Elastic, Job
 
 LOST_TAIL = (
     "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception"
@@ -240,6 +241,32 @@ def test_hangs_are_blamed_in_every_order(clock: Clock) -> None:
         assert message.startswith(f"rank {2 if frozen else 1} on localhost hangs at step 7"), message
 
 
+def test_ranks_that_move_again_hang_no_more(clock: Clock) -> None:
+    ranks = supervise._Ranks(job(2))
+    facts = {"step": 7, "phase": "step", "seconds": 51.0, "frozen": False, "frames": []}
+    for event in ("stalled", "resumed"):
+        for rank in range(2):
+            ranks.note({"event": event, "rank": rank, "name": f"rank-{rank}", "clock": 1.0} | facts, clock.now)
+        assert ranks.must_stop == (event == "stalled")
+    clock.now += 1000.0
+    assert not ranks.must_stop
+
+
+def test_a_rank_is_seen_to_stand_and_to_move_again(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "time", clock)
+    monkeypatch.setattr(pulse.Pulse, "_frames", lambda *_: [])  # they are asked for by a signal
+    watched = pulse.Pulse(tmp_path, "rank-0", os.getpid(), 5000.0)
+    seen = []
+    for beat, waited_s in (("1 0 a", 0), ("1 0 a", 4999), ("1 0 a", 2), ("1 0 a", 9999), ("2 1 b", 1), ("2 1 b", 1)):
+        (tmp_path / "rank-0.beat").write_text(beat)
+        clock.now += waited_s
+        seen.append((watched.stall() is not None, watched.resumed))
+    standing, moving = (True, False), (False, True)
+    assert seen == [(False, False), (False, False), standing, (False, False), moving, (False, False)]
+
+
 def test_a_host_that_is_cut_off_is_blamed_unless_a_rank_failed_before(clock: Clock) -> None:
     cut = {"event": "cut off", "rank": 0, "name": "rank-0", "clock": 950.0, "interface": "eth0", "up": False}
     for failed_at, words in (
@@ -263,6 +290,40 @@ def test_a_guard_that_is_killed_behind_its_report_changes_nothing(clock: Clock) 
     ranks.note(report(0, 900.0, {"exit_code": 3}), clock.now)
     ranks.note(report(0, 901.0, {"signal": 9, "stopped": True}), clock.now)
     assert (ranks.all_ends()[0].exit_code, ranks.all_ends()[0].signal) == (3, None)
+
+
+def test_an_elastic_run_ends_for_the_earliest_failure_of_a_rank_itself(clock: Clock) -> None:
+    """Whatever comes first; ranks that were lost before, and those that Horovod sent away, are survived."""
+    removed = {"exit_code": 1, "tail": "the host has been removed from elastic job"}
+    ends = [
+        report(0, 905.0, said("error", "later")),
+        report(1, 903.0, said("error", "earlier")),
+        report(2, 901.0, {"signal": 9}),
+        report(3, 900.0, said("communication")),
+        report(4, 899.0, removed),
+    ]
+    heard = set()
+    for order in itertools.permutations(ends):
+        workers = elastic._Workers(replace(job(5), elastic=Elastic(1, 5)), begins_anew=False)
+        for each in order:
+            workers.note(each, clock.now)
+        assert workers.must_stop
+        heard.add(str(elastic._fault(workers._job, workers, [])))
+    assert len(heard) == 1 and heard.pop().startswith("rank 1 on localhost failed at step 3: earlier ")
+
+
+def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock) -> None:
+    """Of a worker too that was started again in its place since."""
+    heard = set()
+    lost = [report(0, 899.0, WITNESSES["word of a lost peer"]), report(1, 901.0, {"signal": 9})]
+    for order in itertools.permutations(lost):
+        workers = elastic._Workers(replace(job(2), elastic=Elastic(2, 2)), begins_anew=False)
+        for each in order:
+            workers.note(each, clock.now)
+            workers.note({**each, "event": "started", "pid": 4_000_000 + each["rank"]}, clock.now)
+        workers.horovodrun_end = {"exit_code": 1, "signal": None, "tail": ""}
+        heard.add(str(elastic._fault(workers._job, workers, [])))
+    assert len(heard) == 1 and "the first lost: rank 1 on localhost was killed by SIGKILL" in heard.pop()
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_two_names_of_this_machine(tmp_path: Path, mark: str, python: str) -> No
 
 
 def test_a_rank_that_exits_between_collectives(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
-    # Rank 0 waits for rank 1 in the second allreduce and loses it. It ends first, by some seconds, since rank 1 has
-    # left Horovod but still has an exit handler to run (those that came first run last): horovodrun would name rank 0.
+    # Rank 0 waits for rank 1 in the second allreduce and loses it. It ends first, by seconds: rank 1 has left Horovod
+    # but still has an exit handler to run (those that came first run last). horovodrun would name rank 0.
     script = """
 import atexit
 if rank == 1:

@@ -42,12 +42,6 @@ def judge(ends: Iterable[RankEnd]) -> Verdict | None:
     return Verdict(first, others=(*left, *sorted(well, key=lambda end: end.rank)))
 
 
-def culprit(ends: Iterable[RankEnd]) -> RankEnd | None:
-    """The rank to blame; None where no rank failed."""
-    verdict = judge(ends)
-    return None if verdict is None else verdict.end
-
-
 def decided(ends: Collection[RankEnd], np: int, now: float, settle_s: float) -> bool:
     """Whether enough is known to end the ranks that are left: a rank has failed, and not for another's sake.
 

@@ -115,6 +115,9 @@ class _Workers(Crew):
             if report["phase"] != WAITING:
                 self._stalls[name] = Stall.read(report, host)
                 self._stalled_at = self._stalled_at or received
+        elif report["event"] == "resumed":
+            self._stalls.pop(name, None)
+            self._stalled_at = self._stalled_at if self._stalls else 0.0
         elif report["event"] == "cut off":
             self._tell(f"{name}: its host's interface {report['interface']} is down")
         elif name not in self.ends:  # what a guard tells counts more than that it was killed afterwards

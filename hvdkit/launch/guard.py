@@ -6,8 +6,8 @@ Every rank has a guard above it, on the host where the rank runs. The guard
 - writes the command's output to FOLDER/rank-<r>.log (worker-<place>.log under an elastic launcher);
 - tells its standard output, which leads to the launcher, that the rank has started, how it ended, with the record that
   the rank may have left in FOLDER/rank-<r>.failure.json, and that nothing is left of it (`MARK` + JSON, one line each);
-- tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never), or its host's link is down
-  (link.py);
+- tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never) and when it does again, or that its
+  host's link is down (link.py);
 - on SIGTERM, or as soon as nobody reads its standard output any more (the launcher was killed, the ssh connection
   broke), ends the rank: SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
 - gives the rank a folder of its own for temporary files and removes it (scratch.py);
@@ -19,9 +19,8 @@ it for one case, its own death by SIGKILL.
 
 ROLE is
 - `rank`;
-- `shell-rank` for a rank that horovodrun starts. horovodrun ends all ranks as soon as it learns that one has failed, so
-  the first to end would be the only one to say why, and that may be one that has only lost another: so the guard stays
-  until the launcher ends all ranks;
+- `shell-rank` for a rank that horovodrun starts. horovodrun ends all ranks as soon as one has failed, which may be one
+  that only lost another: so the guard of a failed rank stays until the launcher ends all ranks;
 - `horovodrun` for horovodrun itself, whose output carries the lines of the ranks' guards: these go on to the launcher,
   the rest to FOLDER/horovodrun.log.
 
@@ -42,7 +41,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __package__:  # the launcher, in whose folder a user may have a scratch.py too
+if __package__:
     from hvdkit.launch.kin import descendants
     from hvdkit.launch.link import Link
     from hvdkit.launch.pulse import Pulse
@@ -94,16 +93,15 @@ def step_aside(rank: int | None) -> int | None:
 
     def pass_on(number: int, _: object) -> None:
         asked.append(number)
-        os.kill(child, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
 
     signal.signal(signal.SIGTERM, pass_on)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        now = time.monotonic()
-        facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked), "failed_at": now}
-        name = own_name(rank)
-        # What the child was writing may have no end.
-        tell(b"\n" + report(rank, name, "ended", **facts) + b"\n" + report(rank, name, "left"))
+        facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked)}
+        ended = report(rank, own_name(rank), "ended", failed_at=time.monotonic(), **facts)
+        tell(b"\n" + ended + b"\n" + report(rank, own_name(rank), "left"))  # the child's last line may have no end
     return exit_status(status)
 
 
@@ -251,10 +249,12 @@ class Guard:
         return min((each for each in watches if each), default=None)
 
     def _look(self) -> None:
-        """Tell the launcher where the rank stands still or the host is cut off."""
+        """Tell the launcher where the rank stands still or moves again, or the host is cut off."""
         stall = self.pulse.stall() if self.pulse and self.pulse.interval_s else None
         if stall:
             self._report("stalled", **stall, **self.link.facts())
+        elif self.pulse and self.pulse.resumed:
+            self._report("resumed")
         cut = self.link.cut()
         if cut:
             self._report("cut off", **cut)
@@ -350,7 +350,6 @@ class Guard:
             return None
 
     def _report(self, event: str, **facts: object) -> None:
-        """Tell the launcher."""
         tell(report(self.rank, self.name, event, **facts))
 
     def _open_log(self) -> None:

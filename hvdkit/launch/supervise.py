@@ -120,6 +120,9 @@ class _Ranks(Crew):
         elif event == "stalled":
             self.stalls[rank] = Stall.read(report, self._hosts[rank])
             self._stalled_at = self._stalled_at or received
+        elif event == "resumed":
+            self.stalls.pop(rank, None)
+            self._stalled_at = self._stalled_at if self.stalls else None
         elif event == "cut off":
             since = self._clocks.here(report["name"], report["clock"]) - DOWN_S
             cut = Cut(rank, self._hosts[rank], report["interface"], report["up"], since)
