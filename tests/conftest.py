@@ -39,8 +39,11 @@ Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those of the files in CHECK, and bring the files that take longest to the front."""
+    """Mark the files in CHECK, make timeouts patient (hygiene.patience), bring the longest files to the front."""
     for item in items:
+        limit = item.get_closest_marker("timeout")
+        seconds = limit.args[0] if limit else item.config.getoption("timeout") or item.config.getini("timeout")
+        item.add_marker(pytest.mark.timeout(hygiene.patience(float(seconds))), append=False)
         whole = item.path.stem.removeprefix("test_") in CHECK
         if whole and not item.get_closest_marker("ranks"):
             item.add_marker(pytest.mark.check)
@@ -48,7 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; past `timeout` seconds all that it has started is ended, and the test fails."""
+    """Run a command to its end; past `timeout` seconds, or rather later, all that it has started is ended.
+
+    `timeout` is what a quiet machine needs at most (hygiene.patience); the test fails then.
+    """
+    timeout = hygiene.patience(timeout)
     with hygiene.marking() as mark:
         environment = {**(options.pop("env", None) or os.environ), hygiene.MARK: mark}
         process = subprocess.Popen(

@@ -29,7 +29,7 @@ KEPT_PREFIXES = ("HVDKIT_TEST_", "PIP_", "PYTEST_", "LD_", "CUDA_", "NVIDIA_", "
 UNCHANGED = "HVDKIT_TESTS_UNCHANGED"  # set: leave all as it is, to see what hvdkit itself makes of a hostile parent
 
 MARK = "HVDKIT_TEST_STARTED_BY"  # in the environment of all that a test starts; a process below it inherits it
-PATIENCE_S = 20.0  # for processes that are about to end
+ENDS_S = 10.0  # for processes that are about to end
 
 
 def clean_up_parent() -> None:
@@ -69,6 +69,15 @@ def _signals() -> None:
                 signal.signal(number, lambda *_: None)
 
 
+def patience(seconds: float) -> float:
+    """How long to wait for what takes less than `seconds` on a quiet machine, before it is taken for a failure.
+
+    Nothing is proved by a timeout, so it may be far away. scripts/run_tests.py runs tests that start no ranks on what
+    the others leave of the processors, which can be nothing for a minute.
+    """
+    return seconds * (20 if os.sched_getscheduler(0) == os.SCHED_IDLE else 3)
+
+
 def started_by(mark: str) -> list[int]:
     """The processes that bear the mark in their environment, this one and ended ones excepted."""
     wanted, found = f"{MARK}={mark}".encode(), []
@@ -82,7 +91,7 @@ def started_by(mark: str) -> list[int]:
 
 def kill_started_by(mark: str) -> None:
     """End all of them by force, also what has a session of its own, and what they start meanwhile."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(ENDS_S)
     while (found := started_by(mark)) and time.monotonic() < deadline:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -106,7 +115,7 @@ def marking() -> Iterator[str]:
 
 def left_behind(mark: str) -> list[str]:
     """The command lines of what still runs after a while; it is ended then."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(ENDS_S)
     while (found := started_by(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     told = []

@@ -334,7 +334,7 @@ def test_topology_reaches_the_workers(folder: Path, monkeypatch: pytest.MonkeyPa
     assert getattr(dataset.train, "workers", None) == 2
 
 
-def _until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+def _until(condition: Callable[[], bool], seconds: float = 300) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -215,9 +217,10 @@ def test_add_names_what_the_interpreter_lacks_and_the_commands_that_bring_it(tmp
     python = tmp_path / "own" / "bin" / "python"
     with pytest.raises(RequestError) as caught:
         build.add("pytorch", python)
-    assert f"{python} -m pip install torch==2.13.0" in str(caught.value)
-    assert f"HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 {python} -m pip install" in str(caught.value)
-    assert f"{python} -m pip install safetensors" in str(caught.value)
+    quoted = shlex.quote(str(python))
+    assert f"{quoted} -m pip install torch==2.13.0" in str(caught.value)
+    assert f"HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 {quoted} -m pip install" in str(caught.value)
+    assert f"{quoted} -m pip install safetensors" in str(caught.value)
     assert store.inspect("pytorch") == (None, None)
 
 
@@ -227,7 +230,7 @@ def test_add_refuses_what_is_no_interpreter(tmp_path: Path, content: str | None)
     if content is not None:
         python.write_text(content)
         python.chmod(0o755)
-    with pytest.raises(RequestError, match=str(python)):
+    with pytest.raises(RequestError, match=re.escape(str(python))):
         build.add("mxnet", python)
 
 
@@ -242,7 +245,7 @@ def test_the_doctor_names_a_broken_runtime_its_cause_and_the_remedy(
     assert report.exit_status == 1
     told = {fault.what: fault.remedy for fault in report.faults}
     assert any("half-made" in what and remedy == "hvdkit runtime build pytorch" for what, remedy in told.items())
-    remake = f"rm -r {folder / 'mxnet'} && hvdkit runtime build mxnet"
+    remake = f"rm -r {shlex.quote(str(folder / 'mxnet'))} && hvdkit runtime build mxnet"
     assert any("has no mxnet" in what and remedy == remake for what, remedy in told.items())
     report.render(Console(width=200))
     assert "half-made" in capsys.readouterr().out
