@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,36 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
     return call
 
 
+@pytest.fixture
+def inside(tmp_path: Path) -> Hvdkit:
+    """As `hvdkit`, in this process (inside.py): for what is refused before anything starts."""
+    from inside import call
+
+    return partial(call, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def recipe() -> Path:
+    """The recipe that the README is about."""
+    return ROOT / "recipes" / "resnet20-digits.yaml"
+
+
+@pytest.fixture(scope="session")
+def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
+    """A checkpoint behind step 40 of a real run of one rank under MXNet; to be read only."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
+    done = run([*command, "checkpoint={}"], 120, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run" / "checkpoints" / "step-00000040"
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """A copy of a real comparison's files."""
+    return Path(shutil.copytree(ROOT / "tests" / "data" / "comparison", tmp_path / "comparison"))
+
+
 @pytest.fixture(scope="session")
 def hollow_runtimes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runtimes that requests can be checked against, and in which nothing can be started."""
@@ -118,25 +149,3 @@ def warm_runtimes() -> Iterator[Path]:
 def warm(warm_runtimes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of this test start where their framework is imported already."""
     monkeypatch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
-
-
-@pytest.fixture(scope="session")
-def recipe() -> Path:
-    """The recipe that the README is about."""
-    return ROOT / "recipes" / "resnet20-digits.yaml"
-
-
-@pytest.fixture(scope="session")
-def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
-    """A checkpoint behind step 40 of a real run of one rank under MXNet; to be read only."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
-    done = run([*command, "checkpoint={}"], 120, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run" / "checkpoints" / "step-00000040"
-
-
-@pytest.fixture
-def real(tmp_path: Path) -> Path:
-    """A copy of a real comparison's files."""
-    return Path(shutil.copytree(ROOT / "tests" / "data" / "comparison", tmp_path / "comparison"))
