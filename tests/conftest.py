@@ -27,8 +27,12 @@ CHECK = {
     "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 
-# The files that take longest, in this order: no stream shall work on one while the others are done.
-LONGEST: dict[str, int] = {}
+# The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the
+# others are done.
+LONGEST = (
+    "contract", "faults", "elastic", "rivals", "launch_horovod", "checkpoint_runs", "train", "parity", "link", "story",
+    "package_install", "surroundings", "data_runs", "launch", "hosts", "examples", "plain", "events", "export",
+)  # fmt: skip
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -36,13 +40,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those of the files in CHECK, and bring the files that take longest to the front."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark those of the files in CHECK; where processes share the files, bring those of LONGEST to the front."""
     for item in items:
-        whole = item.path.stem.removeprefix("test_") in CHECK
+        whole = _topic(item) in CHECK
         if whole and not item.get_closest_marker("ranks"):
             item.add_marker(pytest.mark.check)
-    items.sort(key=lambda item: LONGEST.get(item.path.stem.removeprefix("test_"), len(LONGEST)))
+    if hasattr(config, "workerinput"):  # of pytest-xdist
+        place = {topic: number for number, topic in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(_topic(item), len(place)))
+
+
+def _topic(item: pytest.Item) -> str:
+    return item.path.stem.removeprefix("test_")
 
 
 def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
