@@ -32,22 +32,32 @@ CHECK = {
     "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 
-# The files that take longest, in this order: no stream shall work on one while the others are done.
-LONGEST: dict[str, int] = {}
+# The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the
+# others are done.
+LONGEST = (
+    "contract", "faults", "elastic", "rivals", "launch_horovod", "checkpoint_runs", "train", "parity", "link", "story",
+    "package_install", "surroundings", "data_runs", "launch", "hosts", "examples", "plain", "events", "export",
+)  # fmt: skip
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the files in CHECK, make timeouts patient (hygiene.patience), bring the longest files to the front."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the files in CHECK, make timeouts patient; where processes share the files, bring LONGEST to the front."""
     for item in items:
         limit = item.get_closest_marker("timeout")
         seconds = limit.args[0] if limit else item.config.getoption("timeout") or item.config.getini("timeout")
         item.add_marker(pytest.mark.timeout(hygiene.patience(float(seconds))), append=False)
-        whole = item.path.stem.removeprefix("test_") in CHECK
+        whole = _topic(item) in CHECK
         if whole and not item.get_closest_marker("ranks"):
             item.add_marker(pytest.mark.check)
-    items.sort(key=lambda item: LONGEST.get(item.path.stem.removeprefix("test_"), len(LONGEST)))
+    if hasattr(config, "workerinput"):  # of pytest-xdist
+        place = {topic: number for number, topic in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(_topic(item), len(place)))
+
+
+def _topic(item: pytest.Item) -> str:
+    return item.path.stem.removeprefix("test_")
 
 
 def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -159,25 +169,3 @@ def warm_runtimes() -> Iterator[Path]:
 def warm(warm_runtimes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of this test start where their framework is imported already."""
     monkeypatch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
-
-
-@pytest.fixture(scope="session")
-def recipe() -> Path:
-    """The recipe that the README is about."""
-    return ROOT / "recipes" / "resnet20-digits.yaml"
-
-
-@pytest.fixture(scope="session")
-def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
-    """A checkpoint behind step 40 of a real run of one rank under MXNet; to be read only."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
-    done = run([*command, "checkpoint={}"], 120, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run" / "checkpoints" / "step-00000040"
-
-
-@pytest.fixture
-def real(tmp_path: Path) -> Path:
-    """A copy of a real comparison's files."""
-    return Path(shutil.copytree(ROOT / "tests" / "data" / "comparison", tmp_path / "comparison"))

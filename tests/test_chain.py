@@ -74,11 +74,11 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     ],
 )
 def test_bad_requests_are_one_line_and_status_2(
-    hvdkit: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
+    inside: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
 ) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     profiles.save(simulating.profile(np=1), tmp_path / "alone.json")
-    done = hvdkit("advise", *arguments)
+    done = inside("advise", *arguments)
     assert done.returncode == 2
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -152,7 +152,7 @@ def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) ->
         (("-np", 0), "0"),
     ],
 )
-def test_bad_requests(arguments: tuple[Any, ...], told: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    done = hvdkit("parity", recipe, *arguments, "--out", "run")
+def test_bad_requests(arguments: tuple[Any, ...], told: str, inside: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = inside("parity", recipe, *arguments, "--out", "run")
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
