@@ -19,7 +19,7 @@ import warm as warming
 
 from hvdkit.runtimes import pins, store
 
-hygiene.clean_up_parent()  # before a test module, and with it hvdkit, is imported
+hygiene.clean_up_parent()  # before a test module is imported
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
@@ -132,6 +132,28 @@ def inside(tmp_path: Path) -> Hvdkit:
     from inside import call
 
     return partial(call, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def recipe() -> Path:
+    """The recipe that the README is about."""
+    return ROOT / "recipes" / "resnet20-digits.yaml"
+
+
+@pytest.fixture(scope="session")
+def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
+    """A checkpoint behind step 40 of a real run of one rank under MXNet; to be read only."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
+    done = run([*command, "checkpoint={}"], 120, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run" / "checkpoints" / "step-00000040"
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """A copy of a real comparison's files."""
+    return Path(shutil.copytree(ROOT / "tests" / "data" / "comparison", tmp_path / "comparison"))
 
 
 @pytest.fixture(scope="session")
