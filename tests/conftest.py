@@ -17,9 +17,10 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 
 # Files whose tests start no ranks and look at no clock: scripts/run_tests.py runs them beside the others.
 BESIDE = {
-    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
-    "documents", "launch_hosts", "paths", "predict", "profile", "report", "report_files", "runtimes_edits",
-    "simulator", "simulator_costs", "sync", "validation",
+    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "compare", "compression",
+    "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "launch_hosts", "paths",
+    "predict", "profile", "report", "report_files", "runtimes_edits", "simulator", "simulator_costs", "sync",
+    "validation",
 }  # fmt: skip
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
