@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,11 @@ def test_every_picture_is_drawn_by_way_of_the_one_place() -> None:
         assert "pyplot" not in path.read_text(), path
 
 
-def test_a_picture_leaves_the_callers_folder_backend_and_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_leaves_the_callers_folder_backend_and_settings(here: Path) -> None:
     code = "import os; from pathlib import Path; from hvdkit.report import plotting\n"
     code += "with plotting.picture(Path('a.png'), 1, 1) as figure: figure.subplots().plot([1, 2])\n"
     code += "import matplotlib; print(Path.cwd().name, os.environ['MPLBACKEND'], matplotlib.rcParams['font.size'])"
-    done = attack(here, ["python3", "-c", code] if False else f'{HVDKIT.split()[0]} -c "{code}"', MPLBACKEND="nonsense")
+    done = attack(here, [sys.executable, "-c", code], MPLBACKEND="nonsense")
     assert done.stdout.split() == [here.name, "nonsense", "10.0"], done.stderr
 
 

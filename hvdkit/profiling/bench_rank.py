@@ -32,26 +32,31 @@ _FEWEST, _MOST = 3, 2000
 
 
 def measure(
-    adapter: Adapter, topology: Topology, request: BenchRequest, after: Callable[[BenchRow], None] | None = None
+    adapter: Adapter,
+    topology: Topology,
+    request: BenchRequest,
+    after: Callable[[BenchRow], None] | None = None,
+    moved: Callable[[], None] = lambda: None,
 ) -> list[BenchRow]:
     """Time the request's sizes one after the other; all ranks call it, all get the same rows.
 
-    `after` sees each row as soon as it is known.
+    `after` sees each row as soon as it is known; `moved` is called before each repeat.
     """
     rows = []
     for size in request.sizes_bytes:
-        rows.append(_row(adapter, topology, request, size))
+        rows.append(_row(adapter, topology, request, size, moved))
         if after:
             after(rows[-1])
     return rows
 
 
-def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int) -> BenchRow:
+def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int, moved: Callable[[], None]) -> BenchRow:
     count, name = size // DTYPES[request.dtype], f"bench.{request.collective}.{size}"
     mine, expected = _arrays(request, topology, count)
     tensor = adapter.from_numpy(mine)
 
     def once() -> tuple[float, Tensor]:
+        moved()
         adapter.synchronize()
         # No rank may start before the last one is here: the time would count its coming.
         adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], op="sum", name="bench.barrier")
@@ -119,15 +124,21 @@ def _arrays(request: BenchRequest, topology: Topology, count: int) -> tuple[np.n
     scale = size if request.redop == "average" else 1
     part = count // size
 
+    def period(of_rank: int) -> np.ndarray:
+        return (np.arange(_PERIOD) + 3 * of_rank) % _PERIOD * scale
+
+    def along(values: np.ndarray, start: int, length: int) -> np.ndarray:
+        # In the request's dtype from the first: 64-bit numbers would be eight times a tensor of bytes.
+        return np.resize(np.roll(values.astype(request.dtype), -(start % _PERIOD)), length)
+
     def values(of_rank: int, start: int, length: int) -> np.ndarray:
-        return (np.arange(start, start + length) + 3 * of_rank) % _PERIOD * scale
+        return along(period(of_rank), start, length)
 
     def reduced(start: int, length: int) -> np.ndarray:
-        every = (values(each, start, length) for each in range(size))
-        total = next(every)
-        for each in every:
-            total = _COMBINE[request.redop](total, each)
-        return total // size if request.redop == "average" else total
+        total = period(0)
+        for each in range(1, size):
+            total = _COMBINE[request.redop](total, period(each))
+        return along(total // size if request.redop == "average" else total, start, length)
 
     if request.collective == "allreduce":
         mine, expected = values(rank, 0, count), reduced(0, count)
@@ -140,7 +151,7 @@ def _arrays(request: BenchRequest, topology: Topology, count: int) -> tuple[np.n
     else:
         mine = values(rank, 0, count)
         expected = np.concatenate([values(each, rank * part, part) for each in range(size)])
-    return mine.astype(request.dtype), expected.astype(request.dtype)
+    return mine, expected
 
 
 _COMBINE: dict[str, Any] = {"sum": np.add, "average": np.add, "min": np.minimum, "max": np.maximum}
@@ -175,7 +186,8 @@ def _take_part(framework: str, request: BenchRequest, out: Path, lifeline: Lifel
             write_atomic(out / ROWS, json.dumps([each.model_dump() for each in rows]))
 
     lifeline.beat("measuring")
-    measure(adapter, topology, request, after)
+    # A large tensor over a slow link takes a minute and more: each repeat is a step of its own.
+    measure(adapter, topology, request, after, lambda: lifeline.beat("measuring", len(rows)))
     hosts = adapter.allgather_object(os.environ.get("HOROVOD_HOSTNAME", "localhost"), name="bench.hosts")
     if topology.is_root:
         settings = {key: value for key, value in os.environ.items() if key.startswith("HOROVOD_")}
