@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +26,8 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
-    "attack", "bench", "compare", "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile",
-    "documents", "launch_hosts", "paths", "predict", "profile", "quick", "report_files", "runtimes_edits", "simulator",
+    "attack", "bench", "blame", "compare", "compression", "config", "core", "data", "data_native", "data_pixels",
+    "dockerfile", "documents", "launch_hosts", "paths", "predict", "profile", "quick", "report_files", "runtimes_edits", "simulator",
     "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 
