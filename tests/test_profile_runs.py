@@ -67,7 +67,6 @@ def _check_tensors(made: Profile, framework: str) -> None:
     assert {tensor.name: tuple(tensor.shape) for tensor in made.tensors} == shapes
     assert made.step.backward_ms
     assert 0.6 * made.step.backward_ms.median < made.tensors[-1].ready_ms <= made.step.backward_ms.median * 1.001
-    ready = {tensor.name: tensor.ready_ms for tensor in made.tensors}
     assert _in_backwards_order({tensor.name: tensor.ready_ms for tensor in made.tensors}) > 0.8
     backward = sum(layer.backward_ms or 0 for layer in made.layers)
     assert backward == pytest.approx(made.tensors[-1].ready_ms)
