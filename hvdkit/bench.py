@@ -90,6 +90,8 @@ def plan(
     """Check a request. Raises RequestError with all its faults."""
     runtime, placed, faults = ranks.check(framework, np, hosts, launcher, stall_timeout_s)
     faults += _not_reduced(collective, framework, dtype, redop)
+    if np == 1:
+        faults.append("-np 1: expected 2 or more ranks; one has nobody to send to")
     if not 1 <= min_bytes <= max_bytes <= LARGEST_BYTES:
         faults.append(
             f"--min-bytes {min_bytes}, --max-bytes {max_bytes}: expected 1 to {LARGEST_BYTES}, the smaller one first"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvdkit import cli_bench, cli_foresee
+from hvdkit import cli_bench, cli_foresee, cli_help, console
 from hvdkit.cli_parts import (
     RIVALS,
+    App,
     Framework,
     Frameworks,
     Hosts,
@@ -26,20 +27,20 @@ from hvdkit.cli_parts import (
     loaded,
     show,
 )
-from hvdkit.errors import HvdkitError, RequestError
+from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
     from hvdkit.train import Plan
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="One ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
-runtime_app = typer.Typer(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
+runtime_app = App(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
 app.add_typer(runtime_app, name="runtime")
-recipes_app = typer.Typer(no_args_is_help=True, help="The recipes that come with hvdkit.")
+recipes_app = App(no_args_is_help=True, help="The recipes that come with hvdkit.")
 app.add_typer(recipes_app, name="recipes")
 
 CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")]
@@ -71,7 +72,7 @@ def train(
 
     checked = loaded(recipe, overrides)
     if resume and (out is None or checked.checkpoint is None):
-        raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
+        raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
     plan = replace(plan, began=process_began())
     out = out or paths.default_out(checked.name, "train")
@@ -79,8 +80,11 @@ def train(
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
         from hvdkit.report.tables import result_lines
+        from hvdkit.results import kept_lines
 
         typer.echo(result_lines(result))
+        for line in kept_lines(result, out):
+            typer.echo(line)
         typer.echo(f"written to {folder}")
 
 
@@ -145,10 +149,11 @@ def compare(
     from hvdkit import compare as compare_
     from hvdkit import paths
     from hvdkit.report.parity import deviations
-    from hvdkit.report.progress import RunProgress, StageProgress
+    from hvdkit.report.progress import ComparisonProgress, StageProgress
     from hvdkit.report.tables import comparison_tables
     from hvdkit.runtimes.pins import FRAMEWORKS
 
+    began = time.monotonic()
     checked = loaded(recipe, overrides)
     names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
     if resume and out is None:
@@ -160,9 +165,10 @@ def compare(
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):
             typer.echo(line, err=True)
-        with StageProgress("parity", proof.stages) as stages:
+        with StageProgress("parity", proof.stages, began) as stages:
             shown = proof.give(folder, stages.begin, resume)
-        with RunProgress([_title(plan) for plan in schedule.plans], schedule.rounds) as progress:
+        runs = [(number, _title(plan), plan.np) for number, plan in schedule]
+        with ComparisonProgress(runs, checked.steps is None, began) as progress:
             comparison = compare_.run(
                 schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
             )
@@ -355,25 +361,19 @@ def _options(
     """What goes without a command; the version is told before one is missed."""
 
 
-def main() -> None:
-    """Entry point: every foreseeable fault becomes its message on standard error and its exit status."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clears up on its way out
+def main(own_process: bool = False) -> None:
+    """Entry point: every fault becomes its message on standard error and its exit status.
+
+    `own_process` says that the process is this command's alone, which may then decide what signals do.
+    """
     try:
+        console.prepare()
+        console.end_on_signals(own_process)
+        if cli_help.asked():
+            cli_help.prepare()
         app()
-    except HvdkitError as error:
-        for line in str(error).splitlines():
-            print(line, file=sys.stderr)
-        sys.exit(error.exit_status)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except OSError as error:  # the machine's refusal where no room foresaw one: a folder that is gone, a full disk
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"{place}{error.strerror or error}", file=sys.stderr)
-        sys.exit(1)
-    except SystemExit as end:
-        if end.code == 128 + signal.SIGINT:  # which typer makes of a KeyboardInterrupt, without a word
-            print("interrupted", file=sys.stderr)
-        if end.code == 128 + signal.SIGTERM:
-            print("ended by SIGTERM", file=sys.stderr)
-        raise
+    except BaseException as end:
+        if own_process:
+            console.forget_signals()
+        status = console.ended(end)
+    sys.exit(status)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hvdkit.config import Recipe
 
+LARGEST = 2**53  # of a number that an option takes: what a float can tell apart
 RIVALS = "plain, ddp, multiworker, kvstore or independent"
 RecipeFile = Annotated[
     Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")
@@ -29,6 +33,33 @@ Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
+
+
+class App(typer.Typer):
+    """Commands whose options are checked for what no command can make sense of, all at once."""
+
+    def command(self, *arguments: Any, **settings: Any) -> Any:
+        """As typer's."""
+        return super().command(*arguments, **{"cls": _Command} | settings)
+
+
+class _Command(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:  # click's context, whichever click typer brings along
+        faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
+        if faults:
+            raise RequestError("\n".join(faults))
+        return super().invoke(ctx)
+
+
+def _faults(parameter: Any, value: Any) -> list[str]:
+    """What is wrong with an option's value, or each of its values, whatever the command."""
+    name = parameter.opts[0]
+    faults = []
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, int | float) and not -LARGEST <= each <= LARGEST:  # NaN too
+            shown = f"{each:g}" if isinstance(each, float) else f"a number of {len(str(abs(each)))} digits"
+            faults.append(f"{name}: expected a number of at most 2^53, got {shown}")
+    return faults
 
 
 def loaded(recipe: Path, overrides: list[str] | None) -> Recipe:

@@ -41,6 +41,8 @@ MARKS = {
 # value after the other, its statistics alone are so far off (docs/parity.md has the proof).
 F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0
 
+MOST_STEPS = 100_000  # each leaves its weights on the disk until the others have followed
+
 Tell = Callable[[str], None]
 
 
@@ -72,7 +74,7 @@ def plan(
     for name in named:
         if name in rivals.RIVALS and not rivals.RIVALS[name].averaging:
             faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
-    faults += [] if steps >= 1 else [f"--steps {steps}: expected 1 or more"]
+    faults += [] if 1 <= steps <= MOST_STEPS else [f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}"]
     if recipe.data.name == "native":
         faults.append(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "

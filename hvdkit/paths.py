@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import hvdkit
 from hvdkit.errors import RequestError
+from hvdkit.files import open_lock
 
 # All that hvdkit's commands leave in a folder. `--overwrite` takes these away and nothing else, whatever --out says.
 _OURS = {
@@ -39,8 +41,9 @@ def script(framework: str) -> Path:
 
 
 def default_out(recipe: str, command: str) -> Path:
-    """`runs/<recipe>-<command>-<time>`."""
-    return Path("runs") / f"{recipe}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """`runs/<recipe>-<command>-<time>`; of a name that a damaged file brought along, what can be part of a folder's."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe)[:100].lstrip(".-") or "unnamed"
+    return Path("runs") / f"{name}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def lies_in(path: Path, folder: Path) -> bool:
@@ -91,7 +94,7 @@ def claimed(
     check_free(folder, overwrite, resume, inputs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
+        lock = open_lock(folder / _LOCK)
     except OSError as error:
         raise RequestError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder") from error
     with lock:

@@ -21,6 +21,8 @@ FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
 _SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC"}
 _LONGEST_ROUND = 1000  # updates between two meetings; a profile takes four rounds at least
 
+MOST_STEPS = 100_000  # each leaves its marks in memory until the end
+
 
 @dataclass(frozen=True)
 class ProfilePlan:
@@ -47,7 +49,9 @@ def plan(
     own_profile: bool = False,
 ) -> ProfilePlan:
     """Check what was asked for. Raises RequestError with all its faults."""
-    faults = [] if steps >= LEAST_STEPS else [f"--steps {steps}: expected {LEAST_STEPS} or more"]
+    faults = []
+    if not LEAST_STEPS <= steps <= MOST_STEPS:
+        faults.append(f"--steps {steps}: expected {LEAST_STEPS} or more, at most {MOST_STEPS:,}")
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
         faults.append(f"--torch-profiler: {framework} has none; leave it out or choose --framework pytorch")
     sync = recipe.sync

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
+
+from hvdkit.adapters.declared import ENVIRONMENT
+from hvdkit.core import tuning
 from hvdkit.errors import RequestError
 from hvdkit.launch import LAUNCHERS, namespaces
 from hvdkit.launch.hosts import Host, check_here, parse_hosts
@@ -31,4 +37,14 @@ def check(
         faults.append(f"--launcher {launcher}: expected one of {', '.join(LAUNCHERS)}")
     if not 0 <= stall_timeout_s < float("inf"):
         faults.append(f"--stall-timeout {stall_timeout_s}: expected seconds, or 0 to wait for ever")
+    faults += _environment(framework, os.environ)
     return runtime, placed, faults
+
+
+def _environment(framework: str, environment: Mapping[str, str]) -> list[str]:
+    """Variables, which the ranks inherit, that would end them before they can say why."""
+    found = tuning.faults(environment)
+    for name, (expected, pattern) in ENVIRONMENT.get(framework, {}).items():
+        if name in environment and not re.fullmatch(pattern, environment[name].strip()):
+            found.append(f"{name}: expected {expected}, got {environment[name]!r}; set it anew, or unset it")
+    return found

@@ -7,23 +7,36 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.files import read_bounded
 
+LARGEST = 2**53  # of whole numbers: what a float can tell apart
+_LARGEST_FLOAT = 1e300  # beyond it sums and ratios leave the range of numbers
+
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _numbers_can_be_reckoned_with(self) -> Self:
+        for name, value in self:
+            for each in value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,):
+                most = LARGEST if isinstance(each, int) else _LARGEST_FLOAT
+                if isinstance(each, int | float) and abs(each) > most:
+                    raise ValueError(f"{name}: expected a number of at most {most:g}")
+        return self
 
 
 _R = TypeVar("_R", bound=_Record)
 Verdict = Literal["faster", "slower", "tie"]
-Count = Annotated[int, Field(ge=0, le=2**53)]  # what a float can tell apart
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class MetricLine(_Record):
@@ -67,7 +80,7 @@ class TrainResult(_Record):
     `parameters` counts the trainable ones; `batch_size` (images) and `threads` are a rank's. `steps` counts updates, of
     which the `warmup_steps` first are left out of `images_per_second` and of `step_ms_…`, percentiles over the
     `measured_steps`. `train_loss` is the last epoch's mean; `val_…` are of the end, None without validation images.
-    `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation included.
+    `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation and checkpoints included, which no step is.
 
     `rival` says by what other means it was trained (`hvdkit.rivals`), None by hvdkit's; `round` counts the rounds of a
     comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly spaced where there
@@ -81,7 +94,8 @@ class TrainResult(_Record):
     `tuning` is what was chosen by itself, by name: `value` (None for the library's own) and `why`. `ended_at` is the
     wall clock, UTC. `bytes_per_step` is what one rank (that which sends most) sends of gradients and weights for an
     update, without what protocols add; None with a rival. `compression` names the method and what of it is not at its
-    default, `sync` is the recipe's.
+    default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are kept, from this file's own:
+    `last`, and `best` by validation accuracy where there is one.
     """
 
     framework: str
@@ -132,8 +146,34 @@ class TrainResult(_Record):
     recoveries: list[Recovery] = []
     tuning: dict[str, dict[str, Any]] | None = None
     ended_at: datetime | None = None
+    checkpoints: dict[str, str] = {}
     initial_state_sha256: str
     final_weights_sha256: str
+
+    @field_validator("sync")
+    @classmethod
+    def _says_how_often(cls, sync: dict[str, Any] | None) -> dict[str, Any] | None:
+        if sync is not None and not isinstance(sync.get("every"), int):
+            raise ValueError("expected the key every with a whole number")
+        return sync
+
+    @field_validator("tuning")
+    @classmethod
+    def _says_why(cls, tuning: dict[str, dict[str, Any]] | None) -> dict[str, dict[str, Any]] | None:
+        for name, choice in (tuning or {}).items():
+            if not isinstance(choice.get("why"), str):
+                raise ValueError(f"{name}: expected the key why with a text")
+        return tuning
+
+
+def kept_lines(result: TrainResult, folder: Path) -> list[str]:
+    """Where the weights of a run in `folder` are, and the command that evaluates them; nothing where none were kept."""
+    place = folder / "checkpoints"
+    lines = [f"weights: {place / name} ({Path(kept).name})" for name, kept in result.checkpoints.items()]
+    if "best" in result.checkpoints:  # else there are no images to evaluate them on
+        words = ["hvdkit", "evaluate", str(place / "best"), "--framework", result.framework]
+        lines.append(f"evaluate them: {shlex.join(words)}")
+    return lines
 
 
 class EvaluationResult(_Record):
@@ -161,6 +201,13 @@ class Machine(_Record):
     memory_mib: int
     system: str
     python: str
+
+
+# The figures of a FrameworkParity that have a mark of their own.
+MARKED = (
+    "logits_f64", "gradients_f64", "applied_f64", "buffers_f64", "weights_f64", "losses_f64", "step_f64",
+    "evaluation_f64",
+)  # fmt: skip
 
 
 class FrameworkParity(_Record):
@@ -223,8 +270,15 @@ class Parity(_Record):
     seed: int
     recipe_keys: dict[str, Any]
     marks: dict[str, float]
-    frameworks: dict[str, FrameworkParity]
+    frameworks: Annotated[dict[str, FrameworkParity], Field(min_length=1)]
     machine: Machine
+
+    @field_validator("marks")
+    @classmethod
+    def _of_known_figures(cls, marks: dict[str, float]) -> dict[str, float]:
+        if marks.keys() != set(MARKED):
+            raise ValueError(f"expected {', '.join(MARKED)}, got {', '.join(marks) or 'none'}")
+        return marks
 
 
 class Ratio(_Record):

@@ -20,7 +20,7 @@ from hvdkit.launch.severed import unreachable
 
 pytestmark = pytest.mark.timeout(240)
 # Nothing but what the test is about ends the run: no watchdog, and no timeout of Gloo's where it is not set.
-ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule", "--stall-timeout", "600"]
+ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule", "checkpoint=null", "--stall-timeout", "600"]
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not marks.recording()
 
 
+@pytest.mark.check
 def test_marks_cost_nothing_where_nobody_records() -> None:
     marks.record(False)
     marks.mark("x")
@@ -61,6 +62,7 @@ def test_marks_cost_nothing_where_nobody_records() -> None:
     marks.record(False)
 
 
+@pytest.mark.check
 def test_turns_are_interleaved() -> None:
     found = observing.turns(10, 3)
     measured = [(turn.kind, turn.number, turn.steps) for turn in found if turn.kind in ("plain", "marked")][2:]
@@ -69,6 +71,7 @@ def test_turns_are_interleaved() -> None:
     assert found[0].steps == 3 and [turn.kind for turn in found[-2:]] == ["detailed", "traced"]
 
 
+@pytest.mark.check
 def test_turns_hold_whole_rounds() -> None:
     for steps, every, turns in ((20, 4, [8, 4, 4, 4]), (20, 16, [16, 16]), (8, 100, [100])):
         found = observing.turns(steps, 3, every)[2:]
@@ -103,6 +106,7 @@ def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
     assert done.stdout == "slept and woke\n", done.stderr
 
 
+@pytest.mark.check
 def test_what_an_interface_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_INTERFACES", tmp_path)
     monkeypatch.setattr(links, "_ROUTES", tmp_path / "route")

@@ -33,6 +33,7 @@ def open_pipeline(job):
 QUICK = ("-np", 2, "--steps", 8, "--out", "run", "batch_size=4", "warmup_steps=2")
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     own = ["--torch-profiler"] if "own-profile" in CAPABILITIES[framework] else []
@@ -99,6 +100,7 @@ def _in_backwards_order(ready: dict[str, float]) -> float:
     return sum(ready[a] <= ready[b] for a, b in pairs) / len(pairs)
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_rank_that_was_made_slow_is_named(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """Where gradients are compressed too, whose bytes and time are told."""
     (tmp_path / "slow.py").write_text(SLOW_INPUT)
@@ -117,6 +119,7 @@ def test_a_rank_that_was_made_slow_is_named(hvdkit: Hvdkit, recipe: Path, tmp_pa
     assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
 
 
+@pytest.mark.usefixtures("warm")
 def test_ranks_that_meet_now_and_then(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     done = hvdkit("profile", recipe, "--framework", "mxnet", *QUICK, "sync={every: 3, start: 1}")
     assert done.returncode == 0, done.stderr

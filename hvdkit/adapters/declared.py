@@ -16,6 +16,19 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }
 
+_THREADS = ("a number of threads, 1 or more", r"|0*[1-9][0-9]{0,3}")
+_POOLS = ("CPU_WORKER", "CPU_PRIORITY", "CPU_NNPACK", "GPU_WORKER", "GPU_COPY", "MP_WORKER")
+# Variables that end a process as it loads the framework, unless they hold this: in words, and as a pattern.
+ENVIRONMENT: dict[str, dict[str, tuple[str, str]]] = {
+    "mxnet": {f"MXNET_{pool}_NTHREADS": _THREADS for pool in _POOLS}
+    | {
+        "MXNET_ENGINE_TYPE": (
+            "NaiveEngine, ThreadedEngine or ThreadedEnginePerDevice",
+            "NaiveEngine|ThreadedEngine|ThreadedEnginePerDevice",
+        )
+    },
+}
+
 _Chosen = dict[str, dict[str, tuple[str, str]]]
 _GROUP = ("one group behind backward", "a core that sends meanwhile does not compute; one negotiation for all")
 _GRAPH = ("traced once", "Python leaves the step, and gradients are one node of the graph")

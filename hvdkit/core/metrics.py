@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from hvdkit.core.events import EventFile
 from hvdkit.core.progress import Progress
 from hvdkit.core.usage import Snapshot
 from hvdkit.errors import RunError
-from hvdkit.files import write_atomic
+from hvdkit.files import read_bounded, write_atomic
 from hvdkit.results import MetricLine
 
 
@@ -96,7 +97,7 @@ class MetricsFile:
         if self._path is None or self._file is None:
             return
         kept: dict[str, MetricLine] = {}  # by its text
-        for text in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for text in read_bounded(self._path).decode("utf-8", "replace").splitlines():
             try:
                 line = MetricLine.model_validate_json(text)
             except ValidationError:
@@ -123,8 +124,13 @@ class MetricsFile:
             self._events.write(line)
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting: what lies in the folder of a resumed run may be a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o644)
+
+
 def _appended(path: Path) -> TextIO:
     try:
-        return path.open("a", encoding="utf-8")
+        return open(path, "a", encoding="utf-8", opener=_at_once)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror})") from error

@@ -17,6 +17,7 @@ from typing import Any
 from hvdkit.config import Recipe
 from hvdkit.core import resnet
 from hvdkit.core.optimizer import slot_names
+from hvdkit.results import LARGEST
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` makes (runtimes/edits.py)
@@ -69,12 +70,33 @@ def _values(choices: Mapping[str, Choice]) -> dict[str, str]:
 
 def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
     """Horovod's settings for a recipe, by name of the variable, where the environment is this."""
-    found = {name: Choice(**each) for name, each in json.loads(environment.get(CHOSEN, "{}")).items()}
+    found = _brought_along(environment)
     choices = {IDLE: _idle(recipe, environment), CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
     for name in choices.keys() & environment.keys():
         measured = name in found and str(found[name].value) == environment[name]
         choices[name] = found[name] if measured else Choice(environment[name], "the environment says so")
     return choices
+
+
+def _brought_along(environment: Mapping[str, str]) -> dict[str, Choice]:
+    """What the launcher has chosen; nothing where another program has put something else there."""
+    try:
+        return {name: Choice(**each) for name, each in json.loads(environment.get(CHOSEN, "{}")).items()}
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def faults(environment: Mapping[str, str]) -> list[str]:
+    """What of Horovod's settings that the user has put into the environment is none, each told by its name."""
+    found = []
+    for name in (CYCLE, FUSION, CACHE, IDLE):
+        try:
+            right = 0 <= float(environment.get(name) or 0) < LARGEST
+        except ValueError:
+            right = False
+        if not right:
+            found.append(f"{name}: expected a number, 0 or more, got {environment[name]!r}; set it anew, or unset it")
+    return found
 
 
 def told(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:

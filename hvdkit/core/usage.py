@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -88,8 +89,11 @@ def pinned() -> list[int] | None:
 
 def started_at() -> float:
     """When the command that started this rank began, in seconds of the wall clock; without a launcher, this process."""
-    told = os.environ.get("HVDKIT_STARTED")
-    return float(told) if told else process_began()
+    with contextlib.suppress(ValueError):  # what no launcher of hvdkit's has put there counts for nothing
+        told = float(os.environ.get("HVDKIT_STARTED", "nan"))
+        if 0 < told <= time.time():
+            return told
+    return process_began()
 
 
 def process_began() -> float:

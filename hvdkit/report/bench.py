@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
-from hvdkit.files import write_atomic
 from hvdkit.profiling.bench import Bench, BenchRow
+from hvdkit.report import plotting
 from hvdkit.simulator import curves
 from hvdkit.simulator.cluster import Measured
 
@@ -52,34 +51,28 @@ def fit_lines(fit: Measured) -> list[str]:
 
 def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
     """Latency and bus bandwidth by size, with the fit; written to `path` as PNG. Raises RunError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     share = bench.np if bench.collective == "allgather" else 1
     sizes = [row.size_bytes for row in bench.rows]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
-    left.plot(sizes, [row.p50_us for row in bench.rows], "o-", label="median")
-    left.fill_between(sizes, [row.p50_us for row in bench.rows], [row.p99_us for row in bench.rows], alpha=0.2,
-                      label="to the 99th percentile")  # fmt: skip
-    left.plot(sizes, [1e6 * curves.seconds_of(fit.pieces, size // share) for size in sizes], "k--", lw=1, label="fit")
-    left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
-    right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")
-    if bench.link_mbit_per_s:
-        right.axhline(bench.link_mbit_per_s, color="black", lw=1, label="the link")
-        right.legend()
-    right.set(xscale="log", xlabel="size, bytes", title="bus bandwidth, Mbit/s")
-    right.set_ylim(bottom=0)
-    left.legend()
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.suptitle(f"{bench.collective}, {bench.framework} {bench.framework_version}, {bench.np} ranks")
-    figure.tight_layout()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    pyplot.close(figure)
-    write_atomic(path, picture.getvalue())
+    with plotting.picture(path, 13, 5) as figure:
+        left, right = figure.subplots(1, 2)
+        left.plot(sizes, [row.p50_us for row in bench.rows], "o-", label="median")
+        left.fill_between(sizes, [row.p50_us for row in bench.rows], [row.p99_us for row in bench.rows], alpha=0.2,
+                          label="to the 99th percentile")  # fmt: skip
+        left.plot(
+            sizes, [1e6 * curves.seconds_of(fit.pieces, size // share) for size in sizes], "k--", lw=1, label="fit"
+        )
+        left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
+        right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")
+        if bench.link_mbit_per_s:
+            right.axhline(bench.link_mbit_per_s, color="black", lw=1, label="the link")
+            right.legend()
+        right.set(xscale="log", xlabel="size, bytes", title="bus bandwidth, Mbit/s")
+        right.set_ylim(bottom=0)
+        left.legend()
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+        figure.suptitle(f"{bench.collective}, {bench.framework} {bench.framework_version}, {bench.np} ranks")
+        figure.tight_layout()
 
 
 def _cells(row: BenchRow) -> list[str]:

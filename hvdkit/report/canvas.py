@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.report import svg
+from hvdkit.report import plotting, svg
 from hvdkit.report.tabular import Table
 from hvdkit.rivals import label
 
@@ -52,17 +51,18 @@ class Canvas:
         self.marks.append((axes, x, y, text))
 
 
+def load() -> None:
+    """Load matplotlib, for all charts and for a process that is forked to draw some of them."""
+    import matplotlib.backends.backend_svg
+    import matplotlib.figure  # noqa: F401
+
+
 @contextmanager
 def drawing(height: float) -> Iterator[Canvas]:
     """An empty figure of a chart's width, so many points high, under the page's settings."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    with plotting.settings(svg.SETTINGS):
+        from matplotlib.figure import Figure
 
-    settings: Any = svg.SETTINGS
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # whatever the user has set for other pictures
-        matplotlib.rcParams.update(settings)
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser has the font
         yield Canvas(Figure(figsize=(WIDTH / 72, height / 72), layout="constrained"))
 
 

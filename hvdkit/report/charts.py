@@ -76,7 +76,7 @@ class Charts:
         lines = [line for line in group.runs[0].lines if not line.ends_epoch]
         if not lines:
             return None
-        thinned = lines[:: math.ceil(len(lines) / _MOST_POINTS)]
+        thinned = _thinned(lines)
         table = Table("course", ["step", "images/s"], [])
         with drawing(240) as canvas:
             axes = canvas.figure.subplots()
@@ -260,8 +260,8 @@ class Charts:
                 style = self.look.line(group.framework, group.rival)
                 lines = group.runs[0].lines
                 within = [line for line in lines if not line.ends_epoch] or lines
-                ends = [line for line in lines if line.ends_epoch]
-                thinned = within[:: math.ceil(len(within) / _MOST_POINTS)]
+                ends = _thinned([line for line in lines if line.ends_epoch])
+                thinned = _thinned(within)
                 places = [_epoch(line, group) for line in thinned]
                 losses = [line.loss for line in thinned]
                 panels[0].plot(places, losses, color=style["color"], ls=style["ls"], lw=1.4, label=brief(group.label))
@@ -295,6 +295,12 @@ class Charts:
             summary = f"Training loss by epoch at {ranks(np)}." + (f" Accuracy at the end: {final}." if final else "")
             note = "The first round's curves." if any(len(group.runs) > 1 for group in members) else ""
             return finished(canvas, key, f"Loss and accuracy, {ranks(np)}", summary, table, note)
+
+
+def _thinned(lines: list[MetricLine]) -> list[MetricLine]:
+    """At most _MOST_POINTS of them and the last one, evenly spaced."""
+    kept = lines[:: max(1, math.ceil(len(lines) / _MOST_POINTS))]
+    return kept if lines[-1:] == kept[-1:] else [*kept, lines[-1]]
 
 
 def _percent(found: Interval | None) -> Interval | None:

@@ -11,15 +11,20 @@ from pydantic import ValidationError
 from hvdkit import config
 from hvdkit.config import Recipe
 from hvdkit.errors import RequestError
+from hvdkit.files import open_regular
 from hvdkit.results import Comparison, MetricLine, TrainResult, read_comparison, read_result
+
+_MOST_KEPT = 4000  # lines a run of each kind; charts draw a tenth of them
+_MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
+_LONGEST_LINE = 65536  # bytes; one has a few hundred
 
 
 @dataclass(frozen=True)
 class Run:
     """One run: its result and what its folder holds beside it.
 
-    `lines` are those of metrics.jsonl that could be read and `unread` counts the others; `recipe` is the resolved one
-    in the file `config`. Both are empty where the folder is gone.
+    `lines` are those of metrics.jsonl that could be read (of many, a sample), `unread` counts the others; `recipe` is
+    the resolved one in the file `config`. Both are empty where the folder is gone.
     """
 
     result: TrainResult
@@ -63,6 +68,7 @@ def read(folder: Path) -> Found:
 def _comparison(folder: Path) -> Found:
     path = folder / "compare.json"
     comparison = read_comparison(path)
+    _fits_a_page(comparison, path)
     places = {}
     for place in sorted((folder / "runs").glob("*/result.json")):
         places[_key(read_result(place))] = place.parent
@@ -71,6 +77,14 @@ def _comparison(folder: Path) -> Found:
         home = places.get(_key(_sound(result, path)))
         runs.append(_run(home, result) if home else Run(result, []))
     return Found(folder, runs, comparison)
+
+
+def _fits_a_page(comparison: Comparison, path: Path) -> None:
+    kinds = len({(result.framework, result.np, result.rival) for result in comparison.runs})
+    nps = len({result.np for result in comparison.runs})
+    for found, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
+        if found > most:
+            raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {found}")
 
 
 def _key(result: TrainResult) -> tuple[object, ...]:
@@ -93,20 +107,55 @@ def _sound(result: TrainResult, path: Path) -> TrainResult:
 
 
 def _run(folder: Path, result: TrainResult) -> Run:
-    lines, unread = [], 0
     try:
-        for text in (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                lines.append(MetricLine.model_validate_json(text))
-            except ValidationError:
-                unread += 1
+        lines, unread = _lines(folder / "metrics.jsonl")
     except OSError:
-        pass  # the page says that there are no curves
+        lines, unread = [], 0  # the page says that there are no curves
     path = folder / "config.yaml"
     try:
         return Run(result, lines, unread, path, config.load(path))
     except RequestError:
         return Run(result, lines, unread)  # started without hvdkit's command line, or by another version of it
+
+
+def _lines(path: Path) -> tuple[list[MetricLine], int]:
+    """The lines of a metrics.jsonl, and how many could not be read; of a long file a sample along the whole run.
+
+    It takes as much memory for a file without end as for a short one. Raises OSError.
+    """
+    steps, ends, unread = _Sample(), _Sample(), 0
+    with open_regular(path) as file:
+        for number, text in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b"")):
+            try:
+                line = MetricLine.model_validate_json(text)
+            except ValidationError:
+                unread += 1
+                continue
+            (ends if line.ends_epoch else steps).add(number, line)
+    return [line for _, line in sorted(steps.kept() + ends.kept(), key=lambda each: each[0])], unread
+
+
+class _Sample:
+    """Of a series of any length at most _MOST_KEPT lines with their places: evenly spaced, and the last one."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[int, MetricLine]] = []
+        self._seen, self._stride = 0, 1
+        self._last: tuple[int, MetricLine] | None = None
+
+    def add(self, place: int, line: MetricLine) -> None:
+        self._last = (place, line)
+        if self._seen % self._stride == 0:
+            if len(self._lines) == _MOST_KEPT - 1:
+                self._lines, self._stride = self._lines[::2], 2 * self._stride
+            if self._seen % self._stride == 0:
+                self._lines.append(self._last)
+        self._seen += 1
+
+    def kept(self) -> list[tuple[int, MetricLine]]:
+        if self._last is None or self._lines[-1] is self._last:
+            return self._lines
+        return [*self._lines, self._last]
 
 
 def _shown(path: Path) -> str:

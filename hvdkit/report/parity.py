@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from hvdkit.report import tabular
 from hvdkit.results import FrameworkParity, Parity
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _CHECKS = {
     "logits_f64": "logits",
@@ -23,6 +24,10 @@ _CHECKS = {
 
 def parity_table(parity: Parity) -> Table:
     """For the terminal: a row a check, a column a framework; what misses its mark is red."""
+    from rich import box  # a report has no need of it
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=_title(parity), box=box.SIMPLE_HEAD)
     table.add_column("relative error", no_wrap=True)
     table.add_column("mark", justify="right", no_wrap=True)
@@ -112,6 +117,7 @@ def _rows(parity: Parity) -> list[tuple[str, str, str, list[str]]]:
         own = getattr(_all(parity)[0], f"reference_{key}")
         factors = sorted({each.f32_factor for each in _all(parity)})
         mark = f"{' or '.join(f'{factor:g}' for factor in factors)} × {own:.1e}"
-        cells = [f"{getattr(each, key):.1e} ({getattr(each, key) / own:.1f} ×)" for each in _all(parity)]
+        errors = [getattr(each, key) for each in _all(parity)]
+        cells = [f"{error:.1e} ({error / own:.1f} ×)" if own else f"{error:.1e}" for error in errors]
         rows.append((key, label, mark, cells))
     return rows

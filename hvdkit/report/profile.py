@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
-from hvdkit.files import write_atomic
 from hvdkit.profiling import split as split_
 from hvdkit.profiling.assemble import Findings
 from hvdkit.profiling.profile import Profile, Spread
+from hvdkit.report import plotting
 
 _SLOW, _OFTEN = 0.05, 0.75  # a rank is told of that is so far behind, in steps, and the last in so many of them
 _LAYERS = 5
@@ -135,37 +134,28 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
 
     Raises RunError where it cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
     row = sorted(found.marked, key=lambda each: max(step.ns for step in each))[len(found.marked) // 2]
     height = 1.6 + 0.45 * len(row)
-    figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(11, height + 2.6), height_ratios=(height - 0.6, 2.6), layout="constrained"
-    )
-    zero, used = min(step.open for step in row), set()
-    for rank, step in enumerate(row):
-        for phase in split_.stretches(step, row, found.negotiation):
-            bar = (phase.start - zero) / 1e6, (phase.end - phase.start) / 1e6
-            above.broken_barh([bar], (rank - 0.38, 0.76), color=_COLOURS[phase.kind], lw=0)
-            used.add(phase.kind)
-    hosts = [f" on {rank.host}" if profile.hosts > 1 else "" for rank in profile.ranks]
-    above.set_yticks(range(len(row)), [f"rank {rank}{host}" for rank, host in enumerate(hosts)])
-    above.set(ylim=(len(row) - 0.5, -0.5), xlabel="ms", xlim=(0, max(step.end - zero for step in row) / 1e6))
-    told = f"{profile.framework}, {profile.model}, {profile.np} × {profile.batch_size} images"
-    above.set_title(f"A step of median length: {told}", loc="left", fontsize=11)
-    patches = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in used]
-    above.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)
-    _gradients(profile, below)
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110)
-    pyplot.close(figure)
-    write_atomic(path, drawn.getvalue())
+    with plotting.picture(path, 11, height + 2.6, layout="constrained") as figure:
+        from matplotlib.patches import Patch
+
+        above, below = figure.subplots(2, 1, height_ratios=(height - 0.6, 2.6))
+        zero, used = min(step.open for step in row), set()
+        for rank, step in enumerate(row):
+            for phase in split_.stretches(step, row, found.negotiation):
+                bar = (phase.start - zero) / 1e6, (phase.end - phase.start) / 1e6
+                above.broken_barh([bar], (rank - 0.38, 0.76), color=_COLOURS[phase.kind], lw=0)
+                used.add(phase.kind)
+        hosts = [f" on {rank.host}" if profile.hosts > 1 else "" for rank in profile.ranks]
+        above.set_yticks(range(len(row)), [f"rank {rank}{host}" for rank, host in enumerate(hosts)])
+        above.set(ylim=(len(row) - 0.5, -0.5), xlabel="ms", xlim=(0, max(step.end - zero for step in row) / 1e6))
+        told = f"{profile.framework}, {profile.model}, {profile.np} × {profile.batch_size} images"
+        above.set_title(f"A step of median length: {told}", loc="left", fontsize=11)
+        patches = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in used]
+        above.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)
+        _gradients(profile, below)
+        for axes in (above, below):
+            axes.spines[["top", "right"]].set_visible(False)
 
 
 def _gradients(profile: Profile, axes: object) -> None:

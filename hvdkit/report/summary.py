@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from hvdkit.report.gather import Found
 from hvdkit.report.parity import verdict
@@ -132,7 +132,8 @@ def _when(ends: list[datetime]) -> str:
     """From the end of the first run to that of the last, by UTC."""
     if not ends:
         return "not recorded"
-    first, last = (f"{end:%-d %B %Y, %H:%M}" for end in (min(ends), max(ends)))
+    known = [end if end.tzinfo else end.replace(tzinfo=UTC) for end in ends]
+    first, last = (f"{end:%-d %B %Y, %H:%M}" for end in (min(known), max(known)))
     return f"{first} UTC" if first == last else f"{first} to {last} UTC"
 
 

@@ -22,10 +22,12 @@ class Table:
     columns: list[str]
     rows: list[list[Cell]]
 
-    def numeric(self, column: int) -> bool:
-        """Whether a column holds figures, which stand on the right."""
-        cells = [row[column] for row in self.rows]
-        return any(cell.value is not None for cell in cells)
+    def figures(self) -> list[bool]:
+        """Of each column whether it holds figures, which stand on the right; looks at each cell once."""
+        found = [False] * len(self.columns)
+        for row in self.rows:
+            found = [known or cell.value is not None for known, cell in zip(found, row, strict=True)]
+        return found
 
 
 def number(value: float, digits: int = 0) -> Cell:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import hvdkit
 from hvdkit.errors import RequestError, RunError, nearest
-from hvdkit.files import write_atomic
+from hvdkit.files import open_lock, open_regular, read_bounded, write_atomic
 from hvdkit.runtimes.pins import FRAMEWORKS, RUNTIMES
 
 PACKAGE = Path(hvdkit.__file__).resolve().parent
@@ -96,7 +96,7 @@ def inspect(name: str) -> tuple[Runtime | None, str | None]:
     """The runtime `name` if it is whole, else the reason why it is not; both None where there is nothing."""
     place = folder(name)
     try:
-        runtime = Runtime.model_validate_json((place / _RECORD).read_bytes())
+        runtime = Runtime.model_validate_json(read_bounded(place / _RECORD))
     except FileNotFoundError:
         if not place.exists():
             return None, None
@@ -182,7 +182,7 @@ def lock(
     try:
         root().mkdir(parents=True, exist_ok=True)
         # Beside the runtime's folder, not in it: the folder is removed while the lock is held.
-        file = (root() / f".{name}.lock").open("w")
+        file = open_lock(root() / f".{name}.lock")
     except OSError as error:
         raise RunError(
             f"{root()}: cannot be written ({error.strerror}); set HVDKIT_RUNTIMES to a folder of yours"
@@ -205,7 +205,7 @@ def lock(
 def locked(name: str) -> bool:
     """Whether some process holds the runtime `name`, that is, builds or adds it at this moment."""
     try:
-        with (root() / f".{name}.lock").open() as file:
+        with open_regular(root() / f".{name}.lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

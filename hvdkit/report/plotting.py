@@ -1,0 +1,74 @@
+"""Matplotlib, loaded when the first picture is drawn, with its own defaults and without a window system.
+
+What the user has set for other pictures is left aside: the backend in MPLBACKEND, which Matplotlib may not know or
+which belongs to a notebook, and a matplotlibrc in the current folder, in MATPLOTLIBRC or in the home folder.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdkit.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_loaded = False
+
+
+@contextmanager
+def settings(own: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Matplotlib's defaults, with `own` laid over them, are in force; afterwards whatever was before."""
+    _load()
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(own or {})  # type: ignore[arg-type]
+        # What Matplotlib has to say of fonts, layouts and ranges is nothing that who runs a command could act on.
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float, layout: Any = None, dpi: int = 110) -> Iterator[Figure]:
+    """An empty figure of so many inches; once it is drawn it is written to `path` as PNG. Raises RunError."""
+    with settings({"text.parse_math": False}):  # a name with $ in it is a name
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width, height), layout=layout)
+        yield figure
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=dpi)
+        write_atomic(path, drawn.getvalue())
+
+
+def _load() -> None:
+    """Import Matplotlib once, so that it reads the settings that it ships with.
+
+    It takes the first matplotlibrc that it finds, from the current folder on, and waits for one that is a FIFO. So it
+    is imported in the folder that holds its own.
+    """
+    global _loaded
+    if _loaded:
+        return
+    spec = find_spec("matplotlib")
+    assert spec is not None and spec.submodule_search_locations
+    backend = os.environ.pop("MPLBACKEND", None)
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir(Path(spec.submodule_search_locations[0]) / "mpl-data")
+        import matplotlib  # noqa: F401
+    finally:
+        os.fchdir(here)
+        os.close(here)
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    _loaded = True

@@ -1,0 +1,139 @@
+"""Odd environments: settings that others have made for themselves, and variables that ranks inherit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from attacks import HVDKIT, attack, refused, sound
+from conftest import FRAMEWORKS
+from simulating import profile
+
+from hvdkit import ranks
+from hvdkit.adapters.declared import ENVIRONMENT
+from hvdkit.core import tuning, usage
+from hvdkit.profiling import profile as profiles
+from hvdkit.report import bench, plots, plotting
+from hvdkit.report import profile as profile_
+
+PREDICT = "predict profile.json --cluster p100-roce25 -n 8 --out out"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with a profile in it."""
+    profiles.save(profile(), tmp_path / "profile.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", "TkAgg"])
+@pytest.mark.parametrize("command", [PREDICT, "report comparison"])
+def test_the_backend_is_hvdkits_own(backend: str, command: str, here: Path, real: Path) -> None:
+    done = attack(here, f"{HVDKIT} {command}", MPLBACKEND=backend)
+    assert done.returncode == 0, done.stderr
+    sound(done)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "mkfifo matplotlibrc",
+        "mkfifo rc; export MATPLOTLIBRC=$PWD/rc",
+        "mkdir conf; mkfifo conf/matplotlibrc; export MPLCONFIGDIR=$PWD/conf",
+        "head -c 5000 /dev/urandom > matplotlibrc",
+        "printf 'text.usetex: True\\nbackend: nonsense\\nsavefig.format: nix\\n' > matplotlibrc",
+        "export MPLCONFIGDIR=/dev/null",
+    ],
+)
+def test_a_matplotlibrc_of_others_is_not_looked_at(spoil: str, here: Path) -> None:
+    done = attack(here, f"{spoil}; {HVDKIT} {PREDICT}", timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert (here / "out" / "predict.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_every_picture_is_drawn_by_way_of_the_one_place() -> None:
+    """So that the two tests above hold for compare, parity, profile and bench too."""
+    for module in (plots, bench, profile_):
+        text = Path(str(module.__file__)).read_text()
+        assert "plotting.picture(" in text and "import matplotlib" not in text and "pyplot" not in text
+    for path in Path(str(plotting.__file__)).parent.glob("*.py"):
+        assert "pyplot" not in path.read_text(), path
+
+
+def test_a_picture_leaves_the_callers_folder_backend_and_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import os; from pathlib import Path; from hvdkit.report import plotting\n"
+    code += "with plotting.picture(Path('a.png'), 1, 1) as figure: figure.subplots().plot([1, 2])\n"
+    code += "import matplotlib; print(Path.cwd().name, os.environ['MPLBACKEND'], matplotlib.rcParams['font.size'])"
+    done = attack(here, ["python3", "-c", code] if False else f'{HVDKIT.split()[0]} -c "{code}"', MPLBACKEND="nonsense")
+    assert done.stdout.split() == [here.name, "nonsense", "10.0"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HOME": ""}, {"HOME": "/nowhere"}, {"TMPDIR": "/nowhere"}, {"COLUMNS": "0"}, {"COLUMNS": "x"},
+        {"PYTHONOPTIMIZE": "2"}, {"PYTHONWARNINGS": "error"}, {"PYTHONDEVMODE": "1"}, {"TZ": "nonsense/x"},
+        {"LC_ALL": "xx_YY.utf99"}, {"TERM": "nonsense", "FORCE_COLOR": "1"}, {"XDG_CACHE_HOME": "/dev/null"},
+        {"HVDKIT_RUNTIMES": "/dev/null"},
+    ],
+    ids=lambda each: "-".join(each) + "=" + "-".join(each.values()),
+)  # fmt: skip
+def test_odd_environments_change_nothing(environment: dict[str, str], here: Path) -> None:
+    done = attack(here, f"{HVDKIT} {PREDICT}", **environment)
+    assert done.returncode == 0, done.stderr
+    sound(done)
+    assert (here / "out" / "predict.png").stat().st_size > 10_000
+
+
+def test_a_folder_that_is_gone_and_runtimes_that_are_none(tmp_path: Path) -> None:
+    sound(attack(tmp_path, f"mkdir gone; cd gone; rmdir ../gone; {HVDKIT} recipes list"))
+    done = attack(tmp_path, f"mkdir gone; cd gone; rmdir ../gone; {HVDKIT} report x")
+    refused(done, "no such folder")
+    (tmp_path / "pytorch").mkdir()
+    os.mkfifo(tmp_path / "pytorch" / "runtime.json")
+    done = attack(tmp_path, f"{HVDKIT} train resnet20-digits", HVDKIT_RUNTIMES=str(tmp_path))
+    refused(done, "runtime.json cannot be read")
+    os.mkfifo(tmp_path / ".pytorch.lock")
+    done = attack(tmp_path, f"{HVDKIT} runtime build pytorch --cpu", HVDKIT_RUNTIMES=str(tmp_path))
+    assert done.returncode == 1 and "it is a FIFO, not a file" in done.stderr
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_would_end_every_rank_is_said_before_any_is_started(framework: str) -> None:
+    for name, (expected, _) in ENVIRONMENT.get(framework, {}).items():
+        for value in ("garbage", "0", "-1", "1.5"):
+            faults = ranks._environment(framework, {name: value})
+            assert len(faults) == 1 and name in faults[0] and expected in faults[0] and value in faults[0]
+        right = "NaiveEngine" if "ENGINE" in name else "3"
+        assert ranks._environment(framework, {name: right}) == []
+    for value in ("abc", "-1", "nan", "inf"):
+        (fault,) = ranks._environment(framework, {"HOROVOD_CYCLE_TIME": value})
+        assert "HOROVOD_CYCLE_TIME: expected a number" in fault
+    assert ranks._environment(framework, {"HOROVOD_CYCLE_TIME": "5", "HOROVOD_FUSION_THRESHOLD": ""}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MXNET_ENGINE_TYPE", "garbage"), ("MXNET_CPU_WORKER_NTHREADS", "0"), ("HOROVOD_CYCLE_TIME", "x")],
+)
+@pytest.mark.parametrize("command", ["train resnet20-digits", "bench allreduce", "profile resnet20-digits"])
+def test_each_command_that_starts_ranks_refuses_such_a_variable(
+    name: str, value: str, command: str, tmp_path: Path
+) -> None:
+    done = attack(tmp_path, f"{HVDKIT} {command} --framework mxnet --out run", **{name: value})
+    refused(done, f"{name}: expected", repr(value))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["abc", "nan", "inf", "-5", "1e400", ""])
+def test_a_start_that_no_launcher_has_told_counts_for_nothing(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDKIT_STARTED", value)
+    assert abs(usage.started_at() - usage.process_began()) < 1
+    monkeypatch.setenv("HVDKIT_STARTED", "12.5")
+    assert usage.started_at() == 12.5
+
+
+@pytest.mark.parametrize("value", ["", "{", "3", '{"a": 1}', '{"a": {"b": 1}}', "[" * 100_000])
+def test_choices_that_no_launcher_has_made_count_for_nothing(value: str) -> None:
+    assert tuning._brought_along({tuning.CHOSEN: value}) == {}

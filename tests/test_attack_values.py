@@ -1,0 +1,52 @@
+"""Numbers and words that no command can make sense of, as options and arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attacks import HVDKIT, attack, refused
+from simulating import profile
+
+from hvdkit.profiling import profile as profiles
+
+DIGITS = "9" * 400
+ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"
+REFUSED = [
+    (f"{ADVISE} --images {DIGITS} --epochs {DIGITS}", ["--images: expected", "--epochs: expected", "400 digits"]),
+    (f"{ADVISE} --price nan", ["--price: expected a number", "nan"]),
+    (f"{ADVISE} --price 1e400", ["--price: expected a number", "inf"]),
+    (f"predict profile.json --cluster p100-roce25 -n {DIGITS}", ["-n: expected a number of at most 2^53"]),
+    (f"train resnet20-digits -np {DIGITS}", ["-np: expected a number of at most 2^53, got a number of 400 digits"]),
+    (f"train resnet20-digits -np -{DIGITS}", ["-np: expected a number"]),
+    (f"compare resnet20-digits --rounds {DIGITS} -np 1 -np {DIGITS}", ["--rounds: expected", "-np: expected"]),
+    ("compare resnet20-digits --margin nan", ["--margin: expected"]),
+    ("train resnet20-digits --stall-timeout nan", ["--stall-timeout: expected"]),
+    ("bench allreduce -np 1", ["-np 1: expected 2 or more ranks"]),
+    (f"bench allreduce --max-bytes {DIGITS} --factor inf", ["--max-bytes: expected", "--factor: expected"]),
+    ("profile resnet20-digits --steps 9007199254740992", ["--steps 9007199254740992: expected", "at most 100,000"]),
+    ("parity resnet20-digits --steps 9007199254740992", ["--steps 9007199254740992: expected", "at most 100,000"]),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), REFUSED, ids=range(len(REFUSED)))
+def test_a_number_beyond_all_bounds(command: str, words: list[str], tmp_path: Path) -> None:
+    profiles.save(profile(), tmp_path / "profile.json")
+    done = attack(tmp_path, f"{HVDKIT} {command}")
+    refused(done, *words)
+    assert {path.name for path in tmp_path.iterdir()} == {"profile.json"}
+
+
+def test_the_largest_numbers_that_are_taken_make_an_answer(tmp_path: Path) -> None:
+    profiles.save(profile(), tmp_path / "profile.json")
+    most = "--images 9007199254740992 --epochs 9007199254740992 --price 999999999"
+    done = attack(tmp_path, f"{HVDKIT} {ADVISE} {most}")
+    assert done.returncode == 0 and (tmp_path / "out" / "advise.json").exists(), done.stderr
+
+
+def test_a_path_that_is_no_utf_8_is_shown_as_it_is(tmp_path: Path) -> None:
+    profiles.save(profile(), tmp_path / "profile.json")
+    done = attack(tmp_path, f"{HVDKIT} {ADVISE.replace('--out out', '')} --out $'a\\xff' | od -c | grep 377")
+    assert "a 377" in " ".join(done.stdout.split()), done.stdout + done.stderr
+    refused(attack(tmp_path, f"{HVDKIT} report $'\\xff\\xfe'"), "no such folder")
+    refused(attack(tmp_path, f"{HVDKIT} train resnet20-digits --framework $'\\xff'"), "unknown framework")
