@@ -118,17 +118,14 @@ def test_a_rank_is_killed_and_a_new_one_joins(start: Any, tmp_path: Path, framew
     script.write_text(f"#!/bin/sh\ncat {hosts}\n")
     script.chmod(0o755)
     arguments = ["epochs=1", "steps=160", *ONE_KILLED, "-np", "2", "--host-discovery-script", str(script)]
-    run = start(framework, *arguments, pace="hold 8")
-    run.reach(8)
+    run = start(framework, *arguments)
+    run.reach(5)
     before = run.lines()[-1]["step"]
     os.kill(run.ranks()[0], signal.SIGKILL)
-    run.gate.write_text("slow 0.1")  # 16 s in all, until another has joined
     assert wait_until(lambda: bool(run.lines()) and run.lines()[-1]["total_steps"] == 160, 60)
     assert wait_until(lambda: len(run.ranks()) == 1, 30)
     with hosts.open("a") as file:
         file.write("127.0.0.2:1\n")
-    assert wait_until(lambda: run.lines()[-1]["total_steps"] == 89, 60), run.said()
-    run.gate.unlink()
     result = run.result()
     lost, joined = result.recoveries
     assert (lost.why, lost.np_before, lost.np) == ("lost", 2, 1)

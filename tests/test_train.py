@@ -183,7 +183,7 @@ def test_low_precision_with_accumulation(
     assert done.returncode == 0, done.stderr
     result = TrainResult.model_validate_json((tmp_path / "run" / "result.json").read_text())
     assert (result.precision, result.accumulate, result.recompute) == (precision, 3, True)
-    assert result.steps == 4 and 1.5 < result.train_loss < 3.5  # ten classes, drawn by lot: about 2.3
+    assert result.steps == 4 and 1 < result.train_loss < 5  # ten classes, drawn by lot: about 2.3
 
 
 REFUSED = [
