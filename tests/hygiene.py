@@ -7,10 +7,12 @@ is called once, before anything of hvdkit is imported. `scripts/hostile_parents.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import locale
 import os
 import resource
+import shutil
 import signal
 import tempfile
 import time
@@ -53,6 +55,7 @@ def clean_up_parent() -> None:
     home = os.environ.get("HOME", "")
     if not (home and Path(home).is_dir()):  # programs that keep settings there would fail in many ways
         os.environ["HOME"] = tempfile.mkdtemp(prefix="hvdkit-home-")
+        atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 
 def _signals() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from hvdkit import launch
@@ -30,7 +29,7 @@ def call(*command: str) -> None:
 def make_hosts() -> None:
     """Namespaces alpha and beta with a cable between them; all of it vanishes with this process's own namespaces."""
     call("mount", "-t", "tmpfs", "tmpfs", "/run")  # where `ip netns` keeps its names
-    hosts_file = Path(tempfile.mkdtemp()) / "hosts"
+    hosts_file = Path("/run/hosts")  # on that file system, with which it goes
     hosts_file.write_text("127.0.0.1 localhost\n" + "".join(f"127.0.1.1 {name}\n" for name in HOSTS))
     call("mount", "--bind", str(hosts_file), "/etc/hosts")
     for name in HOSTS:
