@@ -3,20 +3,25 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes compare bench bench-start bench-resnet50 validate bench-hosts bench-simulator \
-	bench-network browser test lint image-check clean
+.PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts \
+	bench-simulator bench-network browser check test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
 		printf '  make %-15s %s\n' "$$name" "$$text"; done
 
-bootstrap: ## Make the driver environment, .venv (no framework in it)
+bootstrap: ## Make the driver environment, .venv, with the tools of tests and linters (no framework in it)
 	@$(PYTHON) scripts/bootstrap.py
 
 runtimes: bootstrap ## Build an environment with framework and Horovod for each framework, .runtimes
 	@$(BIN)/hvdkit runtime build
 
-compare: runtimes ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
+# Without the tools of tests and linters, which `make bootstrap` brings: who compares need not wait for them.
+driver:
+	@$(PYTHON) scripts/bootstrap.py --driver
+
+compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; table in runs/compare
+	@$(BIN)/hvdkit runtime build
 	@$(BIN)/hvdkit compare recipes/resnet20-digits.yaml --framework pytorch --framework tensorflow \
 		--framework keras --framework mxnet -np 1 -np 2 --out runs/compare --overwrite
 
@@ -25,6 +30,9 @@ bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, 
 
 bench-start: runtimes ## From a command to the first step, beside two bare processes; about 8 minutes
 	@$(BIN)/python benchmarks/start.py
+
+bench-tools: runtimes ## Seconds of hvdkit --help, predict, report and doctor, ten times each; two minutes, quiet
+	@$(BIN)/python benchmarks/tools.py
 
 # 64 pixels and 16 images a rank: a run takes 20 s. The proof is of the same recipe; smaller batches do for it.
 RESNET50 := resnet50-synthetic data.height=64 data.width=64 data.train_images=640 data.val_images=32 steps=20 \
@@ -59,7 +67,10 @@ browser: # Chromium, in which pages are tested: Debian's package, where root may
 			chromium fonts-dejavu-core >/dev/null; } || echo "that failed; the tests that need it will say so"; \
 	fi
 
-test: runtimes browser ## Run every test
+check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
+	@$(BIN)/python scripts/run_tests.py --check
+
+test: runtimes browser ## Run every test, over real processes
 	@$(BIN)/python scripts/run_tests.py
 
 lint: bootstrap ## Check style and types

@@ -35,7 +35,7 @@ def main() -> None:
         for framework in FRAMEWORKS:
             if any((row["framework"], row["seed"]) == (framework, seed) for row in rows):
                 continue
-            plan = train.plan(config.load(RECIPE, [f"seed={seed}"]), framework, NP, None, "direct")
+            plan = train.plan(config.load(RECIPE, [f"seed={seed}", "checkpoint=null"]), framework, NP, None, "direct")
             with tempfile.TemporaryDirectory() as folder:
                 result = train.run(plan, Path(folder))
             rows.append(result.model_dump(mode="json"))

@@ -186,7 +186,9 @@ def consumed(kind: str, framework: str, folder: Path) -> float:
     recipe, overrides, _ = KINDS[kind]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    plan = train.plan(config.load(RECIPES / f"{recipe}.yaml", overrides), framework, 1, None, "direct", 0.0)
+    plan = train.plan(
+        config.load(RECIPES / f"{recipe}.yaml", [*overrides, "checkpoint=null"]), framework, 1, None, "direct", 0.0
+    )
     return train.run(plan, folder).images_per_second
 
 

@@ -86,6 +86,7 @@ def run(framework: str, number: int, folder: Path) -> dict[str, Any]:
     kill, out = drawn(framework, number), folder / "out"
     command = [sys.executable, "-m", "hvdkit", "train", "resnet20-digits", "--framework", framework, "-np", str(RANKS)]
     command += ["--out", str(out), f"batch_size={BATCH_SIZE}", f"epochs={EPOCHS}", "log_every=1", "threads=1"]
+    command += ["checkpoint=null"]
     command += [f"elastic={{min_np: 1, max_np: {RANKS}, commit_every: {COMMIT_EVERY}}}"]
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)

@@ -91,7 +91,13 @@ def main() -> int:
 def _timed(name: str) -> float:
     """Milliseconds a step."""
     side = SIDES[name]
-    keys = [*KEYS, f"steps={WARMUP + MEASURED}", f"warmup_steps={WARMUP}", f"log_every={WARMUP + MEASURED}"]
+    keys = [
+        *KEYS,
+        f"steps={WARMUP + MEASURED}",
+        f"warmup_steps={WARMUP}",
+        f"log_every={WARMUP + MEASURED}",
+        "checkpoint=null",
+    ]
     recipe = config.load(paths.recipes() / "resnet50-synthetic.yaml", keys)
     before = dict(os.environ)
     os.environ.update(side.environment)

@@ -87,7 +87,8 @@ def measure(option: str, framework: str, folder: Path) -> dict[str, TrainResult]
         shutil.rmtree(folder, ignore_errors=True)  # half a round is none: its sides would be hours apart
         for side in order:
             (folder / side).mkdir(parents=True)
-            plan = train.plan(config.load(RECIPES / f"{name}.yaml", sides[side]), framework, np, None, "direct")
+            recipe = config.load(RECIPES / f"{name}.yaml", [*sides[side], "checkpoint=null"])
+            plan = train.plan(recipe, framework, np, None, "direct")
             train.run(plan, folder / side)
     return {side: read_result(folder / side / "result.json") for side in sides}
 

@@ -130,7 +130,9 @@ def inside(name: str, hosts: str, folder: str) -> int:
     from hvdkit import config, paths, train
 
     keys = [*RECIPE[1:], *SIDES[name].keys, f"steps={WARMUP + MEASURED}", f"warmup_steps={WARMUP}"]
-    recipe = config.load(paths.recipes() / f"{RECIPE[0]}.yaml", [*keys, f"log_every={STEPS_PER_EPOCH}"])
+    recipe = config.load(
+        paths.recipes() / f"{RECIPE[0]}.yaml", [*keys, f"log_every={STEPS_PER_EPOCH}", "checkpoint=null"]
+    )
     plan = train.plan(recipe, "pytorch", RANKS, hosts, "direct")
     train.run(plan.by(HERE / "overlap_rank.py") if SIDES[name].overlapped else plan, Path(folder))
     return 0

@@ -133,7 +133,7 @@ def hvdkit(framework: str, launcher: str) -> float:
         began = time.time()
         commands.hvdkit(
             subprocess.run,
-            [*arguments, "--out", str(out), "threads=1", "epochs=1", "steps=1"],
+            [*arguments, "--out", str(out), "threads=1", "epochs=1", "steps=1", "checkpoint=null"],
             TIMEOUT_S,
             env={**os.environ, **ONE_THREAD},
         )

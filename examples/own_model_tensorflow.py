@@ -1,5 +1,7 @@
 """Your own TensorFlow network on hvdkit's core: horovodrun -np 2 python examples/own_model_tensorflow.py"""
 
+import sys
+
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
@@ -8,6 +10,7 @@ from hvdkit.config import Loss, Schedule, Sgd
 from hvdkit.core.data import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.core.loop import evaluate
 from hvdkit.core.schedule import scaled_rate
+from hvdkit.core.weights import save_weights
 
 
 class Perceptron(tf.Module):
@@ -20,6 +23,7 @@ class Perceptron(tf.Module):
 
 
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
+OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_tensorflow.safetensors"
 topology = adapter.init(device="auto")
 digits = load_digits()
 pixels = digits.data.astype("float32") / 16
@@ -37,4 +41,6 @@ for epoch in range(EPOCHS):
     accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
     if topology.is_root:
         print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
+if topology.is_root:
+    print("weights:", save_weights(adapter.state(session), OUT), flush=True)
 adapter.shutdown()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hvdkit import cli_bench, cli_foresee, console
+from hvdkit import cli_bench, cli_foresee, cli_help, console
 from hvdkit.cli_parts import (
     RIVALS,
     App,
@@ -71,7 +72,7 @@ def train(
 
     checked = loaded(recipe, overrides)
     if resume and (out is None or checked.checkpoint is None):
-        raise RequestError("--resume: expected --out with the run's folder, and a `checkpoint` section in the recipe")
+        raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     plan = train_.plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
     plan = replace(plan, began=process_began())
     out = out or paths.default_out(checked.name, "train")
@@ -79,8 +80,11 @@ def train(
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
         from hvdkit.report.tables import result_lines
+        from hvdkit.results import kept_lines
 
         typer.echo(result_lines(result))
+        for line in kept_lines(result, out):
+            typer.echo(line)
         typer.echo(f"written to {folder}")
 
 
@@ -145,10 +149,11 @@ def compare(
     from hvdkit import compare as compare_
     from hvdkit import paths
     from hvdkit.report.parity import deviations
-    from hvdkit.report.progress import RunProgress, StageProgress
+    from hvdkit.report.progress import ComparisonProgress, StageProgress
     from hvdkit.report.tables import comparison_tables
     from hvdkit.runtimes.pins import FRAMEWORKS
 
+    began = time.monotonic()
     checked = loaded(recipe, overrides)
     names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
     if resume and out is None:
@@ -160,9 +165,10 @@ def compare(
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):
             typer.echo(line, err=True)
-        with StageProgress("parity", proof.stages) as stages:
+        with StageProgress("parity", proof.stages, began) as stages:
             shown = proof.give(folder, stages.begin, resume)
-        with RunProgress([_title(plan) for plan in schedule.plans], schedule.rounds) as progress:
+        runs = [(number, _title(plan), plan.np) for number, plan in schedule]
+        with ComparisonProgress(runs, checked.steps is None, began) as progress:
             comparison = compare_.run(
                 schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
             )
@@ -363,6 +369,8 @@ def main(own_process: bool = False) -> None:
     try:
         console.prepare()
         console.end_on_signals(own_process)
+        if cli_help.asked():
+            cli_help.prepare()
         app()
     except BaseException as end:
         if own_process:

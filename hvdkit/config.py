@@ -102,7 +102,7 @@ class Loss(Strict):
 
 
 class Checkpointing(Strict):
-    """When the state of training is written, and how many are kept beside the best."""
+    """When the state of training is written, and how many are kept beside the best. The end is always kept."""
 
     every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, behind the evaluation; 0: none")
     every_steps: int = Field(0, ge=0, description="updates between two checkpoints; 0: none")
@@ -111,7 +111,7 @@ class Checkpointing(Strict):
     @model_validator(mode="after")
     def _something_is_written(self) -> Checkpointing:
         if not self.every_epochs and not self.every_steps:
-            raise ValueError("expected every_epochs or every_steps above 0; leave the section out for no checkpoints")
+            raise ValueError("expected every_epochs or every_steps above 0; for no checkpoints give checkpoint: null")
         return self
 
 
@@ -154,7 +154,7 @@ class Recipe(Strict):
     accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
-    checkpoint: Checkpointing | None = None
+    checkpoint: Checkpointing | None = Field(Checkpointing(), description="null: no weights are kept")
     elastic: Elastic | None = None
     tune: Literal["rule", "measure", "none"] = Field(
         "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"
@@ -198,7 +198,7 @@ def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[st
 
     Raises RequestError with all faults, one a line.
     """
-    faults = [fault for text in overrides if (fault := override(document, text))]
+    faults = [fault for text in overrides if (fault := documents.override(document, text))]
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -220,25 +220,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RequestError(f"{named(path)}: expected keys with values (a mapping), got {brief(document)}")
     return document
-
-
-def override(document: dict[str, Any], text: str) -> str | None:
-    """Set one `key=value` in the document; returns the fault, if any."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
-    *parents, leaf = key.strip().split(".")
-    place = document
-    for parent in parents:
-        inner = place.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            return f"override {brief(text)}: {brief(parent)} holds {brief(inner)}, so nothing can be set below it"
-        place = inner
-    try:
-        place[leaf] = documents.parse(value, f"override {brief(text)}")
-    except RequestError as error:
-        return str(error)
-    return None
 
 
 def _explain(error: ValidationError) -> list[str]:

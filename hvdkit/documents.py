@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +43,7 @@ def load(path: Path, expected: str, missing: str | None = None) -> Any:
 def parse(text: str, where: str) -> Any:
     """What a YAML text holds. Raises RequestError, one line that begins with `where`, where it is damaged."""
     try:
-        return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+        return copy.deepcopy(_parsed(text))  # callers change what they get
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -49,6 +51,31 @@ def parse(text: str, where: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RequestError(f"{where}: damaged YAML: {reason}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> Any:
+    """What a YAML text holds. It is kept: a report reads one recipe for each of its runs, 10 ms each."""
+    return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+
+
+def override(document: dict[str, Any], text: str) -> str | None:
+    """Set one `key=value` in the document; returns the fault, if any."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
+    *parents, leaf = key.strip().split(".")
+    place = document
+    for parent in parents:
+        inner = place.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            return f"override {brief(text)}: {brief(parent)} holds {brief(inner)}, so nothing can be set below it"
+        place = inner
+    try:
+        place[leaf] = parse(value, f"override {brief(text)}")
+    except RequestError as error:
+        return str(error)
+    return None
 
 
 def named(path: Path | str) -> str:

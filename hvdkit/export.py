@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.numpy import save
-
 from hvdkit import config, paths, train
 from hvdkit.core import checkpoint
-from hvdkit.core.state import network_of
+from hvdkit.core.weights import save_weights
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.train import Plan
@@ -63,8 +61,7 @@ def run(plan: ExportPlan) -> int:
     Raises RunError where it cannot be written, and what the launcher raises.
     """
     if plan.plan is None:
-        state = network_of(checkpoint.read(plan.folder).state)
-        write_atomic(plan.out, save(state, metadata={"format": "pt"}))  # as the libraries ask for that read PyTorch's
+        save_weights(checkpoint.read(plan.folder).state, plan.out)
         return plan.out.stat().st_size
     script = paths.recipes() / plan.plan.framework / "export.py"
     with tempfile.TemporaryDirectory() as scratch, _put_in_place(plan.out) as making:

@@ -7,25 +7,24 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hvdkit import config
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.profiling import profile as profiles
 from hvdkit.profiling.profile import Profile
 from hvdkit.report import gantt
-from hvdkit.report.foresee import advice_markdown
 from hvdkit.results import LARGEST
-from hvdkit.simulator import advise as advising
 from hvdkit.simulator import basis as basis_
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
-from hvdkit.simulator.advise import Advice, Money
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.predict import Prediction
 from hvdkit.simulator.settings import Settings
+
+if TYPE_CHECKING:  # advice is loaded where it is asked for: predictions need nothing of it
+    from hvdkit.simulator.advise import Advice, Money
 
 NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
 
@@ -135,6 +134,8 @@ def check(price: float | None, apply: Path | None) -> None:
 
 def request(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Request:
     """A plan with what it is to cost; what is not given is the recipe's and the cluster's."""
+    from hvdkit.simulator.advise import Money
+
     settings = plan.profile.settings
     return Request(
         plan,
@@ -148,6 +149,9 @@ def request(plan: Plan, price: float | None, images: int | None, epochs: int | N
 
 def advise(request: Request, folder: Path) -> Advice:
     """Answer, and write `advise.json` and `advise.md`. Raises RunError where they cannot be written."""
+    from hvdkit.report.foresee import advice_markdown
+    from hvdkit.simulator import advise as advising
+
     asked = request.plan
     found = advising.advise(asked.profile, asked.cluster, asked.ranks[0], asked.settings, request.money)
     write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
@@ -167,6 +171,8 @@ def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
 
     `settings` are the recipe that is to follow it. Raises RunError where there is none, or they are no whole recipe.
     """
+    from hvdkit import config
+
     refused = ""
     for each in advice.suggestions:
         if each.recipe is None or not each.sure:

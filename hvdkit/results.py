@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -79,7 +80,7 @@ class TrainResult(_Record):
     `parameters` counts the trainable ones; `batch_size` (images) and `threads` are a rank's. `steps` counts updates, of
     which the `warmup_steps` first are left out of `images_per_second` and of `step_ms_…`, percentiles over the
     `measured_steps`. `train_loss` is the last epoch's mean; `val_…` are of the end, None without validation images.
-    `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation included.
+    `peak_rss_mib` is the largest rank's, `train_s` rank 0's, evaluation and checkpoints included, which no step is.
 
     `rival` says by what other means it was trained (`hvdkit.rivals`), None by hvdkit's; `round` counts the rounds of a
     comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly spaced where there
@@ -93,7 +94,8 @@ class TrainResult(_Record):
     `tuning` is what was chosen by itself, by name: `value` (None for the library's own) and `why`. `ended_at` is the
     wall clock, UTC. `bytes_per_step` is what one rank (that which sends most) sends of gradients and weights for an
     update, without what protocols add; None with a rival. `compression` names the method and what of it is not at its
-    default, `sync` is the recipe's.
+    default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are kept, from this file's own:
+    `last`, and `best` by validation accuracy where there is one.
     """
 
     framework: str
@@ -144,6 +146,7 @@ class TrainResult(_Record):
     recoveries: list[Recovery] = []
     tuning: dict[str, dict[str, Any]] | None = None
     ended_at: datetime | None = None
+    checkpoints: dict[str, str] = {}
     initial_state_sha256: str
     final_weights_sha256: str
 
@@ -161,6 +164,16 @@ class TrainResult(_Record):
             if not isinstance(choice.get("why"), str):
                 raise ValueError(f"{name}: expected the key why with a text")
         return tuning
+
+
+def kept_lines(result: TrainResult, folder: Path) -> list[str]:
+    """Where the weights of a run in `folder` are, and the command that evaluates them; nothing where none were kept."""
+    place = folder / "checkpoints"
+    lines = [f"weights: {place / name} ({Path(kept).name})" for name, kept in result.checkpoints.items()]
+    if "best" in result.checkpoints:  # else there are no images to evaluate them on
+        words = ["hvdkit", "evaluate", str(place / "best"), "--framework", result.framework]
+        lines.append(f"evaluate them: {shlex.join(words)}")
+    return lines
 
 
 class EvaluationResult(_Record):

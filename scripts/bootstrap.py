@@ -1,8 +1,9 @@
-"""Make the driver environment `.venv`: the command line and its tests, no framework.
+"""Make the driver environment `.venv`: the command line and, without `--driver`, its tests' tools; no framework.
 
 Run by the Makefile under the machine's own Python, so standard library only. Does nothing where `.venv` is whole and
-made from what setup.cfg and pyproject.toml say now; a broken or interrupted one is made anew. Exit status 2 where the
-machine lacks something, with the command that brings it; 1 where making fails.
+made from what setup.cfg and pyproject.toml say now; a broken or interrupted one is made anew. With `--driver` the tools
+of tests and linters are left out, which a later run without it adds: who only trains need not wait for them.
+Exit status 2 where the machine lacks something, with the command that brings it; 1 where making fails.
 """
 
 from __future__ import annotations
@@ -15,12 +16,24 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 MARKER = ENVIRONMENT / "made-from"
+LOG = ENVIRONMENT / "bootstrap.log"
 OLDEST_PYTHON = (3, 11)
+TAIL_LINES = 12
+
+# What each kind of `.venv` asks pip for; how many seconds that, and making an empty one, usually take.
+DRIVER, TOOLS = "driver", "tools"
+REQUIREMENTS = {DRIVER: ".", TOOLS: ".[dev]"}
+EMPTY_S, INSTALL_S = 5, {DRIVER: 15, TOOLS: 35}
+
+
+class Failed(Exception):
+    """Making `.venv` failed; the message is for the user."""
 
 
 def missing() -> list[str]:
@@ -42,48 +55,73 @@ def missing() -> list[str]:
     return faults
 
 
-def fingerprint() -> str:
-    """What `.venv` is made from: the package's description, this Python, and where the checkout lies."""
-    digest = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{ROOT}\n".encode())
+def fingerprint(kind: str = TOOLS) -> str:
+    """What `.venv` is made from: the package's description, this Python, where the checkout lies, and the kind."""
+    digest = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{ROOT}\n{kind}\n".encode())
     for name in ("setup.cfg", "pyproject.toml"):
         digest.update((ROOT / name).read_bytes())
     return digest.hexdigest()
 
 
-def whole() -> bool:
-    """Whether `.venv` was made to its end from what is there now, and still runs."""
+def whole(kind: str = TOOLS) -> bool:
+    """Whether `.venv` was made to its end from what is there now, with at least what `kind` has, and still runs."""
     try:
         made_from = MARKER.read_text()
     except OSError:
         return False
-    return made_from == fingerprint() and all(
+    kinds = (DRIVER, TOOLS) if kind == DRIVER else (TOOLS,)
+    return made_from in map(fingerprint, kinds) and all(
         os.access(ENVIRONMENT / "bin" / name, os.X_OK) for name in ("python", "hvdkit")
     )
 
 
-def make() -> None:
-    """Make `.venv` anew; the marker comes last, so that nothing half-made is taken for whole."""
-    if ENVIRONMENT.exists():
-        MARKER.unlink(missing_ok=True)
-        shutil.rmtree(ENVIRONMENT)
-    print("making the driver environment .venv (about half a minute)", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
-    pip: list[str | Path] = [
-        ENVIRONMENT / "bin" / "python",
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run([*pip, "--editable", ".[dev]"], check=True, cwd=ROOT)
+def make(kind: str) -> None:
+    """Make `.venv` anew, or add the tools to one without; the marker comes last: nothing half-made passes for whole.
+
+    Raises Failed.
+    """
+    began = time.monotonic()
+
+    def say(text: str, left_s: int) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began), 60)
+        print(f"[{minutes:2d}:{seconds:02d}] {text} (about {left_s} s left)", flush=True)
+
+    if not whole(DRIVER):
+        if ENVIRONMENT.exists():
+            MARKER.unlink(missing_ok=True)
+            shutil.rmtree(ENVIRONMENT)
+        ENVIRONMENT.mkdir()
+        say("making the driver environment .venv", EMPTY_S + INSTALL_S[kind])
+        run([sys.executable, "-m", "venv", ENVIRONMENT])
+    MARKER.unlink(missing_ok=True)
+    tools = "" if kind == DRIVER else " and the tools of its tests"
+    say(f"installing the command line{tools} into .venv", INSTALL_S[kind])
+    pip = [ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    run([*pip, "--progress-bar", "off", "--editable", REQUIREMENTS[kind]])
     fresh = MARKER.with_suffix(".new")
-    fresh.write_text(fingerprint())
+    fresh.write_text(fingerprint(kind))
     fresh.replace(MARKER)
+
+
+def run(command: list[str | Path]) -> None:
+    """Run a command into the log. Raises Failed, with the last lines of what it printed."""
+    with LOG.open("a") as log:
+        log.write(f"$ {' '.join(map(str, command))}\n")
+        log.flush()
+        began = log.tell()
+        status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode
+    if status != 0:
+        with LOG.open(errors="replace") as log:
+            log.seek(began)
+            said = [line.rstrip() for line in log if line.strip()]
+        reported = [line for line in said if line.startswith("ERROR")] or said
+        tail = "".join(f"\n    {line}" for line in reported[-TAIL_LINES:])
+        raise Failed(f"making .venv failed (exit status {status}); the whole log: {LOG}{tail}")
 
 
 def main() -> int:
     """Make `.venv` if need be; the exit status."""
+    kind = DRIVER if "--driver" in sys.argv[1:] else TOOLS
     if faults := missing():
         print("hvdkit needs what is missing here:", *faults, sep="\n  ", file=sys.stderr)
         return 2
@@ -94,13 +132,15 @@ def main() -> int:
         except BlockingIOError:
             print("another process is making .venv; waiting", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if whole():
+        if whole(kind):
             return 0
         try:
-            make()
-        except subprocess.CalledProcessError as error:
-            command = " ".join(map(str, error.cmd))
-            print(f"making .venv failed (exit status {error.returncode}): {command}", file=sys.stderr)
+            make(kind)
+        except Failed as error:
+            print(error, file=sys.stderr)
+            return 1
+        except OSError as error:
+            print(f"making .venv failed: {error.filename}: {error.strerror}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             print("interrupted; the next run makes .venv anew", file=sys.stderr)

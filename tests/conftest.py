@@ -2,60 +2,112 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import hygiene
 import pytest
+import warm as warming
+
+from hvdkit.runtimes import pins, store
+
+hygiene.clean_up_parent()  # before a test module is imported
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 
-# Files whose tests start no ranks and look at no clock: scripts/run_tests.py runs them beside the others.
-BESIDE = {
-    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "compare", "compression",
-    "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "launch_hosts", "paths",
-    "predict", "profile", "report", "report_files", "runtimes_edits", "simulator", "simulator_costs", "sync",
-    "validation",
+# Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no
+# browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
+CHECK = {
+    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "compare",
+    "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "launch_hosts",
+    "paths", "predict", "profile", "quick", "report_files", "runtimes_edits", "simulator", "simulator_costs", "sync",
+    "tuning", "validation",
 }  # fmt: skip
+
+# The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the
+# others are done.
+LONGEST = (
+    "contract", "faults", "elastic", "rivals", "launch_horovod", "checkpoint_runs", "train", "parity", "link", "story",
+    "package_install", "surroundings", "data_runs", "launch", "hosts", "examples", "plain", "events", "export",
+)  # fmt: skip
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and what tests start inherits it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those of the files in BESIDE."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the files in CHECK, make timeouts patient; where processes share the files, bring LONGEST to the front."""
     for item in items:
-        if item.path.stem.removeprefix("test_") in BESIDE:
-            item.add_marker(pytest.mark.beside)
+        limit = item.get_closest_marker("timeout")
+        seconds = limit.args[0] if limit else item.config.getoption("timeout") or item.config.getini("timeout")
+        item.add_marker(pytest.mark.timeout(hygiene.patience(float(seconds))), append=False)
+        whole = _topic(item) in CHECK
+        if whole and not item.get_closest_marker("ranks"):
+            item.add_marker(pytest.mark.check)
+    if hasattr(config, "workerinput"):  # of pytest-xdist
+        place = {topic: number for number, topic in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(_topic(item), len(place)))
 
 
-def run(command: list[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; past `timeout` seconds the whole process group is killed and the test fails."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
+def _topic(item: pytest.Item) -> str:
+    return item.path.stem.removeprefix("test_")
+
+
+def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; past `timeout` seconds, or rather later, all that it has started is ended.
+
+    `timeout` is what a quiet machine needs at most (hygiene.patience); the test fails then.
+    """
+    timeout = hygiene.patience(timeout)
+    with hygiene.marking() as mark:
+        environment = {**(options.pop("env", None) or os.environ), hygiene.MARK: mark}
+        process = subprocess.Popen(
+            command,
+            stdin=options.pop("stdin", subprocess.DEVNULL),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=environment,
+            **options,
+        )
     try:
         out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # hvdkit ends its ranks
-        try:
-            process.communicate(timeout=15)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"{command} did not end within {timeout} s")
+    except BaseException as error:  # pytest's own timeout is one, too
+        late, told = isinstance(error, subprocess.TimeoutExpired), ("", "")
+        if late:
+            os.killpg(process.pid, signal.SIGTERM)  # hvdkit ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                told = process.communicate(timeout=15)
+        hygiene.kill_started_by(mark)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            told = process.communicate(timeout=15)
+        if late:
+            pytest.fail(f"{command} did not end within {timeout} s\n{''.join(told)}")
+        raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_outlives_its_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a file's tests have started is gone behind them: what is left is ended, and is a failure of that file.
+
+    By a mark, so that neither other files' processes nor another suite's are taken for theirs.
+    """
+    failed = request.session.testsfailed
+    with hygiene.marking() as mark:
+        yield
+    left = hygiene.left_behind(mark)
+    if left and request.session.testsfailed == failed:  # a test that failed has said so already
+        pytest.fail("still running behind the last test of this file:\n" + "\n".join(left))
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +125,14 @@ def hvdkit(tmp_path: Path) -> Hvdkit:
         return run(command, timeout, cwd=tmp_path, env=os.environ | environment)
 
     return call
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Hvdkit:
+    """As `hvdkit`, in this process (inside.py): for what is refused before anything starts."""
+    from inside import call
+
+    return partial(call, tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -95,3 +155,40 @@ def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Pat
 def real(tmp_path: Path) -> Path:
     """A copy of a real comparison's files."""
     return Path(shutil.copytree(ROOT / "tests" / "data" / "comparison", tmp_path / "comparison"))
+
+
+@pytest.fixture(scope="session")
+def hollow_runtimes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runtimes that requests can be checked against, and in which nothing can be started."""
+    folder = tmp_path_factory.mktemp("hollow")
+    for name in pins.RUNTIMES:
+        python = folder / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\necho 'a test marked check starts a rank' >&2\nexit 1\n")
+        python.chmod(0o755)
+        made = store.Runtime(
+            name=name, python=python, key="", gpu=False, added=False, versions={}, controllers=["gloo"],
+            operations=["gloo"],
+        )  # fmt: skip
+        (folder / name / "runtime.json").write_text(made.model_dump_json())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_ranks_in_a_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is marked `check` passes on a machine without runtimes, so it does without them everywhere."""
+    if request.node.get_closest_marker("check"):
+        monkeypatch.setenv("HVDKIT_RUNTIMES", str(request.getfixturevalue("hollow_runtimes")))
+
+
+@pytest.fixture(scope="module")
+def warm_runtimes() -> Iterator[Path]:
+    """Runtimes whose frameworks are imported once for the module (tests/warm)."""
+    with warming.runtimes() as folder:
+        yield folder
+
+
+@pytest.fixture
+def warm(warm_runtimes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of this test start where their framework is imported already."""
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))

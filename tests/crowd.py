@@ -12,6 +12,7 @@ from hvdkit.adapters import local
 from hvdkit.core.topology import Topology
 
 T = TypeVar("T")
+WAIT_S = 300.0  # for the others, who may have little of the processors
 _REDUCED: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max}
 
 
@@ -28,9 +29,9 @@ class Crowd:
             barrier = self._barriers.setdefault(group, threading.Barrier(len(group)))
             board = self._boards.setdefault(group, {})
         board[rank] = (name, value)
-        barrier.wait(timeout=20)
+        barrier.wait(timeout=WAIT_S)
         found = [board[each] for each in group]
-        barrier.wait(timeout=20)
+        barrier.wait(timeout=WAIT_S)
         assert {told for told, _ in found} == {name}, found
         return [value for _, value in found]
 
@@ -94,7 +95,7 @@ def together(size: int, work: Callable[[Any, Topology], T], hosts: int = 1) -> l
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(2 * WAIT_S)
     real = [fault for fault in faults if not isinstance(fault, threading.BrokenBarrierError)]
     if faults:
         raise (real or faults)[0]

@@ -1,7 +1,12 @@
-"""What the tests of hvdkit.launch share: jobs of small Python ranks, and a search for processes left behind."""
+"""What the tests of hvdkit.launch share: jobs of small Python ranks, and a search for processes left behind.
+
+A test finds its own processes by a mark in their environment, and its own zombies, which have none any more, as
+children that this process did not have before. What other tests have started or left behind is not its concern.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -16,11 +21,37 @@ from hvdkit.launch.job import GRACE_S, Job, prepare
 from hvdkit.launch.supervise import supervise
 
 MARK = "HVDKIT_TEST_MARK"
+# How long to wait for what must happen: only a limit, far longer than any machine takes. Ranks that are to be ended
+# `hang` for much longer than a test may last.
+SOON_S = 60.0
 
 # What every rank's script begins with.
 PRELUDE = """
 import json, os, signal, subprocess, sys, time
 rank = int(os.environ["HOROVOD_RANK"])
+
+def hang():
+    time.sleep(600)
+
+def say(what):
+    open(os.path.join(os.environ["HVDKIT_RANK_DIR"], what), "w").close()
+
+def wait_for(what):
+    while not os.path.exists(os.path.join(os.environ["HVDKIT_RANK_DIR"], what)):
+        time.sleep(0.01)
+
+def tell_pid():
+    path = os.path.join(os.environ["HVDKIT_RANK_DIR"], f"pid-{rank}")
+    with open(path + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(path + ".new", path)
+
+def gone(other):
+    wait_for(f"pid-{other}")
+    with open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f"pid-{other}")) as file:
+        path = "/proc/" + file.read()
+    while os.path.exists(path):
+        time.sleep(0.001)
 
 def record(kind, message, step=None, at=None):
     path = os.path.join(os.environ["HVDKIT_RANK_DIR"], f"rank-{rank}.failure.json")
@@ -59,16 +90,16 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def zombies() -> list[int]:
-    """Ended children of this process that it has not reaped."""
-    found = []
+def children() -> dict[int, str]:
+    """This process's children, and the letter of each one's state: Z where it has ended and is not reaped."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError, ValueError):
-                stat = (entry / "stat").read_text()
+                stat = (entry / "stat").read_text(errors="replace")
                 state, parent = stat[stat.rindex(")") + 1 :].split()[:2]
-                if state == "Z" and int(parent) == os.getpid():
-                    found.append(int(entry.name))
+                if int(parent) == os.getpid():
+                    found[int(entry.name)] = state
     return found
 
 
@@ -89,12 +120,34 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 @contextmanager
 def nothing_left(mark: str) -> Iterator[None]:
-    """Fails where a marked process or a zombie is there at the end; kills what is left."""
+    """Fails where a marked process, or a new child as a zombie, is there at the end; takes away what is left."""
+    before = children()
+
+    def new_zombies() -> list[int]:
+        return [pid for pid, state in children().items() if state == "Z" and pid not in before]
+
     try:
         yield
         assert marked(mark) == []
-        assert zombies() == []
+        assert new_zombies() == []
     finally:
-        for pid in marked(mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # What is killed may have started another one before.
+        wait_until(lambda: not _killed(mark), SOON_S)
+        for pid in new_zombies():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _killed(mark: str) -> list[int]:
+    """The marked processes, which get SIGKILL."""
+    found = marked(mark)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def exits(folder: Path) -> list[dict[str, object]]:
+    """What a job's exits.json says, in rank order."""
+    rows: list[dict[str, object]] = json.loads((folder / "exits.json").read_text())
+    return rows

@@ -38,7 +38,7 @@ def test_output_that_is_not_utf_8(here: Path, environment: dict[str, str]) -> No
     """Tables by rich (compare, parity, profile, bench) take the way of `show`; lines that of `typer.echo`."""
     table = "from hvdkit import console; console.prepare(); from hvdkit.report.tables import _table; "
     table += "from hvdkit.cli_parts import show; "
-    table += r"show([_table('a \u00f7 b', ['\u00d7', '\u2013'], [['\u00b5', '\u2026']])], 80)"
+    table += "show([_table('a \\u00f7 b', ['\\u00d7', '\\u2013'], [['\\u00b5', '\\u2026']])], 80)"
     done = attack(here, [sys.executable, "-c", table], **environment)
     assert done.returncode == 0 and not done.stderr, done.stderr
     done = attack(here, f"{HVDKIT} {ADVISE}", **environment)

@@ -206,6 +206,7 @@ def test_the_simulator_makes_of_it_what_was_measured(algorithm: str) -> None:
             assert 1e6 * cost.line(size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
 
 
+@pytest.mark.ranks
 def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None:
     """Real ranks; a second collective is added to the first one's cluster file."""
     options = ["--framework", "mxnet", "-np", 2, "--max-bytes", 65536, "--factor", 16, "--seconds", 0.05]

@@ -18,6 +18,7 @@ RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
 QUICK = ("model.name=resnet8", "batch_size=4", "warmup_steps=2", "threads=1", "checkpoint={every_epochs: 1}")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, tmp_path: Path) -> None:
     clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
     asked = ("advise", RECIPE, *QUICK, "-np", 2, "--steps", 8, "--out", "out")
@@ -53,6 +54,7 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     assert (other.returncode, "has another recipe" in other.stderr) == (2, True)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -72,17 +74,18 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     ],
 )
 def test_bad_requests_are_one_line_and_status_2(
-    hvdkit: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
+    inside: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
 ) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     profiles.save(simulating.profile(np=1), tmp_path / "alone.json")
-    done = hvdkit("advise", *arguments)
+    done = inside("advise", *arguments)
     assert done.returncode == 2
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "runs").exists(), "nothing was started"
 
 
+@pytest.mark.check
 def test_no_sure_gain_leaves_the_advice_and_no_recipe(hvdkit: Hvdkit, tmp_path: Path) -> None:
     profiles.save(simulating.profile(), tmp_path / "profile.json")
     clusters.save(simulating.cluster(mbit_per_s=1e6), tmp_path / "fast.yaml")

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+from crowd import together
 from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
-from hvdkit.config import Checkpointing
-from hvdkit.core import checkpoint, weights
+from hvdkit.adapters import local
+from hvdkit.config import Checkpointing, Recipe
+from hvdkit.core import checkpoint, metrics, weights
 from hvdkit.core.checkpoint import Checkpoint, Checkpoints, Record
+from hvdkit.core.data import open_dataset
+from hvdkit.core.loop import Loop, drive
 from hvdkit.core.progress import Progress
+from hvdkit.core.state import digest, parameters_of
+from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError, RunError
+from hvdkit.results import kept_lines, read_result
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
 
@@ -47,14 +62,24 @@ def test_what_is_written_comes_back_bit_for_bit(tmp_path: Path) -> None:
         assert found.state[name].dtype == value.dtype and found.state[name].shape == value.shape
         assert np.array_equal(found.state[name], value)
     assert set(load_file(tmp_path / "step-00000003" / "model.safetensors")) == {"fc.weight", "half"}
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["best", "step-00000003"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["best", "last", "step-00000003"]
 
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
     written(tmp_path, 0.2, 0.9, 0.3, 0.4, None)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-0000000{step}" for step in (2, 4, 5)]
     assert (tmp_path / "best").readlink() == Path("step-00000002")
+    assert (tmp_path / "last").readlink() == Path("step-00000005")
     assert checkpoint.read(tmp_path / "best").record.progress.val_accuracy == 0.9
+
+
+def test_last_is_never_one_that_cannot_be_read(tmp_path: Path) -> None:
+    written(tmp_path, 0.2, 0.9, 0.3)
+    (tmp_path / "step-00000003" / "checkpoint.json").write_text("no")
+    checkpoints = Checkpoints(tmp_path, Checkpointing())
+    checkpoints.write(Checkpoint(record(2, 0.8), STATE))  # gone on from the one before
+    checkpoints.wait()
+    assert checkpoints.kept() == dict.fromkeys(("last", "best"), tmp_path / "step-00000002")
 
 
 def test_best_points_to_what_is_there_even_where_old_ones_cannot_be_removed(
@@ -73,10 +98,15 @@ def test_best_points_to_what_is_there_even_where_old_ones_cannot_be_removed(
     assert (tmp_path / "best").readlink() == Path("step-00000002")
 
 
-def test_what_goes_wrong_while_training_goes_on_is_raised_in_the_rank(tmp_path: Path) -> None:
+def test_what_goes_wrong_while_training_goes_on_is_raised_in_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = Checkpoints(tmp_path, Checkpointing())
-    checkpoints.write(Checkpoint(record(1), {"fc.weight": np.array(["no number"])}))
     with pytest.raises(Exception, match=r"<U9|dtype|str"):
+        checkpoints.write(Checkpoint(record(1), {"fc.weight": np.array(["no number"])}))
+    monkeypatch.setattr(checkpoint, "_sync_folder", mock.Mock(side_effect=ValueError("by the thread")))
+    checkpoints.write(Checkpoint(record(1), STATE))
+    with pytest.raises(ValueError, match="by the thread"):
         checkpoints.wait()
     assert not list(tmp_path.iterdir())
 
@@ -136,7 +166,7 @@ try:
     checkpoints.wait()
 except RunError as error:
     print(error)
-assert [path.name for path in folder.iterdir()] == ["step-00000001"], list(folder.iterdir())
+assert sorted(path.name for path in folder.iterdir()) == ["last", "step-00000001"], list(folder.iterdir())
 assert checkpoint.newest(folder)[0].record.progress.step == 1
 """
     disk = tmp_path / "disk"
@@ -183,9 +213,9 @@ def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bits(tmp_path: Pat
     ids=str,
 )
 def test_what_compression_and_local_sgd_keep_is_gone_on_from(sent: dict[str, Any], tmp_path: Path) -> None:
-    recipe = local_recipe(**sent)
+    recipe = local_recipe(epochs=2, **sent)
     whole = local_run(tmp_path / "whole", recipe)
-    for kill_at in (3, 6, 14, 30):
+    for kill_at in (3, 6, 14, 25):
         folder = tmp_path / f"killed-{kill_at}"
         assert local_run(folder, recipe, kill_at=kill_at) is None
         resumed = local_run(folder, recipe, resume=True)
@@ -255,3 +285,141 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
     result = local_run(tmp_path / "run", local_recipe(), resume=True)
     assert result and result.first_step == 0 and result.steps == 45
+
+
+def test_a_new_run_beside_an_earlier_ones_checkpoints_is_refused(tmp_path: Path) -> None:
+    """By a recipe's own script; the earlier run's would count as the last and the best of the new one."""
+    local_run(tmp_path / "run", local_recipe(), kill_at=10)
+    before = lines(tmp_path / "run")
+    with pytest.raises(RequestError, match="checkpoints of an earlier run; add --resume to go on from them"):
+        local_run(tmp_path / "run", local_recipe(seed=2))
+    assert lines(tmp_path / "run") == before
+    kept_none = local_run(tmp_path / "run", local_recipe(checkpoint=None))
+    assert kept_none and kept_none.checkpoints == {} and kept_lines(kept_none, tmp_path) == []
+
+
+def test_ranks_that_speak_json_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rivals without Horovod do."""
+    local_run(tmp_path / "run", local_recipe(), kill_at=10)
+    monkeypatch.setattr(local, "allgather_object", lambda value, name="": [json.loads(json.dumps(value))])
+    resumed = local_run(tmp_path / "run", local_recipe(), resume=True)
+    assert resumed and (resumed.first_step, resumed.steps) == (8, 45)
+
+
+# What is kept without being asked for, and where it is
+
+
+def test_a_run_keeps_its_last_and_its_best_weights_by_default(tmp_path: Path) -> None:
+    recipe = local_recipe()
+    recipe = Recipe.model_validate(recipe.model_dump(exclude={"checkpoint"}))
+    folder = tmp_path / "a run"
+    result = local_run(folder, recipe)
+    assert result and result == read_result(folder / "result.json")
+    ends = [line for line in lines(folder) if line["ends_epoch"]]
+    best = max(ends, key=lambda line: (line["val_accuracy"], line["step"]))
+    steps = {"last": result.steps, "best": best["step"]}
+    assert result.checkpoints == {name: f"checkpoints/step-{step:08}" for name, step in steps.items()}
+    for name, step in steps.items():
+        found = checkpoint.read(folder / "checkpoints" / name)
+        assert found.record.progress.step == step and found.record.progress.evaluated
+        again = checkpoint.read(folder / result.checkpoints[name])
+        assert again.record == found.record
+    assert digest(parameters_of(checkpoint.read(folder / "checkpoints" / "last").state)) == result.final_weights_sha256
+    *places, command = kept_lines(result, folder)
+    assert places == [f"weights: {folder}/checkpoints/{name} (step-{step:08})" for name, step in steps.items()]
+    words = shlex.split(command.removeprefix("evaluate them: "))
+    assert words == ["hvdkit", "evaluate", f"{folder}/checkpoints/best", "--framework", "local"]
+
+
+def test_without_images_to_evaluate_on_the_last_is_kept_alone(tmp_path: Path) -> None:
+    data = {"name": "synthetic", "height": 32, "width": 32, "train_images": 96, "val_images": 0}
+    result = local_run(tmp_path / "run", local_recipe(data=data, epochs=1, checkpoint={}))
+    assert result and result.checkpoints == {"last": "checkpoints/step-00000001"}
+    assert kept_lines(result, tmp_path) == [f"weights: {tmp_path}/checkpoints/last (step-00000001)"]
+
+
+def test_without_a_folder_nothing_is_kept_and_sigterm_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    result = local_run(None, local_recipe(epochs=1))
+    assert result and result.steps == 15 and result.checkpoints == {}
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert list(tmp_path.iterdir()) == []
+    kept = local_run(tmp_path / "run", local_recipe(epochs=1))
+    assert kept and kept.final_weights_sha256 == result.final_weights_sha256
+
+
+# Throughput does not count it: by a clock on which a step takes a second, and all that has to do with a checkpoint 1000
+
+
+def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def slow(seconds: float, sound: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*arguments: Any, **options: Any) -> Any:
+            clock[0] += seconds
+            return sound(*arguments, **options)
+
+        return work
+
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(local, "train_step", slow(1.0, local.train_step))
+    monkeypatch.setattr(local, "cpu_seconds", lambda: clock[0], raising=False)
+    results, speeds = [], []
+    for kept in (None, {}, {"every_steps": 4}):
+        with monkeypatch.context() as patch:
+            if kept is not None:
+                patch.setattr(local, "state", slow(1000.0, local.state))  # which is copied for it
+                patch.setattr(checkpoint, "save", slow(1000.0, checkpoint.save))
+                patch.setattr(Checkpoints, "wait", slow(1000.0, Checkpoints.wait))  # for the disk
+            folder = tmp_path / str(len(results))
+            results.append(local_run(folder, local_recipe(checkpoint=kept, warmup_steps=2, epochs=2)))
+        logged = (folder / "metrics.jsonl").read_text().splitlines()
+        speeds.append([json.loads(line)["images_per_second"] for line in logged])
+    assert (tmp_path / "2" / "checkpoints" / "last").exists() and not (tmp_path / "0" / "checkpoints").exists()
+    for key in ("images_per_second", "step_ms", "step_ms_p50", "step_ms_p99", "cpu_s_per_image", "measured_steps"):
+        assert len({str(getattr(result, key)) for result in results}) == 1, key
+    assert results[0] and set(results[0].step_ms) == {1000.0}
+    assert speeds[0] == speeds[1] == speeds[2] and max(speeds[0]) == 96.0
+    assert clock[0] > 3 * 30 + 3 * 1000, "the clock has seen the writing"
+
+
+def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would wait for it within their next step."""
+    written_s, own = [0.0], threading.local()
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: written_s[0] + own.steps, time=time.time))
+    sound, save = local.train_step, checkpoint.save
+
+    def train_step(session: Any, batches: Any) -> Any:
+        own.steps += 1
+        return sound(session, batches)
+
+    def slow_save(tensors: Any) -> bytes:
+        time.sleep(0.05)  # whoever does not wait is well in its next step
+        written_s[0] += 1000
+        return save(tensors)
+
+    monkeypatch.setattr(local, "train_step", train_step)
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    recipe = local_recipe(steps=12, checkpoint={"every_steps": 3})
+    dataset = open_dataset(recipe.data, 10, recipe.seed)
+
+    def work(adapter: Any, topology: Topology) -> list[float]:
+        own.steps = 0
+        session = adapter.prepare(adapter.Linear(3072, 10), recipe.optimizer, recipe.loss)
+        checkpoints = Checkpoints(tmp_path, Checkpointing()) if topology.is_root else None
+
+        def keep(progress: Progress) -> None:
+            if checkpoints:
+                checkpoints.write(Checkpoint(record(progress.step), adapter.state(session)))
+
+        loop = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None), keep=keep)
+        drive(adapter, session, loop)
+        if checkpoints:
+            checkpoints.wait()
+        return loop.clock.seconds
+
+    assert together(2, work) == [[1.0] * 12] * 2
+    assert written_s[0] >= 4000 and (tmp_path / "last").readlink() == Path("step-00000012")

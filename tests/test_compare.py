@@ -260,12 +260,12 @@ REFUSED: list[tuple[list[Any], str]] = [
 
 @pytest.mark.parametrize(("arguments", "told"), REFUSED)
 def test_bad_requests_are_one_clear_line(
-    arguments: list[Any], told: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
+    arguments: list[Any], told: str, inside: Hvdkit, recipe: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "damaged.json").write_text('{"runs": [')
     written(tmp_path, comparison([result(np=1), result(np=2)]))
     before = sorted(tmp_path.rglob("*"))
-    done = hvdkit("compare", recipe, "--framework", "pytorch", "--no-parity", *arguments, "threads=1", timeout=60)
+    done = inside("compare", recipe, "--framework", "pytorch", "--no-parity", *arguments, "threads=1")
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and sorted(tmp_path.rglob("*")) == before
 

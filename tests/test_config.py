@@ -34,6 +34,23 @@ def test_shipped_recipes_load_and_come_back_from_a_dump(tmp_path: Path) -> None:
         assert config.load(written(tmp_path, config.dump(recipe))) == recipe
 
 
+def test_weights_are_kept_unless_null_is_said(tmp_path: Path) -> None:
+    default = config.Checkpointing(every_epochs=1, every_steps=0, keep=2)
+    assert config.load(written(tmp_path, GOOD)).checkpoint == default
+    assert config.load(written(tmp_path, GOOD), ["checkpoint={}"]).checkpoint == default
+    assert config.load(written(tmp_path, GOOD), ["checkpoint.every_steps=50"]).checkpoint == default.model_copy(
+        update={"every_steps": 50}
+    )
+    for off in (
+        config.load(written(tmp_path, GOOD), ["checkpoint=null"]),
+        config.load(written(tmp_path, GOOD + "checkpoint: null\n")),
+    ):
+        assert off.checkpoint is None
+        assert config.load(written(tmp_path, config.dump(off))).checkpoint is None
+    (line,) = faults(tmp_path, GOOD, "checkpoint={every_epochs: 0}")
+    assert "for no checkpoints give checkpoint: null" in line
+
+
 def test_overrides_reach_nested_keys_and_keep_their_types(tmp_path: Path) -> None:
     recipe = config.load(
         written(tmp_path, GOOD),

@@ -67,6 +67,7 @@ def test_what_is_declared_works_and_what_is_not_fails(framework: str, capability
     assert (faults == []) == (capability in told["declared"]), faults
 
 
+@pytest.mark.check
 def test_every_adapter_has_what_is_declared_for_it() -> None:
     """Read from the source, as no framework is here to import; whether it is true, the test above tries."""
     assert set(DECLARED) == set(adapters.NAMES) and set().union(*DECLARED.values()) <= CAPABILITIES.keys()
@@ -81,6 +82,7 @@ def test_what_trains_is_declared(framework: str, report: Any) -> None:
     assert told["declared"] == sorted(DECLARED[framework])
 
 
+@pytest.mark.check
 def test_capabilities_are_of_the_known_ones() -> None:
     assert CAPABILITIES.keys() >= adapters.load("local").CAPABILITIES
     for capability in PROBED:
@@ -105,6 +107,7 @@ def local_session(
     return local.prepare(local.Linear(features, CLASSES), optimizer, loss, compression, averaging=averaging)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", CASES)
 def test_null_adapter(name: str) -> None:
     """The case raises where it does not hold; that it can, the test below tries."""
@@ -136,6 +139,7 @@ SPOILT: list[tuple[str, Any, str]] = [
 ]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("function", "wrong", "name"), SPOILT, ids=[f"{one[0]}-{one[2]}" for one in SPOILT])
 def test_a_case_finds_out_what_is_wrong(function: str, wrong: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     local: Any = adapters.load("local")
@@ -162,6 +166,7 @@ def test_signatures_are_the_protocols(framework: str, report: Any) -> None:
     assert found == signatures(Adapter) and len(found) > 25
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("framework", sorted(set(adapters.NAMES) - {"keras"}))
 def test_tensor_operations_are_the_protocols(framework: str) -> None:
     """Keras takes TensorFlow's."""

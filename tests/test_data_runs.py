@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 from pictures import draw_folder, write_cifar
 
 from hvdkit.results import TrainResult
+from hvdkit.runtimes.pins import FRAMEWORKS as RUNTIME_OF
+from hvdkit.runtimes.pins import RUNTIMES
 from hvdkit.runtimes.store import find
 
 IMAGENET = ROOT / "recipes" / "resnet50-imagenet.yaml"
@@ -30,11 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_bytes_beside_every_framework(folder: Path, tmp_path: Path) -> None:
     cifar = write_cifar(tmp_path / "cifar")
     found = {}
-    for framework in FRAMEWORKS:
-        command = [find(framework).python, ROOT / "tests" / "data" / "pictures.py", folder, cifar, framework]
+    for name in RUNTIMES:
+        frameworks = [framework for framework, runtime in RUNTIME_OF.items() if runtime == name]
+        script = ROOT / "tests" / "data" / "pictures.py"
+        command = [find(frameworks[0]).python, script, folder, cifar, *frameworks]
         done = run([str(word) for word in command], timeout=120)
         assert done.returncode == 0, done.stderr
-        found[framework] = json.loads(done.stdout.splitlines()[-1])
+        found |= json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == set(FRAMEWORKS)
     assert found["pytorch"].keys() == {"imagefolder", "mnist5k", "cifar10"}
     assert all(each == found["pytorch"] for each in found.values())
 
@@ -55,7 +60,7 @@ def test_corrupt_images_are_counted_over_all_ranks(hvdkit: Hvdkit, tmp_path: Pat
     for victim in victims:
         victim.write_bytes(victim.read_bytes()[:300])
     path = f"data.path={tmp_path / 'pictures'}"
-    whole_epochs = [word for word in SMALL if not word.startswith("steps")]
+    whole_epochs = [word for word in SMALL if not word.startswith(("steps", "model.name"))] + ["model.name=resnet8"]
     command = ("train", IMAGENET, "--framework", "pytorch", "-np", 2, "--out", "run", path, *whole_epochs, "epochs=2")
     done = hvdkit(*command, "data.corrupt=replace")
     assert done.returncode == 0, done.stderr
@@ -79,7 +84,8 @@ def test_bad_data_is_a_wrong_request(hvdkit: Hvdkit, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "result.json").exists()
 
 
-NATIVE = ("name=native", "optimizer={learning_rate: 0.05}", "schedule={base_batch_size: 32}", "steps=3", "log_every=1")
+NATIVE = ("name=native", "model.name=resnet8", "optimizer={learning_rate: 0.05}", "schedule={base_batch_size: 32}",
+          "steps=3", "log_every=1")  # fmt: skip
 
 
 def test_a_dataloader_in_the_place_of_hvdkits_own_data(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:

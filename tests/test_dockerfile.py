@@ -277,7 +277,7 @@ def test_a_tree_with_a_mount_in_it_is_not_removed(tmp_path: Path) -> None:
         [*unshare, str(kept), str(tree), sys.executable, removal],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT / "scripts"), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
     )

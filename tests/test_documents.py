@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from hvdkit.files import read_bounded
 from hvdkit.simulator import cluster as clusters
 
 RECIPE = "resnet20-digits"
+pytestmark = pytest.mark.timeout(60)  # what is not bounded takes hours, or all memory
 
 
 def bomb(open_: str, part: str, close: str) -> str:
@@ -26,10 +26,8 @@ def bomb(open_: str, part: str, close: str) -> str:
 
 
 def refusal(path: Path) -> str:
-    start = time.monotonic()
     with pytest.raises(RequestError) as caught:
         config.load(path)
-    assert time.monotonic() - start < 5
     text = str(caught.value)
     assert str(path) in text and all(len(line) < 400 for line in text.splitlines())
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 import starving
 from conftest import Hvdkit, run
-from launching import wait_until
+from launching import MARK, gone_within, marked, wait_until
 
 from hvdkit.errors import RequestError
 from hvdkit.launch import namespaces
@@ -71,20 +74,29 @@ def seconds_for(network: Any, count: int, source: str = "h1", wait_s: float = 0.
     return float(sender.stdout)
 
 
-def least_seconds_for(network: Any, count: int, source: str = "h1") -> float:
-    """The least of three: what others do on the machine makes a transfer slower, and never faster."""
-    return min(seconds_for(network, count, source) for _ in range(3))
+def can_take(network: Any, count: int, seconds: float, source: str = "h1", least: float = 0.0) -> bool:
+    """Whether `count` bytes come over in less than `seconds` once; never must they in less than `least`.
+
+    What others do on the machine makes a transfer slower, and never faster: so one in time is the proof that the
+    network allows it, however long that is in coming.
+    """
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        took = seconds_for(network, count, source)
+        assert took > least, "a limit makes a transfer last so long"
+        if took < seconds:
+            return True
+    return False
 
 
 def test_a_link_carries_what_it_is_said_to(network: Any) -> None:
     count = 1_000_000
-    seconds = least_seconds_for(network, count)
     at_best = 8 * count / (0.965 * 1e6 * MBIT_PER_S)  # a packet of 1514 bytes has 1448 or 1460 of them
-    assert 0.99 * at_best < seconds < 2 * at_best
+    assert can_take(network, count, 2 * at_best, least=0.99 * at_best)
 
 
 def test_inside_a_host_there_is_no_limit(network: Any) -> None:
-    assert least_seconds_for(network, 20_000_000, "h2") < 8 * 20 / MBIT_PER_S / 4
+    assert can_take(network, 20_000_000, 8 * 20 / MBIT_PER_S / 4, "h2")
 
 
 def test_nothing_crosses_for_free_after_a_pause(network: Any) -> None:
@@ -104,7 +116,7 @@ def test_packets_are_the_wires_own(network: Any) -> None:
 def test_another_rate_holds_at_once(network: Any) -> None:
     network.set_rate(4 * MBIT_PER_S)
     try:
-        assert least_seconds_for(network, 1_000_000) < 0.8 * 8 / MBIT_PER_S
+        assert can_take(network, 1_000_000, 0.8 * 8 / MBIT_PER_S)
     finally:
         network.set_rate(MBIT_PER_S)
 
@@ -113,57 +125,39 @@ def test_two_networks_at_once_do_not_meet(network: Any) -> None:
     with starving.network(2, 10.0) as other:
         assert other.names == network.names
         assert seconds_for(other, 100_000) > 0.07
-        assert least_seconds_for(network, 100_000) < 0.07
+        assert can_take(network, 100_000, 0.07)
 
 
-def processes(word: str) -> list[int]:
-    """Those that have the word on their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+NAMES = {"switch", "eth0", "h1", "to-h1", "end-1"}  # of its interfaces and namespaces
 
 
-def here() -> tuple[str, list[str]]:
-    """The interfaces and named namespaces of the machine itself."""
-    folder = Path("/run/netns")
-    links = sorted(path.name for path in Path("/sys/class/net").iterdir())
-    return " ".join(links), sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+def here() -> set[str]:
+    """Which of those names the machine itself has: as interfaces, or as named namespaces."""
+    folders = [Path("/sys/class/net"), Path("/run/netns")]
+    return NAMES & {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_stays_of_a_killed_program(number: signal.Signals) -> None:
     starving.network(1, 10.0)
-    before, naptime = here(), f"{1000 + number}.25"
-    program = subprocess.Popen([sys.executable, str(starving.HOSTS), "--", "sleep", naptime])
-    assert wait_until(lambda: bool(processes(naptime)), 20)
-    assert wait_until(lambda: "sleep" in cmdline_names(naptime), 20)
+    before, mark = here(), uuid.uuid4().hex
+    command = [sys.executable, str(starving.HOSTS), "--", "sleep", "3600"]
+    program = subprocess.Popen(command, env=os.environ | {MARK: mark})
+    assert wait_until(lambda: "sleep" in names(mark), 60)
+    assert len(names(mark)) >= 3, "the program, what holds the network, and the command"
     program.send_signal(number)
     program.wait(60)
-    assert wait_until(lambda: not processes(naptime), 30)
-    assert wait_until(lambda: not [pid for pid in processes("--hold") if parent(pid) in (1, program.pid)], 30)
+    assert gone_within(mark, 60), names(mark)
     assert here() == before
 
 
-def cmdline_names(word: str) -> list[str]:
-    names = []
-    for pid in processes(word):
-        try:
-            names.append((Path("/proc") / str(pid) / "comm").read_text().strip())
-        except OSError:
-            continue
-    return names
-
-
-def parent(pid: int) -> int | None:
-    try:
-        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
+def names(mark: str) -> list[str]:
+    """Of the processes that bear the mark."""
+    found = []
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):
+            found.append((Path("/proc") / str(pid) / "comm").read_text().strip())
+    return found
 
 
 def test_without_root() -> None:

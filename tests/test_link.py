@@ -19,7 +19,13 @@ from hvdkit.launch.link import DOWN_S, Link
 from hvdkit.launch.severed import unreachable
 
 pytestmark = pytest.mark.timeout(240)
-ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule"]
+# Nothing but what the test is about ends the run: no watchdog, and no timeout of Gloo's where it is not set.
+ENDLESS = ["epochs=1000", "log_every=1", "batch_size=4", "tune=rule", "checkpoint=null", "--stall-timeout", "600"]
+
+
+@pytest.fixture(autouse=True)
+def no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "600")
 
 
 def train(network: Any, recipe: Path, folder: Path, hosts: int) -> subprocess.Popen[str]:
@@ -38,25 +44,32 @@ def test_a_host_whose_link_goes_down_is_named(recipe: Path, tmp_path: Path) -> N
     with starving.network(2, 200.0) as network:
         process = train(network, recipe, tmp_path, 2)
         network.cut("h2")
-        started = time.monotonic()
-        _, said = process.communicate(timeout=60)
-        seconds = time.monotonic() - started
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "host h2 is cut off: its interface eth0 is down for 5 s (rank 1); all ranks were ended" in said, said
-    assert seconds < DOWN_S + 20  # Gloo's own timeout: 30
+
+
+def goes_on_behind_a_short_cut(recipe: Path, folder: Path) -> bool | None:
+    """Whether training does; None where the machine was so busy that the cut was a long one."""
+    with starving.network(2, 200.0) as network:
+        process = train(network, recipe, folder, 2)
+        lines = folder / "out" / "metrics.jsonl"
+        down = time.monotonic()
+        network.cut("h2")
+        time.sleep(1.5)  # in which its guard has looked
+        network.mend("h2")
+        short = time.monotonic() - down < DOWN_S - 1
+        then = lines.read_text().count("\n")
+        went_on = wait_until(lambda: lines.read_text().count("\n") > then + 5 or process.poll() is not None, 60)
+        went_on &= process.poll() is None
+        process.terminate()
+        process.communicate(timeout=60)
+    return went_on if short else None
 
 
 def test_a_link_that_comes_back_soon_does_no_harm(recipe: Path, tmp_path: Path) -> None:
-    with starving.network(2, 200.0) as network:
-        process = train(network, recipe, tmp_path, 2)
-        lines = tmp_path / "out" / "metrics.jsonl"
-        network.cut("h2")
-        time.sleep(1.5)
-        network.mend("h2")
-        then = lines.read_text().count("\n")
-        assert wait_until(lambda: lines.read_text().count("\n") > then + 5, 60)
-        process.terminate()
-        process.communicate(timeout=60)
+    attempts = (goes_on_behind_a_short_cut(recipe, tmp_path / str(number)) for number in range(5))
+    assert next((told for told in attempts if told is not None), "no cut was short: the machine is overloaded") is True
 
 
 def test_a_host_whose_packets_vanish_is_named(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +78,10 @@ def test_a_host_whose_packets_vanish_is_named(recipe: Path, tmp_path: Path, monk
     with starving.network(3, 200.0) as network:
         process = train(network, recipe, tmp_path, 3)
         network.swallow("h3")
-        started = time.monotonic()
-        _, said = process.communicate(timeout=60)
-        seconds = time.monotonic() - started
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     told = said.partition(";")[0]  # which of them noticed is a matter of who was sending
     assert "h3" in told and ("did not answer" in told or "got no answer" in told), said
-    assert seconds < 8 + 30  # the stall timeout: 60
 
 
 def ended(rank: int, *unanswered: str) -> RankEnd:

@@ -118,10 +118,10 @@ def test_a_recipe_is_listed_copied_and_found_by_its_name(hvdkit: Hvdkit, tmp_pat
         (["train", "../recipes/nowhere.yaml"], "no such file"),
     ],
 )
-def test_bad_requests_about_recipes(hvdkit: Hvdkit, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_bad_requests_about_recipes(inside: Hvdkit, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / f"{RECIPE}.yaml").write_text("mine\n")
-    done = hvdkit(*arguments)
+    done = inside(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

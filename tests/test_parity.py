@@ -39,6 +39,7 @@ PLANTED = [("pytorch", fault) for fault in TOLD] + [
 ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     settings = ("batch_size=8", "loss.label_smoothing=0.1", "optimizer.decay=weights", "optimizer.nesterov=true")
     done = hvdkit("parity", recipe, "--steps", 5, "--out", "run", *settings, timeout=300)
@@ -100,6 +101,7 @@ def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(recipe=checked, verdict=verdict)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("framework", "fault"), PLANTED)
 def test_a_planted_fault_is_found_and_named(framework: str, fault: str, planted: Any) -> None:
@@ -110,6 +112,7 @@ def test_a_planted_fault_is_found_and_named(framework: str, fault: str, planted:
     assert all(word in each.likely_cause for word in words), each.likely_cause
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_missed_mark_is_told_in_table_and_page(planted: Any) -> None:
     from hvdkit.report.parity import deviations, parity_markdown
 
@@ -121,6 +124,7 @@ def test_a_missed_mark_is_told_in_table_and_page(planted: Any) -> None:
     assert "NOT PASSED" in text and f"**{bad.frameworks['pytorch'].gradients_f64:.1e}**" in text and line in text
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) -> None:
     proof, recipe = planted.verdict("pytorch", "label_smoothing"), planted.recipe
     parity.check(proof, tmp_path, recipe, ["pytorch"])
@@ -139,6 +143,7 @@ def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) ->
             parity.check(bad, tmp_path, of, frameworks)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -147,7 +152,7 @@ def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) ->
         (("-np", 0), "0"),
     ],
 )
-def test_bad_requests(arguments: tuple[Any, ...], told: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    done = hvdkit("parity", recipe, *arguments, "--out", "run")
+def test_bad_requests(arguments: tuple[Any, ...], told: str, inside: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = inside("parity", recipe, *arguments, "--out", "run")
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -39,11 +39,13 @@ def test_two_steps_on_two_ranks(framework: str, tmp_path: Path) -> None:
     assert 0 <= result["val_accuracy"] <= 1
 
 
+@pytest.mark.check
 def test_plain_means_without_hvdkit() -> None:
     for path in [BENCHMARKS / "shared.py", *(BENCHMARKS / "plain").glob("*.py")]:
         assert not any("hvdkit" in line for line in path.read_text().splitlines() if "import" in line), path
 
 
+@pytest.mark.check
 def test_the_digits_are_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same pictures and as many of them held out; only the order differs."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -261,9 +261,9 @@ def test_advice_says_when_more_ranks_lose() -> None:
     ],
 )
 def test_bad_requests_are_one_line_and_status_2(
-    hvdkit: Hvdkit, files: tuple[Path, Path], arguments: list[str], expected: str
+    inside: Hvdkit, files: tuple[Path, Path], arguments: list[str], expected: str
 ) -> None:
-    done = hvdkit(*arguments)
+    done = inside(*arguments)
     assert done.returncode == 2
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1

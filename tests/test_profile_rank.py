@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from hashlib import pbkdf2_hmac
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run
 
 from hvdkit import adapters, config
-from hvdkit.core import links, marks, observing, spinning, tuning
+from hvdkit.core import links, marks, observing, tuning
 from hvdkit.core.data import open_dataset
 from hvdkit.core.topology import Topology
 from hvdkit.profiling import assemble
@@ -53,6 +50,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not marks.recording()
 
 
+@pytest.mark.check
 def test_marks_cost_nothing_where_nobody_records() -> None:
     marks.record(False)
     marks.mark("x")
@@ -64,6 +62,7 @@ def test_marks_cost_nothing_where_nobody_records() -> None:
     marks.record(False)
 
 
+@pytest.mark.check
 def test_turns_are_interleaved() -> None:
     found = observing.turns(10, 3)
     measured = [(turn.kind, turn.number, turn.steps) for turn in found if turn.kind in ("plain", "marked")][2:]
@@ -72,6 +71,7 @@ def test_turns_are_interleaved() -> None:
     assert found[0].steps == 3 and [turn.kind for turn in found[-2:]] == ["detailed", "traced"]
 
 
+@pytest.mark.check
 def test_turns_hold_whole_rounds() -> None:
     for steps, every, turns in ((20, 4, [8, 4, 4, 4]), (20, 16, [16, 16]), (8, 100, [100])):
         found = observing.turns(steps, 3, every)[2:]
@@ -80,26 +80,33 @@ def test_turns_hold_whole_rounds() -> None:
         assert found[-1].kind == "traced" and found[-1].steps % every == 0
 
 
-def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
-    done: list[float] = []
+# In a process of its own, whose thread computes for minutes unless it is put to sleep.
+SPINNING = """
+import os, threading, time
+from hashlib import pbkdf2_hmac
+from hvdkit.core import spinning
 
-    def turn_in_circles() -> None:
-        pbkdf2_hmac("sha256", b"x", b"y", 2_000_000)  # without the interpreter's lock
-        done.append(time.monotonic())
-
-    thread = threading.Thread(target=turn_in_circles, daemon=True)
-    thread.start()
-    time.sleep(0.05)
-    calmed = spinning.calm()
-    assert thread.native_id in calmed
-    used = time.process_time()
-    time.sleep(0.2)
-    assert time.process_time() - used < 0.05 and not done
+thread = threading.Thread(target=pbkdf2_hmac, args=("sha256", b"x", b"y", 2**31 - 1), daemon=True)  # without the lock
+thread.start()
+while thread.native_id not in (calmed := spinning.calm()):
     spinning.wake(calmed)
-    thread.join(60)
-    assert done
+used = time.process_time()
+time.sleep(0.2)
+assert time.process_time() - used < 0.05, "it computes on"
+spinning.wake(calmed)
+while time.process_time() - used < 0.3:
+    time.sleep(0.01)
+print("slept and woke", flush=True)
+os._exit(0)
+"""
 
 
+def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
+    done = run([sys.executable, "-c", SPINNING], 120, cwd=ROOT)
+    assert done.stdout == "slept and woke\n", done.stderr
+
+
+@pytest.mark.check
 def test_what_an_interface_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_INTERFACES", tmp_path)
     monkeypatch.setattr(links, "_ROUTES", tmp_path / "route")

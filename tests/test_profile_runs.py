@@ -34,6 +34,7 @@ def open_pipeline(job):
 QUICK = ("-np", 2, "--steps", 8, "--out", "run", "batch_size=4", "warmup_steps=2")
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     own = ["--torch-profiler"] if "own-profile" in CAPABILITIES[framework] else []
@@ -89,6 +90,7 @@ def _check_tensors(made: Profile, framework: str) -> None:
     assert names.index("conv1") < names.index("layer2.0.conv1") < names.index("fc"), "from the input to the output"
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_rank_that_was_made_slow_is_named(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """Where gradients are compressed too, whose bytes and time are told."""
     (tmp_path / "slow.py").write_text(SLOW_INPUT)
@@ -107,6 +109,7 @@ def test_a_rank_that_was_made_slow_is_named(hvdkit: Hvdkit, recipe: Path, tmp_pa
     assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
 
 
+@pytest.mark.usefixtures("warm")
 def test_ranks_that_meet_now_and_then(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     done = hvdkit("profile", recipe, "--framework", "mxnet", *QUICK, "sync={every: 3, start: 1}")
     assert done.returncode == 0, done.stderr

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Hvdkit
+from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from launching import gone_within, marked, wait_until
 
 from hvdkit.results import Comparison, Parity, TrainResult
@@ -22,6 +24,7 @@ TRAINED = [(framework, name) for name, rival in RIVALS.items() for framework in 
 QUICK = ("model.name=resnet8", "threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
 
 
+@pytest.mark.check
 def test_the_table_is_what_the_modules_have() -> None:
     """Read from the source, as no framework is here to import."""
     import ast
@@ -38,46 +41,60 @@ def test_the_table_is_what_the_modules_have() -> None:
         assert has == {name for name, rival in RIVALS.items() if framework in rival.frameworks}
 
 
-@pytest.mark.timeout(400)
+@pytest.fixture(scope="module")
+def proof(recipe: Path, warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Parity:
+    """All rivals of all frameworks held against plain PyTorch, in one run."""
+    folder = tmp_path_factory.mktemp("proof")
+    named = [name for name, rival in RIVALS.items() if rival.averaging]
+    pairs = [*(("--framework", each) for each in FRAMEWORKS), *(("--rival", each) for each in named)]
+    words = [word for pair in pairs for word in pair]
+    settings = ["model.name=resnet8", "batch_size=4", "loss.label_smoothing=0.1", "optimizer.clip_norm=1.0"]
+    command = [sys.executable, "-m", "hvdkit", "parity", str(recipe), *words, "--steps", "2", "--out", "run", *settings]
+    done = run(command, 560, cwd=folder, env=os.environ | {"HVDKIT_RUNTIMES": str(warm_runtimes)})
+    found = Parity.model_validate_json((folder / "run" / "parity.json").read_text())
+    assert done.returncode == (0 if found.passed else 1), done.stdout + done.stderr
+    return found
+
+
 @pytest.mark.parametrize("frameworks", [("pytorch",), ("tensorflow", "keras"), ("mxnet",)])
-def test_rivals_compute_what_hvdkit_computes(
-    frameworks: tuple[str, ...], hvdkit: Hvdkit, recipe: Path, tmp_path: Path
-) -> None:
+def test_rivals_compute_what_hvdkit_computes(frameworks: tuple[str, ...], proof: Parity) -> None:
     """In float64, to the marks of every framework; the reference is plain PyTorch."""
     named = [name for name, rival in RIVALS.items() if rival.averaging and set(frameworks) & set(rival.frameworks)]
-    arguments = [*(("--framework", each) for each in frameworks), *(("--rival", each) for each in named)]
-    words = [word for pair in arguments for word in pair]
-    settings = ("model.name=resnet8", "batch_size=4", "loss.label_smoothing=0.1", "optimizer.clip_norm=1.0")
-    done = hvdkit("parity", recipe, *words, "--steps", 2, "--out", "run", *settings, timeout=380)
-    assert done.returncode == 0, done.stdout + done.stderr
-    proof = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
     pairs = [(each, None) for each in frameworks] + [(f, n) for f, n in TRAINED if f in frameworks and n in named]
-    assert set(proof.frameworks) == {label(framework, name) for framework, name in pairs} and proof.passed
+    names = {label(framework, name) for framework, name in pairs}
+    assert {name for name in proof.frameworks if name.partition("-")[0] in frameworks} == names
     for framework, name in pairs:
         each, own = proof.frameworks[label(framework, name)], proof.frameworks[framework]
+        assert each.passed, each.missed
         assert abs(each.logits_f64 - own.logits_f64) < 1e-12 and each.applied_f64 <= proof.marks["applied_f64"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """DistributedDataParallel, with accumulation; its weights are hvdkit's, its figures its own."""
-    results = {}
+    results, seconds = {}, {}
     for out, more in (("own", ()), ("ddp", ("--rival", "ddp"))):
         words = ("--framework", "pytorch", "-np", 2, *more, "--out", out, *QUICK)
+        began = time.monotonic()
         done = hvdkit("train", recipe, *words, "steps=4", "accumulate=2", "check_ranks=1", "precision=fp64")
         assert done.returncode == 0, done.stderr
         results[out] = TrainResult.model_validate_json((tmp_path / out / "result.json").read_text())
+        seconds[out] = time.monotonic() - began
     own, ddp = results["own"], results["ddp"]
     assert (own.rival, ddp.rival, ddp.framework, ddp.np) == (None, "ddp", "pytorch", 2)
     assert ddp.horovod_version is None and own.horovod_version
     assert ddp.train_loss == pytest.approx(own.train_loss, rel=1e-9)
-    for each in (own, ddp):
+    for name, each in results.items():
         assert len(each.step_ms) == each.measured_steps == 3 and each.step_ms_p99 is not None
         assert each.step_ms_p50 <= each.step_ms_p90 <= each.step_ms_p99 <= max(each.step_ms) + 0.01
-        assert each.cpu_s_per_image is not None and 0 < each.cpu_s_per_image < 2
-        assert each.startup_s is not None and 1 < each.startup_s < 100
+        assert each.startup_s is not None and 0 < each.startup_s < seconds[name]
+        images = 3 * 2 * 2 * 8  # steps, batches a step, ranks, images a batch
+        assert each.cpu_s_per_image is not None
+        assert 0 < images * each.cpu_s_per_image < (os.cpu_count() or 1) * seconds[name]
         assert each.load is not None and 0 <= each.load <= 1 and each.noisy == (each.load > 0.1)
 
 
+@pytest.mark.usefixtures("warm")
 def test_independent_processes_count_together(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     words = ("--framework", "mxnet", "-np", 2, "--rival", "independent", "--out", "run", *QUICK, "steps=4")
     done = hvdkit("train", recipe, *words)
@@ -90,6 +107,7 @@ def test_independent_processes_count_together(hvdkit: Hvdkit, recipe: Path, tmp_
     assert "mxnet, independent, one of 2: step 4/4" in done.stderr
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(400)
 def test_compare_runs_rivals_in_rounds(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     words = ["--framework", "mxnet", "-np", 1, "-np", 2, "--no-parity", "--rival", "plain", "--rival", "kvstore"]
@@ -107,8 +125,8 @@ def test_compare_runs_rivals_in_rounds(hvdkit: Hvdkit, recipe: Path, tmp_path: P
     # held against what it was ten times as fast as, and against itself
     for times, status, verdict in ((10, 1, "worse"), (0.1, 0, "better")):
         old = json.loads((tmp_path / "c" / "compare.json").read_text())
-        for run in old["runs"]:
-            run["images_per_second"] *= times
+        for each in old["runs"]:
+            each["images_per_second"] *= times
         (tmp_path / "old.json").write_text(json.dumps(old))
         again = [*words, "--rounds", 2, "--out", "c", "--resume", "--baseline", "old.json", *QUICK, "steps=3"]
         done = hvdkit("compare", recipe, *again, timeout=60)  # nothing is run again
@@ -144,7 +162,8 @@ def test_a_killed_parameter_server_job_leaves_no_process(victim: str, recipe: Pa
             assert process.returncode == 1 and "rank 0 on localhost was killed by SIGKILL" in told[0]
     finally:
         for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait(30)
         reader.join(10)
 
@@ -162,16 +181,15 @@ def rank_zero(mark: str) -> int:
     return int(Path(f"/proc/{helper}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_nothing_is_proved_of_independent_processes(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    done = hvdkit("parity", recipe, "--framework", "mxnet", "--rival", "independent", "--out", "run", timeout=60)
+@pytest.mark.check
+def test_nothing_is_proved_of_independent_processes(inside: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    done = inside("parity", recipe, "--framework", "mxnet", "--rival", "independent", "--out", "run")
     assert done.returncode == 2 and "--rival independent: averages no gradients" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_a_rival_without_a_launcher_is_refused(recipe: Path, tmp_path: Path) -> None:
     """Two ranks need somebody who brings them together."""
-    from conftest import run
-
     from hvdkit.runtimes.store import find
 
     script = ROOT / "recipes" / "mxnet" / "resnet.py"

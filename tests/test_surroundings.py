@@ -130,11 +130,11 @@ def test_a_home_that_cannot_be_written_is_no_news_in_each_picture(tmp_path: Path
 
 
 @pytest.mark.parametrize("command", ["predict", "advise"])
-def test_overwrite_does_not_remove_what_the_command_was_given(command: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_overwrite_does_not_remove_what_the_command_was_given(command: str, inside: Hvdkit, tmp_path: Path) -> None:
     (tmp_path / "measured").mkdir()
     (tmp_path / "links").symlink_to("measured")
     profiles.save(simulating.profile(), tmp_path / "measured" / "profile.json")
-    done = hvdkit(
+    done = inside(
         command, "links/profile.json", "--cluster", "h200-nvlink-ib", "-n", 2, "--out", "measured", "--overwrite"
     )
     assert done.returncode == 2

@@ -80,6 +80,8 @@ def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[str, list[
 IN_ONE_ROUND = "from hvdkit import tune; tune.ROUNDS = 1; from hvdkit.__main__ import main; main()"
 
 
+@pytest.mark.usefixtures("warm")
+@pytest.mark.ranks
 def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
     out = tmp_path / "out"
     settings = ("tune=measure", "model.name=resnet8", "batch_size=4", "steps=5")
@@ -91,7 +93,13 @@ def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
     choices = {name: str(told[name]["value"]) for name in (tuning.IDLE, tuning.CYCLE)}
     assert choices in [{tuning.IDLE: "100", tuning.CYCLE: "5"}, *tune.SETTINGS.values()]
     assert all("measured before the run" in told[name]["why"] for name in choices)
-    assert {path.name for path in out.iterdir()} == {"config.yaml", "logs", "metrics.jsonl", "result.json"}
+    assert {path.name for path in out.iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "logs",
+        "metrics.jsonl",
+        "result.json",
+    }
 
 
 @pytest.mark.parametrize("extra", [["-np", "1"], ["-np", "2", "device=gpu"], ["-np", "2", "elastic={max_np: 2}"]])

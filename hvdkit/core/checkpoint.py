@@ -4,6 +4,7 @@
                               optimizer.safetensors   slots and counts, as in an adapter's state
                               communication.safetensors   what compression and Local SGD keep, where they keep anything
                               checkpoint.json         where training stood, and a digest of each file
+    checkpoints/last -> step-00000440                 the newest
     checkpoints/best -> step-00000440                 the highest validation accuracy
 
 A checkpoint is written beside its place and renamed, so it is whole or not there.
@@ -33,7 +34,7 @@ from hvdkit.files import open_regular, read_bounded, write_atomic
 FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 COMMUNICATION = "communication.safetensors"
-_BEST = "best"
+_LAST, _BEST = "last", "best"
 State = dict[str, np.ndarray]
 
 
@@ -123,12 +124,16 @@ class Checkpoints:
         self._fault: Exception | None = None
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Start writing; training may go on meanwhile, as the arrays must be the caller's no longer.
+        """Start writing; training may go on meanwhile, and the arrays are the caller's again.
 
-        Raises RunError where this or the one before could not be written; older checkpoints stay as they are.
+        What takes processor time is done here, where no step is timed; the thread waits for the disk.
+        Raises RunError where the one before could not be written; older checkpoints stay as they are.
         """
         self.wait()
-        self._writing = threading.Thread(target=self._write_told, args=(checkpoint,), name="checkpoint")
+        files = {name: save(part) for name, part in _parts(checkpoint.state).items()}
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        record = checkpoint.record.model_copy(update={"files": digests})
+        self._writing = threading.Thread(target=self._write_told, args=(record, files), name="checkpoint")
         self._writing.start()
 
     def wait(self) -> None:
@@ -140,9 +145,14 @@ class Checkpoints:
             fault, self._fault = self._fault, None
             raise fault
 
-    def _write_told(self, checkpoint: Checkpoint) -> None:
+    def kept(self) -> dict[str, Path]:
+        """The folders to which `last` and, where there are accuracies, `best` point, once all is written."""
+        links = {name: self._folder / name for name in (_LAST, _BEST)}
+        return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
+
+    def _write_told(self, record: Record, files: Mapping[str, bytes]) -> None:
         try:
-            self._write(checkpoint.record, checkpoint.state)
+            self._write(record, files)
         except OSError as error:
             self._fault = RunError(
                 f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
@@ -150,15 +160,16 @@ class Checkpoints:
         except Exception as error:  # else nobody would hear of it: a thread's own end is silent
             self._fault = error
 
-    def _write(self, record: Record, state: State) -> None:
+    def _write(self, record: Record, files: Mapping[str, bytes]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         place = self._folder / f"step-{record.progress.step:08}"
         making = self._folder / f".{place.name}.making"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
         try:
-            files = {name: _write_tensors(making / name, part) for name, part in _parts(state).items()}
-            write_atomic(making / RECORD, record.model_copy(update={"files": files}).model_dump_json(indent=1) + "\n")
+            for name, content in files.items():
+                _write_to_disk(making / name, content)
+            write_atomic(making / RECORD, record.model_dump_json(indent=1) + "\n")
             _sync_folder(making)
             if place.exists():  # written by a run that was killed behind this step, and the same
                 shutil.rmtree(place)
@@ -170,18 +181,23 @@ class Checkpoints:
         self._prune()
 
     def _prune(self) -> None:
-        """Leave the newest few and the best, and let `best` point to it."""
+        """Leave the newest few and the best, and let `last` and `best` point to theirs."""
         places = _places(self._folder)
-        scored = {place: accuracy for place in places if (accuracy := _accuracy(place)) is not None}
+        whole = [place for place in places if _progress(place) is not None]
+        scored = {place: accuracy for place in whole if (accuracy := _accuracy(place)) is not None}
         best = max(scored, key=lambda place: (scored[place], place.name), default=None)
-        if best is not None:  # first: the link never points to what is gone
-            link = self._folder / f".{_BEST}"
-            link.unlink(missing_ok=True)
-            link.symlink_to(best.name)
-            link.replace(self._folder / _BEST)
+        self._link(_LAST, whole[-1])  # first: no link ever points to what is gone
+        if best is not None:
+            self._link(_BEST, best)
         for place in places[: -self._settings.keep]:
             if place != best:
                 shutil.rmtree(place)
+
+    def _link(self, name: str, place: Path) -> None:
+        link = self._folder / f".{name}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(place.name)
+        link.replace(self._folder / name)
 
 
 def _places(folder: Path) -> list[Path]:
@@ -219,14 +235,12 @@ def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:
     return {file: part for file, part in parts.items() if part or file != COMMUNICATION}
 
 
-def _write_tensors(path: Path, state: State) -> str:
-    """Write a file to the disk itself; returns its SHA-256."""
-    content = save(state)
+def _write_to_disk(path: Path, content: bytes) -> None:
+    """Write a file to the disk itself."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    return hashlib.sha256(content).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

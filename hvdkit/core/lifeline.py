@@ -28,7 +28,13 @@ STARTING, WAITING = "starting", "waiting for ranks"
 # What a rank says that fails only because another one is gone.
 LOST_A_PEER = re.compile(
     r"Horovod has been shut down|Connection (closed|reset) by peer|Connection refused|Broken pipe|"
-    r"Application timeout caused pair closure|Timed out waiting|ncclSystemError|ncclRemoteError|remote process exited"
+    r"Application timeout caused pair closure|Timed out waiting|Wait timeout after|"
+    r"(Read error|Read timeout|Write timeout|Socket closed|writev|connect) \[|"
+    r"ncclSystemError|ncclRemoteError|remote process exited"
+)
+# What such a line has where Horovod, Gloo or NCCL says it: elsewhere a broken connection may be to anything.
+SAID_BY_HOROVOD = re.compile(
+    r"[Hh]orovod|[Gg]loo|nccl|\[[0-9A-Fa-f.:]+\]:\d+|Application timeout|Timed out waiting \d+ms"
 )
 
 
@@ -36,9 +42,20 @@ def lost_a_peer(error: BaseException) -> bool:
     """Whether `error` means that another rank is gone, whatever the framework wraps Horovod's own error in.
 
     Horovod raises the same type where ranks disagree on a tensor; that is a failure in its own right.
+    An error that is raised while Horovod's is handled is a consequence of it.
     """
-    internal = any(kind.__name__ == "HorovodInternalError" for kind in type(error).__mro__)
-    return bool(LOST_A_PEER.search(str(error))) or (internal and "ismatched" not in str(error))
+    if LOST_A_PEER.search(str(error)):
+        return True
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if any(kind.__name__ == "HorovodInternalError" for kind in type(cause).__mro__) and "ismatched" not in str(
+            cause
+        ):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False
 
 
 def first_line(error: BaseException) -> str:
@@ -101,6 +118,7 @@ class Lifeline:
             "rank": self._rank,
             "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
             "time": time.time(),
+            "clock": time.monotonic(),  # which the guard beside it shares
             "step": self._step,
             "kind": kind,
             "message": message,

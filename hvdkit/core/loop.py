@@ -220,6 +220,8 @@ class Loop:
         self._read_losses()
         merge_statistics(self._adapter, self._session, self._topology)
         self._keep(self.progress)
+        # Rank 0 alone copies and waits for its disk; without a word from it the others would time that as their step.
+        metrics.reduce_sums(self._adapter, kept=1.0)
         self.clock.resume()
 
     def _settle(self) -> None:

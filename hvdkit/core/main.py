@@ -100,7 +100,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one rank of a recipe; start it with horovodrun for more ranks.")
     parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl and result.json")
+    parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl, result.json and checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
     parser.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="do not train: evaluate a checkpoint")
     parser.add_argument("--parity", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit parity`")

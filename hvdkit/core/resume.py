@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,19 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
     return found, complaints
 
 
+def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:
+    """Check that `place` has no checkpoints of an earlier run, which a new run's would be mixed with; collective.
+
+    Raises RequestError, the same on every rank. `hvdkit train` has emptied the folder; a recipe's script has not.
+    """
+    found = topology.is_root and any(place.glob("step-*"))
+    if adapter.allgather_object(found, name="fresh")[0]:
+        raise RequestError(
+            f"{place}: it holds the checkpoints of an earlier run; add --resume to go on from them, remove it, or "
+            "choose another --out"
+        )
+
+
 def resumed(
     adapter: Adapter,
     recipe: Recipe,
@@ -67,7 +81,7 @@ def resumed(
             if found:
                 state = without_communication(found.state)
                 adapter.load_state(session, state)
-                told = {"progress": found.record.progress, "np": found.record.np, "recipe": found.record.recipe}
+                told = {"progress": asdict(found.record.progress), "np": found.record.np, "recipe": found.record.recipe}
                 told["rest"] = {name: value for name, value in found.state.items() if name not in state}
         except RequestError as error:
             told = {"error": str(error)}
@@ -76,7 +90,7 @@ def resumed(
         raise RequestError(told["error"])
     if not told:
         return Progress(), False, root, {}
-    progress: Progress = told["progress"]
+    progress = Progress(**told["progress"])
     before = told["recipe"]["batch_size"] * told["np"], told["recipe"]["accumulate"]
     recounted = before != (recipe.batch_size * topology.size, recipe.accumulate)
     if recounted:

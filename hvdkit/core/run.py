@@ -26,12 +26,12 @@ from hvdkit.core.lifeline import Lifeline
 from hvdkit.core.loop import Loop
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.progress import Progress
-from hvdkit.core.resume import flat, resumed
+from hvdkit.core.resume import check_fresh, flat, resumed
 from hvdkit.core.state import digest, network_of, parameters_of
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
-from hvdkit.results import EvaluationResult, TrainResult
+from hvdkit.results import EvaluationResult, TrainResult, kept_lines
 
 Build = Callable[[resnet.ResNet], Any]
 
@@ -41,7 +41,8 @@ def train(
 ) -> TrainResult:
     """Train as the recipe says; rank 0 writes `metrics.jsonl`, `result.json`, checkpoints and events into `out`.
 
-    With `resume` it goes on from the newest whole checkpoint in `out`, or starts where there is none. Under an elastic
+    With `resume` it goes on from the newest whole checkpoint in `out`, or starts where there is none; without, `out`
+    may hold none. Without `out` nothing is written. Under an elastic
     launcher it goes on whenever ranks are lost or join.
     Raises RequestError where framework, device, network, data or checkpoint do not allow what the recipe asks, RunError
     where a file cannot be written or ranks come to differ, Stopped where a rank was asked to stop; what Horovod and the
@@ -71,6 +72,7 @@ def _train(
     session = open_session(adapter, build, network, recipe, communication)
     initial = network_of(adapter.state(session))
     place = out / "checkpoints" if out else None
+    keeps = place is not None and recipe.checkpoint is not None
     progress, recounted, root = Progress(), False, 0
     if commits or (resume and place):
         held = commits.held if commits else None
@@ -78,6 +80,8 @@ def _train(
         communication.load_state(rest)
         if progress.step:
             adapter.seed(_seed_at(recipe, progress))
+    elif place and keeps:
+        check_fresh(adapter, topology, place)
     adapter.broadcast_state(session, root_rank=root)
     first_step = progress.step
 
@@ -102,7 +106,7 @@ def _train(
         progress=progress,
         keep=keeper.keep,
         commit=keeper.commit if commits else None,
-        asked_to_stop=lifeline.asked_to_stop if recipe.checkpoint else None,
+        asked_to_stop=lifeline.asked_to_stop if keeps else None,
         communication=communication if rival_of(adapter) is None else None,
     )
     started = time.perf_counter()
@@ -123,9 +127,13 @@ def _train(
         commits.stepped(result.steps, topology.size)  # a loss behind the last update is one too
         result.recoveries = commits.recoveries
     if topology.is_root:
+        if out and checkpoints:
+            result.checkpoints = {name: str(path.relative_to(out)) for name, path in checkpoints.kept().items()}
         print(result.model_dump_json(indent=2), flush=True)
         if out:
             write_atomic(out / "result.json", result.model_dump_json(indent=2) + "\n")
+            for line in kept_lines(result, out):
+                print(line, flush=True)
     lifeline.beat("leaving Horovod")
     adapter.shutdown()
     return result

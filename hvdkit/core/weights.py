@@ -1,4 +1,4 @@
-"""Weights to start from: a safetensors file with torchvision's names and layouts, for fine-tuning."""
+"""A network's weights as one safetensors file with torchvision's names and layouts: to keep, and to start from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,27 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
-from hvdkit.core.state import check_fits
-from hvdkit.errors import RequestError
+from hvdkit.core.state import check_fits, network_of
+from hvdkit.errors import RequestError, RunError
+from hvdkit.files import write_atomic
 
 HEAD = ("fc.weight", "fc.bias")
+
+
+def save_weights(state: Mapping[str, np.ndarray], path: Path | str) -> Path:
+    """Write the parameters and running statistics of an adapter's `state` to `path`, whose folder is made; returns it.
+
+    Raises RunError where it cannot be written; a file that is there stays as it was then.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another path") from error
+    write_atomic(path, save(network_of(state), metadata={"format": "pt"}))  # as libraries ask that read PyTorch's
+    return path
 
 
 def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) -> dict[str, np.ndarray]:

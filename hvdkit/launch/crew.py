@@ -18,13 +18,14 @@ from typing import Any
 
 from hvdkit.errors import RunError
 from hvdkit.launch import Tick, ends
-from hvdkit.launch.guard import MARK
 from hvdkit.launch.job import GRACE_S, Job
+from hvdkit.launch.reports import MARK, boot_id
 
 _GUARD = Path(__file__).with_name("guard.py")
 _TICK_S = 0.1
-# A guard needs this much longer than the grace it gives (guard.AFTERMATH_S and the walk through /proc).
-_MARGIN_S = 2.0
+# A guard may take this much longer than the grace it gives (guard.AFTERMATH_S and the walk through /proc, on a busy
+# machine too) before it is killed.
+_MARGIN_S = 5.0
 # A guard tells of a stall after this share of the timeout; in the next, the other guards tell of theirs.
 STALL_SHARE, STALL_SETTLE_SHARE = 0.85, 0.1
 
@@ -58,7 +59,8 @@ class Crew:
         self._selector = selectors.DefaultSelector()
         self._guards: list[subprocess.Popen[bytes]] = []
         self._buffers: dict[int, bytes] = {}
-        self._clock_offset: dict[Any, float] = {}
+        self._clocks = Clocks()
+        self._to_clean: set[str] = set()  # by name, whose guards have not said that nothing is left
         self._stopped_at: float | None = None
         self._asked_at: float | None = None
         self._hurried = False
@@ -165,18 +167,20 @@ class Crew:
             name, event, clock = report["name"], report["event"], float(report["clock"])
         except (ValueError, KeyError, TypeError):
             return
-        if event == "started":
-            # A guard of this machine shares our monotonic clock; another machine's, counted since its own boot, is far
-            # off. Wall clocks, which may differ between hosts and be set at any time, take no part.
-            same_clock = abs(received - clock) < 5.0
-            self._clock_offset[name] = 0.0 if same_clock else received - clock
-        if report["rank"] is not None:
+        self._clocks.note(name, clock, report.get("boot"), received)
+        if report["rank"] is None:
+            if event == "ended":
+                self.horovodrun_end = report
+        elif event == "left":
+            self._to_clean.discard(name)
+        else:
+            if event == "started":
+                self._to_clean.add(name)
             self.note(report, received)
-        elif event == "ended":
-            self.horovodrun_end = report
 
-    def read_end(self, report: dict[str, Any], host: str, pid: int | None) -> ends.RankEnd:
-        """How a rank ended, from its guard's report."""
+    def read_end(self, report: dict[str, Any], host: str, pid: int | None, received: float) -> ends.RankEnd:
+        """How a rank ended, from its guard's report; little of a rank whose guard was killed."""
+        seconds = report.get("seconds")
         return ends.RankEnd(
             rank=report["rank"],
             host=host,
@@ -184,12 +188,14 @@ class Crew:
             exit_code=report["exit_code"],
             signal=ends.signal_name(report["signal"]),
             stopped=report["stopped"],
-            frozen=report["frozen"],
-            seconds=round(report["seconds"], 3),
-            failed_at=report["failed_at"] + self._clock_offset.get(report["name"], 0.0),
-            record=ends.Record.read(report["failure"]),
-            tail=report["tail"],
-            log_error=report["log_error"],
+            frozen=report.get("frozen", False),
+            after_stop=report.get("after_stop", False),
+            seconds=None if seconds is None else round(seconds, 3),
+            failed_at=self._clocks.here(report["name"], report["failed_at"]),
+            heard_at=received,
+            record=ends.Record.read(report.get("failure")),
+            tail=report.get("tail", ""),
+            log_error=report.get("log_error"),
             name=report["name"],
             address=report.get("address"),
             unanswered=tuple(report.get("unanswered", ())),
@@ -219,7 +225,7 @@ class Crew:
         """Once ended, wait for nobody: hurry horovodrun when its ranks are gone, kill guards that overstay."""
         if self._stopped_at is None:
             return
-        if self.horovodrun_end is None and self.all_gone and not self._hurried:
+        if self.horovodrun_end is None and self.all_gone and not self._to_clean and not self._hurried:
             self._hurried = True
             self._signal_guards(signal.SIGTERM)
         if time.monotonic() > self._stopped_at + self._patience_s:
@@ -244,6 +250,28 @@ class Crew:
         for process in self._guards:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
+
+
+class Clocks:
+    """What other machines' monotonic clocks, which count from their boot, are ahead or behind of this one's.
+
+    Wall clocks, which may differ between hosts and be set at any time, take no part.
+    """
+
+    def __init__(self) -> None:
+        self._boot = boot_id()
+        self._behind: dict[str, float] = {}
+
+    def note(self, name: str, clock: float, boot: str | None, received: float) -> None:
+        """A report of the guard `name`, sent at its `clock`. The one that took least time on its way tells most."""
+        if boot is not None and boot == self._boot and clock <= received:
+            self._behind[name] = 0.0  # the same clock
+        else:
+            self._behind[name] = min(received - clock, self._behind.get(name, float("inf")))
+
+    def here(self, name: str, clock: float) -> float:
+        """A time of that guard's clock as one of this machine's."""
+        return clock + self._behind.get(name, 0.0)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 from hvdkit.core.lifeline import STARTING, WAITING
 from hvdkit.errors import RunError
-from hvdkit.launch import Tick, ends
+from hvdkit.launch import Tick, blame, ends
 from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import GRACE_S, Job
@@ -47,8 +47,9 @@ def _fault(job: Job, workers: _Workers, caught: list[int]) -> BaseException | No
     well = end is not None and end["exit_code"] == 0
     if caught:
         return None if workers.left_in_order and well else by_signal(caught)
-    if workers.fatal is not None:
-        return ends.failure(job, workers.fatal)
+    fatal = blame.judge(end for end in workers.ended if end.failed and end.record is not None and not end.secondary)
+    if fatal is not None:
+        return blame.failure(job, fatal)
     if workers.hung is not None:
         return RunError(workers.hung)
     if well:
@@ -58,8 +59,8 @@ def _fault(job: Job, workers: _Workers, caught: list[int]) -> BaseException | No
     if end["signal"]:
         how = ends.signal_name(end["signal"])
         return RunError(f"Horovod's elastic driver was killed by {how}, and all ranks with it; go on with --resume")
-    lost = ends.culprit(workers.ends.values())
-    why = f"the first lost: {ends.failure(job, lost)}" if lost else ends.shown_tail("its output", end["tail"])
+    lost = blame.judge(workers.ended)
+    why = f"the first lost: {blame.failure(job, lost)}" if lost else ends.shown_tail("its output", end["tail"])
     assert job.elastic is not None
     return RunError(
         f"Horovod's elastic driver gave up: {len(workers.ends)} rank(s) were lost, expected at least "
@@ -77,8 +78,9 @@ class _Workers(Crew):
         self._pids: dict[str, int] = {}
         self._stalls: dict[str, Stall] = {}
         self._stalled_at = 0.0
-        self.ends: dict[str, ends.RankEnd] = {}
-        self.fatal: ends.RankEnd | None = None
+        self.ends: dict[str, ends.RankEnd] = {}  # the last of each name
+        self.ended: list[ends.RankEnd] = []  # all, but for those that Horovod no longer wanted
+        self.fatal = False
         self.hung: str | None = None
 
     def all_ends(self) -> list[ends.RankEnd]:
@@ -90,7 +92,7 @@ class _Workers(Crew):
 
     @property
     def must_stop(self) -> bool:
-        return self._stopped_at is None and (self.overdue or self.fatal is not None or self.hung is not None)
+        return self._stopped_at is None and (self.overdue or self.fatal or self.hung is not None)
 
     @property
     def all_gone(self) -> bool:
@@ -113,15 +115,21 @@ class _Workers(Crew):
             if report["phase"] != WAITING:
                 self._stalls[name] = Stall.read(report, host)
                 self._stalled_at = self._stalled_at or received
+        elif report["event"] == "resumed":
+            self._stalls.pop(name, None)
+            self._stalled_at = self._stalled_at if self._stalls else 0.0
         elif report["event"] == "cut off":
             self._tell(f"{name}: its host's interface {report['interface']} is down")
-        else:
-            end = self.ends[name] = self.read_end(report, host, self._pids.get(name))
+        elif name not in self.ends:  # what a guard tells counts more than that it was killed afterwards
+            end = self.ends[name] = self.read_end(report, host, self._pids.get(name), received)
             self._stalls.pop(name, None)
+            removed = end.record is None and REMOVED in end.tail
+            if not removed:
+                self.ended.append(end)
             if end.failed and self._stopped_at is None:
                 if end.record is not None and not end.secondary:
-                    self.fatal = self.fatal or end
-                elif REMOVED in end.tail:
+                    self.fatal = True
+                elif removed:
                     self._tell(f"{name} leaves: its host is not there any more")
                 else:
                     how = f"was killed by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"

@@ -1,4 +1,4 @@
-"""How ranks ended, which one is to blame, and how to say so."""
+"""How ranks ended, and what that tells of the cause. Which rank is to blame is decided in blame.py."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hvdkit.core.lifeline import LOST_A_PEER
-from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.core.lifeline import LOST_A_PEER, SAID_BY_HOROVOD
+from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
-from hvdkit.launch.job import Job
 
 _TAIL_LINES = 15
 _CRASH = "Fatal Python error: "  # of faulthandler
@@ -57,12 +58,24 @@ class Record:
         return cls(record["kind"], str(record.get("message")), step if isinstance(step, int) else None)
 
 
+class Cause(IntEnum):
+    """Why a rank ended, in the order of blame: a smaller one is never the consequence of a larger one."""
+
+    OWN = 0  # an exit code or a signal of its own, or an error that it wrote down
+    FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it answered nobody
+    UNKNOWN = 2  # nobody asked it to stop, and nothing is known of its end
+    PERHAPS_LOST = 3  # it failed, and its output tells of a broken connection, which may not be Horovod's
+    LOST = 4  # it failed because another rank was gone
+    STOPPED = 5  # it was asked to stop, by the launcher or by horovodrun
+    WELL = 6  # exit code 0
+
+
 @dataclass(frozen=True)
 class RankEnd:
     """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
 
-    `stopped` says that it was being ended by the launcher, `frozen` that SIGSTOP held it by then;
-    `pid` and `seconds` are None where it never started.
+    `stopped` says that it was being ended by the launcher, `frozen` that SIGSTOP held it by then, `after_stop` that it
+    failed only after it was asked to stop; `pid` and `seconds` are None where it never started.
     """
 
     rank: int
@@ -72,8 +85,10 @@ class RankEnd:
     signal: str | None = None
     stopped: bool = False
     frozen: bool = False
+    after_stop: bool = False
     seconds: float | None = None
     failed_at: float = float("inf")
+    heard_at: float = float("-inf")  # when the launcher learned of it
     record: Record | None = None
     tail: str = ""
     log_error: str | None = None
@@ -86,19 +101,32 @@ class RankEnd:
         """Whether anything tells how the rank ended."""
         return not (self.exit_code is None and self.signal is None and self.record is None)
 
+    @cached_property
+    def cause(self) -> Cause:
+        """Why it ended, as far as its own traces tell."""
+        if self.record is not None and not self.after_stop:
+            return Cause.LOST if self.record.kind == "communication" else Cause.OWN
+        if self.stopped:
+            return Cause.FROZEN if self.frozen else Cause.STOPPED
+        if self.exit_code == 0:
+            return Cause.WELL
+        if not self.known:
+            return Cause.UNKNOWN
+        # SIGKILL is sent by others. Any other signal may be how a framework dies of an error that it has just told of.
+        lost = [] if self.signal == "SIGKILL" else [line for line in self.tail.splitlines() if LOST_A_PEER.search(line)]
+        if not lost:
+            return Cause.OWN
+        return Cause.LOST if any(SAID_BY_HOROVOD.search(line) for line in lost) else Cause.PERHAPS_LOST
+
     @property
     def failed(self) -> bool:
-        """Whether the rank ended otherwise than well and by its own doing."""
-        if self.record is not None:
-            return True
-        return self.exit_code != 0 and not (self.stopped and self.signal in (None, "SIGTERM", "SIGKILL"))
+        """Whether the rank ended otherwise than well and without being asked to."""
+        return self.cause in (Cause.OWN, Cause.UNKNOWN) or self.secondary
 
     @property
     def secondary(self) -> bool:
         """Whether it failed only because another rank was gone."""
-        if self.record is not None:
-            return self.record.kind == "communication"
-        return self.signal is None and bool(LOST_A_PEER.search(self.tail))
+        return self.cause in (Cause.LOST, Cause.PERHAPS_LOST)
 
 
 def signal_name(number: int | None) -> str | None:
@@ -107,47 +135,6 @@ def signal_name(number: int | None) -> str | None:
         return None if number is None else signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def culprit(ends: Iterable[RankEnd]) -> RankEnd | None:
-    """The rank that failed first, and not merely because it lost a peer; None where none failed.
-
-    Peers of a dead rank fail within milliseconds, and may end earlier than a rank that still tidies up after its
-    exception: so its own record's time counts, and a lost peer is to blame only where nobody else is.
-    """
-    every = list(ends)
-    failed = [end for end in every if end.failed]
-    if failed and all(end.secondary for end in failed):
-        # Its peers gave up on a rank that did not answer.
-        failed = [end for end in every if end.frozen] or failed
-    return min(failed, key=lambda end: (end.secondary, end.failed_at, end.rank), default=None)
-
-
-def failure(job: Job, end: RankEnd) -> HvdkitError:
-    """The error that tells the user of this rank's end: RequestError where the rank itself found the request wrong,
-    else RankFailure."""
-    if end.record is not None and end.record.kind == "request":
-        return RequestError(end.record.message)
-    where = f"rank {end.rank} on {end.host}"
-    after = "" if end.seconds is None else f" after {end.seconds:.1f} s"
-    if end.frozen:
-        how = "did not answer: it was frozen by a signal (SIGSTOP, or a debugger)"
-    elif end.signal is not None:
-        how = f"was killed by {end.signal}{after}"
-        if end.signal == "SIGKILL":
-            how += " (often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch)"
-    elif end.exit_code is not None:
-        how = f"ended with exit code {end.exit_code}{after}"
-    else:
-        how = f"vanished{after}: nothing is known of its end"
-    if end.record is not None:
-        step = "" if end.record.step is None else f" at step {end.record.step}"
-        how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how})"
-    path = job.log(end.rank, end.name)
-    log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
-    if end.log_error is not None:
-        log += f" (cut short: {end.log_error})"
-    return RankFailure(f"{where} {how}; all ranks were ended; {shown_tail(log, end.tail)}", end)
 
 
 def shown_tail(log: str, tail: str) -> str:

@@ -4,10 +4,10 @@ usage: python -I -S guard.py ROLE FOLDER GRACE_S STALL_S COMMAND...
 
 Every rank has a guard above it, on the host where the rank runs. The guard
 - writes the command's output to FOLDER/rank-<r>.log (worker-<place>.log under an elastic launcher);
-- tells its standard output, which leads to the launcher, that the rank has started and how it ended (`MARK` + JSON,
-  one line each), with the record that the rank may have left in FOLDER/rank-<r>.failure.json;
-- tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never), or its host's link is down
-  (link.py);
+- tells its standard output, which leads to the launcher, that the rank has started, how it ended, with the record that
+  the rank may have left in FOLDER/rank-<r>.failure.json, and that nothing is left of it (`MARK` + JSON, one line each);
+- tells it too when the rank has not moved for STALL_S seconds (pulse.py; 0: never) and when it does again, or that its
+  host's link is down (link.py);
 - on SIGTERM, or as soon as nobody reads its standard output any more (the launcher was killed, the ssh connection
   broke), ends the rank: SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
 - gives the rank a folder of its own for temporary files and removes it (scratch.py);
@@ -17,8 +17,12 @@ Every rank has a guard above it, on the host where the rank runs. The guard
 A parent-death signal alone would not do: it covers no grandchild, gives no grace and does not cross ssh. The guard uses
 it for one case, its own death by SIGKILL.
 
-ROLE is `rank`; `shell-rank` for a rank that horovodrun starts; `horovodrun` for horovodrun itself, whose output
-carries the lines of the ranks' guards: these go on to the launcher, the rest to FOLDER/horovodrun.log.
+ROLE is
+- `rank`;
+- `shell-rank` for a rank that horovodrun starts. horovodrun ends all ranks as soon as one has failed, which may be one
+  that only lost another: so the guard of a failed rank stays until the launcher ends all ranks;
+- `horovodrun` for horovodrun itself, whose output carries the lines of the ranks' guards: these go on to the launcher,
+  the rest to FOLDER/horovodrun.log.
 
 Standard library only, and no syntax newer than Python 3.8: it runs under whatever interpreter has the framework.
 """
@@ -37,10 +41,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __package__:  # the launcher, in whose folder a user may have a scratch.py too
+if __package__:
     from hvdkit.launch.kin import descendants
     from hvdkit.launch.link import Link
     from hvdkit.launch.pulse import Pulse
+    from hvdkit.launch.reports import MARK, own_name, own_rank, report, tell
     from hvdkit.launch.scratch import Scratch
 else:
     # -I leaves this folder out of sys.path; behind the standard library it can hide nothing.
@@ -48,10 +53,9 @@ else:
     from kin import descendants  # type: ignore[import-not-found,no-redef]
     from link import Link  # type: ignore[import-not-found,no-redef]
     from pulse import Pulse  # type: ignore[import-not-found,no-redef]
+    from reports import MARK, own_name, own_rank, report, tell  # type: ignore[import-not-found,no-redef]
     from scratch import Scratch  # type: ignore[import-not-found,no-redef]
 
-MARK = "@hvdkit "
-RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 TAIL_BYTES = 8192
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as multiprocessing's resource tracker
@@ -60,37 +64,22 @@ AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as 
 def main() -> int:
     """Guard the command of this command line; the exit status is the command's, 128 + n for signal n."""
     role, folder, grace_s, stall_s, *command = sys.argv[1:]
+    rank = None if role == "horovodrun" else own_rank()
     if role == "shell-rank":
-        status = step_aside()
+        status = step_aside(rank)
         if status is not None:
             return status
-    rank = None if role == "horovodrun" else own_rank()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    return Guard(rank, own_name(rank), Path(folder), float(grace_s), float(stall_s)).run(command)
+    guard = Guard(rank, own_name(rank), Path(folder), float(grace_s), float(stall_s))
+    status = guard.run(command)
+    if role == "shell-rank" and status != 0 and os.environ.get("HOROVOD_ELASTIC") != "1":
+        guard.wait_for_stop()
+    return status
 
 
-def own_rank() -> int:
-    """The rank below this guard, as Horovod reads it: set by Horovod's launchers or by mpirun.
-
-    Raises StopIteration where none of them has set it.
-    """
-    return int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
-
-
-def own_name(rank: int | None) -> str:
-    """What the traces of the command below this guard are called.
-
-    Under an elastic launcher ranks change as others come and go: there a worker is known by its place.
-    """
-    if rank is None:
-        return "horovodrun"
-    if os.environ.get("HOROVOD_ELASTIC") != "1":
-        return f"rank-{rank}"
-    return "worker-{HOROVOD_HOSTNAME}-{HOROVOD_LOCAL_RANK}".format_map(os.environ)
-
-
-def step_aside() -> int | None:
-    """Fork; the child goes on (None), the parent gets the child's exit status.
+def step_aside(rank: int | None) -> int | None:
+    """Fork; the child goes on (None), the parent gets the child's exit status. Where the child, and so the rank, is
+    killed, the parent says so.
 
     To end a rank, horovodrun sends SIGTERM to the children of the process it started, then freezes that process. It
     starts a shell, which may stay or become its command: so the first or the second process from there gets the
@@ -100,8 +89,19 @@ def step_aside() -> int | None:
     if child == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         return None
-    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    asked = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
     _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked)}
+        ended = report(rank, own_name(rank), "ended", failed_at=time.monotonic(), **facts)
+        tell(b"\n" + ended + b"\n" + report(rank, own_name(rank), "left"))  # the child's last line may have no end
     return exit_status(status)
 
 
@@ -133,7 +133,7 @@ class Guard:
         self.unfinished_line = b""
         self.child = 0
         self.stop_requests = 0
-        self.stopped = False
+        self.stopped_at: float | None = None
         self.kill_at: float | None = None
         self.look_at = 0.0
         self.pulse: Pulse | None = None
@@ -167,7 +167,19 @@ class Guard:
         for trace in (self.log_path.with_suffix(".beat"), self.log_path.with_suffix(".stack")):
             trace.unlink(missing_ok=True)
         self.scratch.remove()
+        self._report("left")
         return exit_status(status)
+
+    def wait_for_stop(self) -> None:
+        """Wait until the launcher ends all ranks, or is gone."""
+        poller = select.poll()
+        poller.register(self.wakeups, select.POLLIN)
+        poller.register(1, 0)
+        while self.stopped_at is None and not self.stop_requests:
+            if any(descriptor == 1 for descriptor, _ in poller.poll()):
+                return
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wakeups, 4096)
 
     def _catch_signals(self) -> None:
         """From here on signals only wake `_wait`, which acts on them one after the other."""
@@ -226,7 +238,7 @@ class Guard:
             self._obey()
             if self.output in ready and self._read_output():
                 poller.unregister(self.output)
-            if self._look_s and not self.stopped and now >= self.look_at:
+            if self._look_s and self.stopped_at is None and now >= self.look_at:
                 self.look_at = now + self._look_s
                 self._look()
 
@@ -237,10 +249,12 @@ class Guard:
         return min((each for each in watches if each), default=None)
 
     def _look(self) -> None:
-        """Tell the launcher where the rank stands still or the host is cut off."""
+        """Tell the launcher where the rank stands still or moves again, or the host is cut off."""
         stall = self.pulse.stall() if self.pulse and self.pulse.interval_s else None
         if stall:
             self._report("stalled", **stall, **self.link.facts())
+        elif self.pulse and self.pulse.resumed:
+            self._report("resumed")
         cut = self.link.cut()
         if cut:
             self._report("cut off", **cut)
@@ -248,7 +262,7 @@ class Guard:
     def _patience_ms(self) -> float | None:
         """How long to wait for events before the next thing to do by the clock."""
         due = [] if self.kill_at is None else [self.kill_at]
-        if self._look_s and not self.stopped:
+        if self._look_s and self.stopped_at is None:
             due.append(self.look_at)
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
@@ -257,15 +271,16 @@ class Guard:
 
     def _obey(self) -> None:
         """End the command as far as was asked: first SIGTERM, then, asked again or after the grace, SIGKILL."""
-        if self.stop_requests and not self.stopped:
-            self.stopped = True
+        if self.stop_requests and self.stopped_at is None:
+            self.stopped_at = time.monotonic()
             self.frozen = self.pulse is not None and self.pulse.frozen()
             self.stop_requests -= 1
-            self.kill_at = time.monotonic() + self.grace_s
+            self.kill_at = self.stopped_at + self.grace_s
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child, signal.SIGTERM)
                 os.killpg(self.child, signal.SIGCONT)  # a frozen rank could not obey
-        if self.stopped and (self.stop_requests or (self.kill_at is not None and time.monotonic() >= self.kill_at)):
+        overdue = self.kill_at is not None and time.monotonic() >= self.kill_at
+        if self.stopped_at is not None and (self.stop_requests or overdue):
             self.kill_at = None
             self.stop_requests = 0
             for pid in descendants(os.getpid()):
@@ -305,15 +320,17 @@ class Guard:
         failure = self._read_failure()
         failed_at = ended_at
         if failure is not None:
-            # The record bears wall-clock time; only its age is used, so a clock set long before does no harm.
-            age = time.time() - failure["time"]
-            failed_at = min(ended_at, max(self.started_at, time.monotonic() - age))
+            made_at = failure["clock"]
+            if made_at is None:  # by its age, so a clock set long before does no harm
+                made_at = time.monotonic() - (time.time() - failure["time"])
+            failed_at = min(ended_at, max(self.started_at, made_at))
         by_signal = os.WIFSIGNALED(status)
         return {
             "exit_code": None if by_signal else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if by_signal else None,
-            "stopped": self.stopped,
+            "stopped": self.stopped_at is not None,
             "frozen": self.frozen,
+            "after_stop": self.stopped_at is not None and failed_at > self.stopped_at,
             "seconds": ended_at - self.started_at,
             "failed_at": failed_at,
             "failure": failure,
@@ -326,21 +343,14 @@ class Guard:
         """The rank's own record of its failure, if it left a readable one."""
         try:
             record = json.loads(self.failure_path.read_text(encoding="utf-8"))
-            return {"time": float(record["time"]), **{key: record.get(key) for key in ("step", "kind", "message")}}
+            clock = record.get("clock")
+            times = {"time": float(record["time"]), "clock": None if clock is None else float(clock)}
+            return {**times, **{key: record.get(key) for key in ("step", "kind", "message")}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def _report(self, event: str, **facts: object) -> None:
-        """Tell the launcher; without one, nobody."""
-        who = {"rank": self.rank, "name": self.name, "host": os.environ.get("HOROVOD_HOSTNAME")}
-        record = {"event": event, **who, "clock": time.monotonic(), **facts}
-        self._tell((MARK + json.dumps(record)).encode())
-
-    def _tell(self, line: bytes) -> None:
-        line += b"\n"
-        with contextlib.suppress(OSError):
-            while line:
-                line = line[os.write(1, line) :]
+        tell(report(self.rank, self.name, event, **facts))
 
     def _open_log(self) -> None:
         try:
@@ -369,9 +379,9 @@ class Guard:
         *lines, self.unfinished_line = (self.unfinished_line + data).split(b"\n")
         others = []
         for line in lines:
-            _, mark, report = line.partition(MARK.encode())
+            _, mark, told = line.partition(MARK.encode())
             if mark:
-                self._tell(mark + report)
+                tell(mark + told)
             else:
                 others.append(line + b"\n")
         return b"".join(others)

@@ -35,7 +35,8 @@ class Job:
     together), rank-<r>.failure.json (by a rank that can tell why it failed) and exits.json.
     On SIGTERM ranks are first asked to end in good order, by a file in `log_dir`, and have `farewell_s` for it.
     With `elastic` lost ranks are survived, and new ones join: `np` are waited for at the start.
-    A rank that has not moved for `stall_timeout_s` seconds ends the job; 0 lets it wait for ever.
+    A rank that has not moved for `stall_timeout_s` seconds ends the job; 0 lets it wait for ever. Where ranks have only
+    lost another one, that one has `settle_s` seconds to end by itself and so to say why.
     `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
     """
 
@@ -47,6 +48,7 @@ class Job:
     log_dir: Path
     horovodrun_options: tuple[str, ...] = ()
     stall_timeout_s: float = 60.0
+    settle_s: float = 10.0
     farewell_s: float = 0.0
     elastic: Elastic | None = None
 

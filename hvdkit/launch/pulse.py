@@ -38,6 +38,7 @@ class Pulse:
         self._since = time.monotonic()
         self._cpu_then_s = 0.0
         self._told = False
+        self.resumed = False  # whether it was seen to move again when it was looked at last, behind a stall
 
     @property
     def interval_s(self) -> float | None:
@@ -55,6 +56,7 @@ class Pulse:
         except (OSError, ValueError, IndexError):
             return None
         now = time.monotonic()
+        self.resumed = self._told and beat != self._last_beat
         if beat != self._last_beat:
             self._last_beat, self._since, self._cpu_then_s, self._told = beat, now, cpu_s, False
             return None

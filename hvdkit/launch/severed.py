@@ -12,12 +12,14 @@ from hvdkit.launch.link import DOWN_S
 
 @dataclass(frozen=True)
 class Cut:
-    """A host's link is gone, as the guard of one of its ranks tells; one that is `up` has lost its carrier."""
+    """A host's link is gone, as the guard of one of its ranks tells; one that is `up` has lost its carrier. `since` is
+    of the launcher's monotonic clock."""
 
     rank: int
     host: str
     interface: str
     up: bool
+    since: float
 
 
 def cut_failure(job: Job, cut: Cut, ends: list[RankEnd]) -> RankFailure:

@@ -8,23 +8,21 @@ import time
 from typing import Any
 
 from hvdkit.errors import RunError
-from hvdkit.launch import Tick, ends
+from hvdkit.launch import Tick, blame, ends
 from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded
 from hvdkit.launch.job import Job
+from hvdkit.launch.link import DOWN_S
 from hvdkit.launch.severed import Cut, cut_failure, unreachable
 from hvdkit.launch.stalls import Stall, stall_failure
-
-# A rank that only lost its peer is followed within moments by the one that really failed; that one may have its say.
-_SETTLE_S = 2.0
 
 
 def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
     """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
 
     Raises RankFailure where a rank fails or hangs (RequestError where it found the request wrong), after ending the
-    others: within GRACE_S + 2 s. SIGINT and SIGTERM end all ranks likewise, then KeyboardInterrupt or Terminated is
-    raised. RunError where no process can be started, horovodrun fails or exits.json cannot be written. What `on_tick`
-    raises ends all ranks too.
+    others: within GRACE_S + 2 s, which begin after job.settle_s where ranks have only lost another one. SIGINT and
+    SIGTERM end all ranks likewise, then KeyboardInterrupt or Terminated is raised. RunError where no process can be
+    started, horovodrun fails or exits.json cannot be written. What `on_tick` raises ends all ranks too.
     """
     crew = _Ranks(job)
     caught = crew.follow(commands, on_tick)
@@ -55,19 +53,25 @@ def _fault(job: Job, crew: _Ranks, final: list[ends.RankEnd], caught: list[int])
     """What the caller has to hear; None where all is well."""
     if caught:
         return None if crew.left_in_order else by_signal(caught)
-    if crew.cut is not None:
+    verdict = blame.judge(final)
+    first = None if verdict is None else verdict.end
+    own = first is not None and first.cause in (ends.Cause.OWN, ends.Cause.FROZEN, ends.Cause.UNKNOWN)
+    if crew.cut is not None and not (first is not None and own and first.failed_at < crew.cut.since):
         return cut_failure(job, crew.cut, final)
-    to_blame = ends.culprit(final)
-    if to_blame is None or to_blame.secondary:
+    if not own:
         severed = unreachable(job, final)
         if severed is not None:
             return severed
-    if crew.stalls and (to_blame is None or to_blame.secondary):
-        return stall_failure(job, crew.stalls, final)
+        if crew.stalls:
+            return stall_failure(job, list(crew.stalls.values()), final)
     horovodrun = crew.horovodrun_end
-    if horovodrun is not None and horovodrun["exit_code"] != 0 and (to_blame is None or not to_blame.known):
+    if (
+        horovodrun is not None
+        and horovodrun["exit_code"] != 0
+        and (verdict is None or not (verdict.end.known or verdict.lost_by))
+    ):
         return _horovodrun_failure(job, horovodrun, [end for end in final if not end.known])
-    return None if to_blame is None else ends.failure(job, to_blame)
+    return None if verdict is None else blame.failure(job, verdict)
 
 
 def _horovodrun_failure(job: Job, end: dict[str, Any], unknown: list[ends.RankEnd]) -> RunError:
@@ -89,7 +93,7 @@ class _Ranks(Crew):
         self._pids: dict[int, int] = {}
         self._ends: dict[int, ends.RankEnd] = {}
         self._stalled_at: float | None = None
-        self.stalls: list[Stall] = []
+        self.stalls: dict[int, Stall] = {}
         self.cut: Cut | None = None
 
     @property
@@ -101,14 +105,9 @@ class _Ranks(Crew):
             return True
         if self._stalled_at is not None:
             settled = self._stalled_at + STALL_SETTLE_SHARE * self._job.stall_timeout_s
-            if len(self.stalls) + len(self._ends) == len(self._hosts) or time.monotonic() > settled:
+            if len(self.stalls.keys() | self._ends.keys()) == len(self._hosts) or time.monotonic() > settled:
                 return True
-        failed = [end for end in self._ends.values() if end.failed]
-        if not failed:
-            return False
-        if all(end.secondary for end in failed):
-            return time.monotonic() > min(end.failed_at for end in failed) + _SETTLE_S
-        return True
+        return blame.decided(self._ends.values(), len(self._hosts), time.monotonic(), self._job.settle_s)
 
     @property
     def all_gone(self) -> bool:
@@ -119,12 +118,17 @@ class _Ranks(Crew):
         if event == "started":
             self._pids[rank] = report["pid"]
         elif event == "stalled":
-            self.stalls.append(Stall.read(report, self._hosts[rank]))
+            self.stalls[rank] = Stall.read(report, self._hosts[rank])
             self._stalled_at = self._stalled_at or received
+        elif event == "resumed":
+            self.stalls.pop(rank, None)
+            self._stalled_at = self._stalled_at if self.stalls else None
         elif event == "cut off":
-            self.cut = self.cut or Cut(rank, self._hosts[rank], report["interface"], report["up"])
-        else:
-            self._ends[rank] = self.read_end(report, self._hosts[rank], self._pids.get(rank))
+            since = self._clocks.here(report["name"], report["clock"]) - DOWN_S
+            cut = Cut(rank, self._hosts[rank], report["interface"], report["up"], since)
+            self.cut = min(self.cut or cut, cut, key=lambda cut: (cut.since, cut.rank))
+        elif rank not in self._ends:  # what a guard tells counts more than that it was killed afterwards
+            self._ends[rank] = self.read_end(report, self._hosts[rank], self._pids.get(rank), received)
 
     def note_silence(self, guard: subprocess.Popen[bytes], rank: int | None) -> None:
         """A guard that did not tell of its rank's end was killed itself, and the rank with it."""
@@ -138,6 +142,7 @@ class _Ranks(Crew):
             signal=ends.signal_name(-code) if code < 0 else None,
             stopped=self._stopped_at is not None,
             failed_at=time.monotonic(),
+            heard_at=time.monotonic(),
         )
 
     @property

@@ -51,6 +51,12 @@ class Canvas:
         self.marks.append((axes, x, y, text))
 
 
+def load() -> None:
+    """Load matplotlib, for all charts and for a process that is forked to draw some of them."""
+    import matplotlib.backends.backend_svg
+    import matplotlib.figure  # noqa: F401
+
+
 @contextmanager
 def drawing(height: float) -> Iterator[Canvas]:
     """An empty figure of a chart's width, so many points high, under the page's settings."""

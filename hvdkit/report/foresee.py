@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from hvdkit.simulator.advise import Advice, Suggestion
-from hvdkit.simulator.predict import Point, Prediction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hvdkit.simulator.advise import Advice, Suggestion
+    from hvdkit.simulator.predict import Point, Prediction
 
 
 def prediction_lines(prediction: Prediction) -> list[str]:

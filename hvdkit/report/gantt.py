@@ -1,15 +1,21 @@
-"""A simulated step as a picture and as a Chrome trace. Matplotlib is loaded only when a picture is drawn."""
+"""A simulated step as a picture and as a Chrome trace. Pillow is loaded only when a picture is drawn."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.files import write_atomic
 from hvdkit.profiling.profile import Profile
-from hvdkit.report import plotting
 from hvdkit.simulator.engine import Schedule, Span
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 _COLOURS = {
     "read": "#8c8c8c", "decode": "#b5b5b5", "copy": "#d9d9d9", "gap": "#e8e0d0", "forward": "#4c8bbf",
@@ -17,6 +23,8 @@ _COLOURS = {
     "communication": "#c8553d", "update": "#5a9e6f",
 }  # fmt: skip
 _WIDE = 0.045  # of the step; a task that takes less has no room for its name
+_WIDTH, _RIGHT, _TOP, _ROW = 1430, 1414, 40, 76  # pixels: of the picture, where the bars end and begin, of a row
+_FINE = 8  # columns to a pixel, while bars are drawn: Pillow's rectangles end at whole ones
 
 
 def window(schedule: Schedule) -> tuple[int, float, float, list[Span]]:
@@ -38,46 +46,84 @@ def window(schedule: Schedule) -> tuple[int, float, float, list[Span]]:
 
 
 def picture(schedule: Schedule, title: str, path: Path) -> None:
-    """A row for each resource, the critical path marked; written to `path` as PNG. Raises RunError where it cannot."""
+    """A row for each resource, the critical path marked; written to `path` as PNG. Raises RunError where it cannot.
+
+    Pillow draws the bars and the words: importing a plotting library takes longer than all of the prediction.
+    """
+    from PIL import Image, ImageDraw
+
     number, begin, end, spans = window(schedule)
     critical = {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
     rows = list(dict.fromkeys(_row(span) for span in sorted(spans, key=_height)))
-    with plotting.picture(path, 13, 1.4 + 0.75 * len(rows)) as figure:
-        from matplotlib.patches import Patch
+    words, small, tiny = _font(15), _font(12), _font(11)
+    left = 32 + round(max(words.getlength(_label(row)) for row in rows))
+    bottom = _TOP + _ROW * len(rows)
+    length = max(end - begin, 1e-9)
+    scale = (_RIGHT - left) / length  # pixels a second
+    image = Image.new("RGB", (_WIDTH, bottom + 104), "white")
+    bars = Image.new("RGB", (_FINE * (_RIGHT - left), bottom - _TOP), "white")
+    paint, pen = ImageDraw.Draw(bars), ImageDraw.Draw(image)
+    named: list[tuple[float, float, str]] = []
+    for span in spans:
+        from_, to = (scale * (place - begin) for place in (max(span.start, begin), min(span.end, end)))
+        middle = _ROW * (rows.index(_row(span)) + 0.58)
+        gap = 0.25 if to - from_ > 5 else 0.0  # so that two of a kind, one behind the other, are seen as two
+        _bar(paint, from_ + gap, to - gap, middle - 0.31 * _ROW, middle + 0.31 * _ROW, _COLOURS[span.task.kind])
+        if (span.task.name, span.iteration) in critical:
+            _bar(paint, from_, to, middle - 0.47 * _ROW, middle - 0.37 * _ROW, "black")
+        if to - from_ > _WIDE * (_RIGHT - left):
+            name = _short(span.task.name.partition(" ")[2] or span.task.name, int((to - from_) / 7.3))
+            named.append((left + (from_ + to) / 2, _TOP + middle, _printable(name)))
+    image.paste(bars.reduce((_FINE, 1)), (left, _TOP))
+    for x, y, name in named:
+        pen.text((x, y), name, "white", tiny, "mm")
+    pen.rectangle((left, _TOP, _RIGHT, bottom), outline="black")
+    for place, row in enumerate(rows):
+        y = _TOP + _ROW * (place + 0.58)
+        pen.line((left - 5, y, left, y), "black")
+        pen.text((left - 10, y), _label(row), "black", words, "rm")
+    for milliseconds, told in _ticks(1e3 * length):
+        x = left + scale * milliseconds / 1e3
+        pen.line((x, bottom, x, bottom + 5), "black")
+        pen.text((x, bottom + 9), told, "black", words, "mt")
+    pen.text(((left + _RIGHT) / 2, bottom + 32), "ms", "black", words, "mt")
+    pen.text(((left + _RIGHT) / 2, 24), _short(_printable(title), 110), "black", _font(18), "mm")
+    kinds = [(kind, colour) for kind, colour in _COLOURS.items() if any(span.task.kind == kind for span in spans)]
+    kinds.append(("critical path", "black"))
+    x = (left + _RIGHT - sum(56 + small.getlength(kind) for kind, _ in kinds)) / 2
+    for kind, colour in kinds:
+        pen.rectangle((x, bottom + 70, x + 26, bottom + 80), fill=colour)
+        pen.text((x + 34, bottom + 75), kind, "black", small, "lm")
+        x += 56 + small.getlength(kind)
+    drawn = io.BytesIO()
+    image.save(drawn, "png")
+    write_atomic(path, drawn.getvalue())
 
-        axes = figure.subplots()
-        for span in spans:
-            place = rows.index(_row(span))
-            left, right = max(span.start, begin), min(span.end, end)
-            marked = (span.task.name, span.iteration) in critical
-            start, width, colour = 1e3 * (left - begin), 1e3 * (right - left), _COLOURS[span.task.kind]
-            edge = 0.3 if right - left > 0.004 * (end - begin) else 0.0
-            axes.barh(place, width, 0.62, start, color=colour, linewidth=edge, edgecolor="white")
-            if marked:
-                axes.barh(place - 0.42, width, 0.1, start, color="black")
-            if right - left > _WIDE * (end - begin):
-                name = _short(
-                    span.task.name.partition(" ")[2] or span.task.name, int(165 * (right - left) / (end - begin))
-                )
-                axes.text(
-                    1e3 * ((left + right) / 2 - begin), place, name, ha="center", va="center", fontsize=7, color="white"
-                )
-        axes.set_yticks(range(len(rows)), rows)
-        axes.invert_yaxis()
-        axes.set(xlabel="ms", xlim=(0, 1e3 * (end - begin)), title=title)
-        kinds = [kind for kind in _COLOURS if any(span.task.kind == kind for span in spans)]
-        shown = [Patch(color=_COLOURS[kind], label=kind) for kind in kinds] + [
-            Patch(color="black", label="critical path")
-        ]
-        axes.legend(
-            handles=shown,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.28 / (0.4 + 0.2 * len(rows))),
-            ncols=len(shown),
-            fontsize=8,
-            frameon=False,
-        )
-        figure.tight_layout()
+
+def _bar(paint: ImageDraw, from_: float, to: float, top: float, bottom: float, colour: str) -> None:
+    """A rectangle between two places along the row, at least a pixel wide: what takes no time is seen too."""
+    first, last = round(_FINE * from_), round(_FINE * to) - 1  # Pillow draws the last column too
+    paint.rectangle((first, round(top), max(first + _FINE - 1, last), round(bottom)), fill=colour)
+
+
+def _font(size: int) -> FreeTypeFont | ImageFont:
+    """DejaVu Sans, which has most scripts and comes with Matplotlib; Pillow's own where it lies elsewhere."""
+    from PIL import ImageFont
+
+    found = importlib.util.find_spec("matplotlib")
+    try:
+        path = Path(str(found and found.origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
+    except OSError:
+        return ImageFont.load_default(size)
+
+
+def _ticks(most: float) -> list[tuple[float, str]]:
+    """At most ten round numbers from 0 to `most`, with what to write at them."""
+    power = 10.0 ** math.floor(math.log10(most / 9))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 9)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [(place * step, f"{place * step:,.{digits}f}") for place in range(math.floor(most / step + 1e-9) + 1)]
 
 
 def trace(schedule: Schedule, profile: Profile | None, path: Path) -> None:
@@ -133,6 +179,14 @@ def _row(span: Span) -> str:
 
 def _height(span: Span) -> int:
     return list(_COLOURS).index(span.task.kind)
+
+
+def _label(row: str) -> str:
+    return _short(_printable(row), 28)
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _short(name: str, room: int) -> str:

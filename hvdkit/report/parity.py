@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from hvdkit.report import tabular
 from hvdkit.results import FrameworkParity, Parity
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _CHECKS = {
     "logits_f64": "logits",
@@ -23,6 +24,10 @@ _CHECKS = {
 
 def parity_table(parity: Parity) -> Table:
     """For the terminal: a row a check, a column a framework; what misses its mark is red."""
+    from rich import box  # a report has no need of it
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=_title(parity), box=box.SIMPLE_HEAD)
     table.add_column("relative error", no_wrap=True)
     table.add_column("mark", justify="right", no_wrap=True)

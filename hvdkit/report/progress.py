@@ -1,13 +1,20 @@
-"""What a waiting user sees: bars on a terminal, a plain line an epoch elsewhere."""
+"""What a waiting user sees: bars on a terminal, plain lines elsewhere: one an epoch, or one a run of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hvdkit.results import MetricLine
+from hvdkit.timeleft import TimeLeft, minutes
+
+# Starting and ending take this share of the time of a run of one rank, whatever the number of ranks.
+FIXED = 0.15
+# Without a word for so long, in seconds, a line about the run at work is due.
+SILENCE_S = 60.0
 
 
 class RunProgress:
@@ -51,25 +58,104 @@ class RunProgress:
                 self._progress.start_task(task)
                 self._progress.update(task, completed=line.step, total=line.total_steps, told=told)
             elif line.ends_epoch:
-                print(f"{title}: step {line.step}/{line.total_steps}, {told}", file=self._console.file, flush=True)
+                self._report(title, f"step {line.step}/{line.total_steps}, {told}")
 
         return see
 
+    def _report(self, title: str, text: str) -> None:
+        print(f"{title}: {text}", file=self._console.file, flush=True)
+
+
+class ComparisonProgress(RunProgress):
+    """Progress of a comparison: which run is at work, and how much time is left for all that follow.
+
+    `runs` are (round, title, ranks) in the order in which they run, `shared` is whether the ranks of a run share its
+    work, so that more of them take less time. Without a terminal there is one line a run, and one for each minute in
+    which there would be none. `began` is when the command began, by `clock`.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[int, str, int]],
+        shared: bool,
+        began: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(list(dict.fromkeys(title for _, title, _ in runs)), max(number for number, _, _ in runs))
+        self._parts = [(number, title) for number, title, _ in runs]
+        costs = {(number, title): 1 / (ranks if shared else 1) + FIXED for number, title, ranks in runs}
+        self._clock = clock
+        self._began = clock() if began is None else began
+        self._costs, self._left = costs, TimeLeft(costs, clock=clock)
+        self._counting = False
+        self._now: tuple[int, str] | None = None
+        self._reported_s, self._promised = 0.0, False
+        self._all = self._progress.add_task("all runs", total=len(runs), told="")
+
+    def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
+        """What sees the metric lines of the run in that round, which begins now; those before it are over."""
+        part = (number, title)
+        if not self._counting:  # the proof's time says nothing about that of the runs
+            self._left, self._counting = TimeLeft(self._costs, clock=self._clock), True
+        place = self._parts.index(part)
+        for earlier in self._parts[:place]:
+            if earlier == self._now:
+                self._left.done(earlier)
+            elif not self._left.share(earlier.__eq__):
+                self._left.drop(earlier)  # of an earlier comparison that is resumed
+        self._now = part
+        see = super().watch(title, number)
+        if self._console.is_terminal:
+            self._progress.update(self._all, completed=place, told=self._left.text())
+        else:
+            self._say("")
+
+        def see_and_count(line: MetricLine) -> None:
+            self._left.done(part, 0.99 * line.step / line.total_steps)
+            if self._console.is_terminal:
+                self._progress.update(self._all, told=self._left.text())
+            see(line)
+
+        return see_and_count
+
+    def _report(self, title: str, text: str) -> None:
+        if not self._promised or self._clock() - self._reported_s >= SILENCE_S:
+            self._say(f": {text}")
+
+    def _say(self, text: str) -> None:
+        assert self._now is not None
+        number, title = self._now
+        which = f"run {self._parts.index(self._now) + 1}/{len(self._parts)}"
+        of_rounds = f", round {number}/{self._rounds}" if self._rounds > 1 else ""
+        left = self._left.text()
+        elapsed = minutes(self._clock() - self._began)
+        line = f"[{elapsed}] {which}: {title}{of_rounds}{text}{f' ({left})' if left else ''}"
+        print(line, file=self._console.file, flush=True)
+        self._reported_s, self._promised = self._clock(), bool(left)
+
 
 class StageProgress:
-    """Progress of work in named stages that tell nothing of their inside: a bar of stages, a plain line elsewhere."""
+    """Progress of work in named stages about whose inside nothing is known: a bar of stages, a line a stage elsewhere.
 
-    def __init__(self, title: str, stages: int) -> None:
-        self._title, self._console = title, Console(stderr=True)
+    `began` is when the command began, by `clock`.
+    """
+
+    def __init__(
+        self, title: str, stages: int, began: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._title, self._stages, self._console = title, stages, Console(stderr=True)
+        self._clock, self._began = clock, clock() if began is None else began
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._progress.add_task(title, total=stages)
+        self._task = self._progress.add_task(title, total=stages, left="")
+        self._left = TimeLeft(dict.fromkeys(range(stages), 1.0), clock=clock)
         self._begun = 0
 
     def __enter__(self) -> StageProgress:
@@ -81,8 +167,14 @@ class StageProgress:
 
     def begin(self, stage: str) -> None:
         """The stage before has ended and this one begins."""
+        if self._begun:
+            self._left.done(self._begun - 1)
+        left = self._left.text()
         if self._console.is_terminal:
-            self._progress.update(self._task, completed=self._begun, description=f"{self._title}: {stage}")
+            description = f"{self._title}: {stage}"
+            self._progress.update(self._task, completed=self._begun, description=description, left=left)
         else:
-            print(f"{self._title}: {stage}", file=self._console.file, flush=True)
+            elapsed = minutes(self._clock() - self._began)
+            which = f"{self._title} {self._begun + 1}/{self._stages}"
+            print(f"[{elapsed}] {which}: {stage}{f' ({left})' if left else ''}", file=self._console.file, flush=True)
         self._begun += 1

@@ -43,7 +43,8 @@ def of_all(found: Found) -> Command | None:
     known = next((run for run in found.runs if run.recipe), None)
     if found.comparison is None or known is None or known.recipe is None:
         return None
-    recipe, *overrides = _recipe(known, known.recipe)
+    # compare keeps no checkpoints whatever the recipe says, so nobody has to say so
+    recipe, *overrides = _recipe(known, known.recipe.model_copy(update={"checkpoint": config.Checkpointing()}))
     words = ["hvdkit", "compare", recipe]
     results = [run.result for run in found.runs]
     for framework in dict.fromkeys(result.framework for result in results):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,9 +35,14 @@ class Interval:
 
 def interval(values: Sequence[float]) -> Interval:
     """Of at least one value."""
-    found = statistics.of_values(values)
+    return _interval(tuple(values))
+
+
+@functools.lru_cache(maxsize=4096)  # a report asks for each of them in several charts and tables
+def _interval(values: tuple[float, ...]) -> Interval:
     if len(values) == 1:
-        return Interval(found.median, None, None, 1)
+        return Interval(float(values[0]), None, None, 1)
+    found = statistics.of_values(values)
     return Interval(found.median, found.low, found.high, len(values))
 
 

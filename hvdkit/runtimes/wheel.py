@@ -148,6 +148,11 @@ def environment(python: Path) -> dict[str, str]:
     return inherited | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
+def cached(name: str, gpu: bool, versions: Mapping[str, str]) -> Path | None:
+    """Horovod's wheel for the runtime `name`, if it is in the cache."""
+    return _wheel_in(_shelf(wheel_ingredients(name, gpu, versions)))
+
+
 def obtain(
     name: str, gpu: bool, python: Path, versions: Mapping[str, str], log: Log, on_percent: Callable[[int], None]
 ) -> Path:
@@ -157,7 +162,7 @@ def obtain(
     how far the compile is, 0 to 100. Raises RunError where an edit does not fit or the build fails.
     """
     ingredients = wheel_ingredients(name, gpu, versions)
-    shelf = store.cache() / "wheels" / key(ingredients)
+    shelf = _shelf(ingredients)
     if ready := _wheel_in(shelf):
         log.write(f"from the cache: {ready}")
         return ready
@@ -192,6 +197,10 @@ def build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
     inherited = {name: value for name, value in environment(python).items() if not name.startswith("HOROVOD_")}
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
     return inherited | own_settings() | flags(name, gpu) | parallel
+
+
+def _shelf(ingredients: Mapping[str, object]) -> Path:
+    return store.cache() / "wheels" / key(ingredients)
 
 
 def _wheel_in(folder: Path) -> Path | None:

@@ -1,5 +1,5 @@
-"""Images that tests draw, and digests of what the data side makes of them; as a script it prints these, beside a
-framework: `python pictures.py FOLDER CIFAR FRAMEWORK`."""
+"""Images that tests draw, and digests of what the data side makes of them; as a script it prints these, beside one
+framework after the other: `python pictures.py FOLDER CIFAR FRAMEWORK...`."""
 
 from __future__ import annotations
 
@@ -74,5 +74,8 @@ def digests(folder: Path, cifar: Path | None = None, workers: int = 2, ranks: in
 
 
 if __name__ == "__main__":
-    adapters.load(sys.argv[3])  # frameworks bring libraries for images of their own
-    print("\n" + json.dumps(digests(Path(sys.argv[1]), Path(sys.argv[2]))))
+    found = {}
+    for framework in sys.argv[3:]:
+        adapters.load(framework)  # frameworks bring libraries for images of their own
+        found[framework] = digests(Path(sys.argv[1]), Path(sys.argv[2]))
+    print("\n" + json.dumps(found))

@@ -1,0 +1,127 @@
+"""Repeat real failures of real Horovod ranks, and count how often the right rank is named. Run by hand.
+
+usage: PYTHONPATH=. python tests/repeat_blame.py N LAUNCHER [FRAMEWORK] [COUNTS.jsonl]
+
+Two ranks reduce; one of them, rank 0 and rank 1 in turn, fails in one of the ways of FAULTS, in turn too; the other
+loses it. N repeats under LAUNCHER (direct or horovodrun) with FRAMEWORK (mxnet, which starts soonest, or pytorch). Each
+repeat adds a line to COUNTS.jsonl, and those that are there count: an interrupted series goes on. A busy machine is
+part of the point: run it beside something else. The exit status is 1 where a verdict was wrong.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from launching import PRELUDE
+
+from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.hosts import parse_hosts
+from hvdkit.launch.job import Job
+from hvdkit.runtimes.store import find
+
+REDUCE = {
+    "mxnet": """
+import mxnet as mx, horovod.mxnet as hvd
+def reduce():
+    hvd.allreduce(mx.nd.ones((1,)), name="x").asscalar()
+""",
+    "pytorch": """
+import torch, horovod.torch as hvd
+def reduce():
+    hvd.allreduce(torch.ones(1), name="x").item()
+""",
+}
+LEAVES_SLOWLY = "import atexit; atexit.register(time.sleep, 1.5)\n"  # behind Horovod's own handler, which comes later
+# By name: what the rank runs first, what it does before its first collective, what behind it; how it must be named.
+FAULTS: dict[str, tuple[str, str, str, tuple[int | None, str | None]]] = {
+    "exits before a collective": ("", "sys.exit(3)", "", (3, None)),
+    "exits between collectives": ("", "", "sys.exit(3)", (3, None)),
+    "leaves slowly before a collective": (LEAVES_SLOWLY, "sys.exit(3)", "", (3, None)),
+    "leaves slowly between collectives": (LEAVES_SLOWLY, "", "sys.exit(3)", (3, None)),
+    "raises": ("", "", "raise ValueError('the seventh image is upside down')", (1, None)),
+    "raises and leaves slowly": (LEAVES_SLOWLY, "", "raise ValueError('upside down')", (1, None)),
+    "leaves at once": ("", "", "os._exit(7)", (7, None)),
+    "is killed before a collective": ("", "os.kill(os.getpid(), 9)", "", (None, "SIGKILL")),
+    "is killed between collectives": ("", "", "os.kill(os.getpid(), 9)", (None, "SIGKILL")),
+    "aborts": ("", "", "os.abort()", (None, "SIGABRT")),
+}
+
+
+def script(framework: str, fault: str, guilty: int) -> str:
+    """What each rank runs."""
+    first, before, behind, _ = FAULTS[fault]
+    lines = [
+        PRELUDE,
+        f"guilty = rank == {guilty}",
+        f"if guilty:\n    {first.strip() or 'pass'}",
+        REDUCE[framework],
+        "hvd.init()",
+        f"if guilty:\n    {before or 'pass'}",
+        "reduce()",
+        f"if guilty:\n    {behind or 'pass'}",
+        "while True:\n    reduce()",
+    ]
+    return "\n".join(lines)
+
+
+def repeat(number: int, launcher: str, framework: str) -> dict[str, Any]:
+    """One failure, and what was said of it."""
+    fault = list(FAULTS)[number % len(FAULTS)]
+    guilty = number // len(FAULTS) % 2
+    expected = (guilty, *FAULTS[fault][3])
+    runtime = find(framework)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["-c", script(framework, fault, guilty)]
+        hosts = parse_hosts(None, 2)
+        job = Job(runtime.python, arguments, 2, hosts, dict(runtime.environment), Path(folder) / "logs")
+        try:
+            LAUNCHERS[launcher](job)
+            named, said = None, "nothing was wrong"
+        except RankFailure as failure:
+            named, said = (failure.rank, failure.exit_code, failure.signal), str(failure)
+        logs = {path.name: path.read_text(errors="replace")[-3000:] for path in job.log_dir.glob("*.log")}
+        ends = json.loads((job.log_dir / "exits.json").read_text())
+    right = named == expected
+    facts = {"fault": fault, "guilty": guilty, "launcher": launcher, "framework": framework, "right": right}
+    seconds = round(time.monotonic() - started, 1)
+    return facts | {"seconds": seconds, "said": said, "exits": ends} | ({} if right else {"logs": logs})
+
+
+def main() -> int:
+    """The exit status."""
+    count, launcher, framework, *rest = *sys.argv[1:3], *(sys.argv[3:] or ["mxnet"])
+    counts = Path(rest[0] if rest else f"repeat-blame-{launcher}-{framework}.jsonl")
+    rows = [json.loads(line) for line in counts.read_text().splitlines()] if counts.exists() else []
+    while len(rows) < int(count):
+        rows.append(repeat(len(rows), launcher, framework))
+        with counts.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+        last = rows[-1]
+        verdict = "right" if last["right"] else "WRONG"
+        first_line = re.sub(r"; all ranks were ended.*", "", last["said"], flags=re.DOTALL)
+        print(
+            f"{len(rows)}: {verdict}, {last['seconds']} s: rank {last['guilty']} {last['fault']}: {first_line}",
+            flush=True,
+        )
+    right = collections.Counter(row["fault"] for row in rows if row["right"])
+    wrong = collections.Counter(row["fault"] for row in rows if not row["right"])
+    for fault in FAULTS:
+        print(f"{fault:36} {right[fault]:4} right {wrong[fault]:4} wrong")
+    print(f"{launcher}, {framework}: {sum(right.values())} of {len(rows)} verdicts were right")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

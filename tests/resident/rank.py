@@ -1,0 +1,114 @@
+"""A rank that stays and takes cases one by one, from tests/residents.py: `python tests/resident/rank.py CASES`.
+
+CASES is a folder: `<n>.json` asks all ranks for one of `WORK`, `<n>.rank-<r>.json` answers with its value, with the
+request that it refuses or with its fault; null ends them. Horovod is entered by the first case and not left between
+cases, so all cases of one process have the same ranks and as many threads.
+"""
+
+if __name__ == "__main__":
+    import hvdkit.core.boot  # noqa: F401 - before the framework, as in a recipe's script
+
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hvdkit import adapters, config
+from hvdkit.config import Recipe
+from hvdkit.core import run
+from hvdkit.core.lifeline import Lifeline
+from hvdkit.core.topology import Topology
+from hvdkit.errors import HvdkitError
+from hvdkit.files import write_atomic
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = int(os.environ["HOROVOD_RANK"])
+POLL_S = 0.02
+entered: list[Topology] = []
+leave: list[Callable[[], None]] = []
+
+
+class Holding(Lifeline):
+    """Stands still, for good, before the update behind `step`."""
+
+    step = -1
+
+    def beat(self, phase: str, step: int | None = None) -> None:
+        super().beat(phase, step)
+        while phase == "train step" and step == self.step:
+            time.sleep(1)
+
+
+@cache
+def loaded(framework: str) -> tuple[Any, Any]:
+    """Adapter and network builder; the adapter enters Horovod once and does not leave it."""
+    adapter: Any = adapters.load(framework)
+    enter, shutdown = adapter.init, adapter.shutdown
+
+    def init(device: str, threads: int | None = None) -> Topology:
+        if not entered:
+            entered.append(enter(device, threads))
+            leave.append(shutdown)
+        return entered[0]
+
+    adapter.init, adapter.shutdown = init, lambda: None
+    spec = importlib.util.spec_from_file_location(f"recipe_{framework}", ROOT / "recipes" / framework / "resnet.py")
+    assert spec and spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return adapter, script.build
+
+
+def train(
+    framework: str, recipe: str, overrides: list[str], out: str, resume: bool = False, hold_at: int = -1
+) -> dict[str, Any]:
+    """What `hvdkit train` has its ranks do; the result."""
+    lifeline = Holding()
+    lifeline.step = hold_at
+    asked = config.load(Path(recipe), overrides)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return run.train(*loaded(framework), asked, Path(out), lifeline, resume).model_dump(mode="json")
+
+
+def evaluate(framework: str, checkpoint: str, recipe: dict[str, Any], out: str) -> None:
+    """What `hvdkit evaluate` has its ranks do."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    adapter, build = loaded(framework)
+    run.evaluate(adapter, build, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Lifeline())
+
+
+WORK: dict[str, Callable[..., Any]] = {"train": train, "evaluate": evaluate}
+
+
+def main(cases: Path) -> None:
+    write_atomic(cases / f"rank-{RANK}.pid", str(os.getpid()))
+    number = 0
+    while True:
+        asked = cases / f"{number}.json"
+        while not asked.exists():
+            time.sleep(POLL_S)
+        case = json.loads(asked.read_text())
+        if case is None:
+            break
+        answer: dict[str, Any] = {"value": None, "refused": None, "fault": None}
+        try:
+            answer["value"] = WORK[case["work"]](**case["arguments"])
+        except HvdkitError as error:
+            answer["refused"] = {"status": error.exit_status, "message": str(error)}
+        except Exception:
+            answer["fault"] = traceback.format_exc()
+        write_atomic(cases / f"{number}.rank-{RANK}.json", json.dumps(answer))
+        number += 1
+    for shutdown in leave:
+        shutdown()
+    os._exit(0)  # as a rank of a recipe ends, without the framework's farewell
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

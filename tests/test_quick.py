@@ -1,0 +1,280 @@
+"""What the quick commands leave out: modules that they have no use for, second drawings, waiting for each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulating
+from comparisons import change, several_rounds
+from matplotlib.axes import Axes
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
+
+from hvdkit import documents
+from hvdkit.profiling import profile as profiles
+from hvdkit.report import abreast, gantt, page
+from hvdkit.runtimes import doctor, environment
+from hvdkit.simulator import basis, predict
+from hvdkit.simulator.settings import Settings
+
+# Run a command within the interpreter; then its exit status, and what is loaded.
+NAMED = """
+import sys
+from hvdkit.__main__ import main
+status = 0
+try:
+    main()
+except SystemExit as end:
+    status = end.code or 0
+print(status, *sys.modules, file=sys.stderr)
+"""
+PLOTS = {"matplotlib", "jinja2"}
+
+
+def loaded(*arguments: object) -> tuple[int, set[str]]:
+    """A command's exit status, and the modules that it has loaded when it ends."""
+    command = [sys.executable, "-c", NAMED, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    status, *modules = done.stderr.splitlines()[-1].split()
+    return int(status), set(modules)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["compare", "--help"]])
+def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> None:
+    status, modules = loaded(*arguments)
+    assert status == (0 if arguments else 2)
+    assert {"numpy", "yaml", "markdown_it", "pygments", "multiprocessing", "asyncio", *PLOTS}.isdisjoint(modules)
+    assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
+    own = {name for name in modules if name.startswith("hvdkit.")}
+    commands = {f"hvdkit.cli{part}" for part in ("", "_bench", "_foresee", "_help", "_parts")}
+    assert own == {"hvdkit.__main__", "hvdkit.errors", *commands}
+    assert "rich.markdown" not in modules, "what stood in its place is gone"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["advise", "--help"], ["runtime", "--help"]])
+def test_help_is_what_typer_makes_of_the_commands(arguments: list[str]) -> None:
+    """Less is loaded for it, and nothing of it is written elsewhere."""
+    texts = []
+    for code in ("from hvdkit.__main__ import main; main()", "from hvdkit.cli import app; app()"):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        texts.append(done.stdout)
+    assert texts[0] == texts[1] and "─ Options ─" in texts[0]
+
+
+def test_who_wants_markdown_after_the_help_gets_it() -> None:
+    code = "from hvdkit import cli_help; cli_help.prepare(); from rich.markdown import Markdown; from rich.traceback "
+    code += "import Traceback; import io; from rich.console import Console; file = io.StringIO(); "
+    code += "Console(file=file).print(Markdown('# one')); print('one' in file.getvalue(), Traceback.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True rich.traceback\n", "")
+
+
+def test_a_prediction_is_made_and_drawn_without_a_plotting_library(tmp_path: Path) -> None:
+    profiles.save(simulating.profile(), tmp_path / "profile.json")
+    status, modules = loaded(
+        "predict", tmp_path / "profile.json", "--cluster", "p100-roce25", "-n", 64, "--out", tmp_path / "out"
+    )
+    assert status == 0 and (PLOTS | {"hvdkit.config", "hvdkit.simulator.advise"}).isdisjoint(modules)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"predict.json", "predict.png", "predict-trace.json"}
+    with Image.open(tmp_path / "out" / "predict.png") as picture:
+        assert picture.width == 1430 and picture.height > 200
+
+
+def test_a_step_is_drawn_to_scale(tmp_path: Path) -> None:
+    """Columns of a colour, counted in the device's row, are the share of the step that this kind of task takes."""
+    cluster = simulating.cluster(mbit_per_s=1000.0)
+    schedule = predict.schedule(basis.basis(simulating.profile()), cluster, 8, Settings())
+    gantt.picture(schedule, "a step", tmp_path / "p.png")
+    _, begin, end, spans = gantt.window(schedule)
+    with Image.open(tmp_path / "p.png") as opened:
+        picture = opened.convert("RGB")
+    frame = [x for x in range(picture.width) if picture.getpixel((x, 42)) == (0, 0, 0)]  # its upright lines
+    left, right = frame[0], frame[-1]
+    rows = list(dict.fromkeys(span.task.resource for span in spans))
+    found: dict[str, Counter[tuple[int, ...]]] = {}
+    for row in rows:
+        heights = [40 + 76 * place + 58 for place in range(len(rows))]  # below the words that stand in the bars
+        counts = [Counter(picture.getpixel((x, y)) for x in range(left + 1, right)) for y in heights]
+        found[str(row)] = sum(counts, Counter())
+    checked = 0
+    for kind in ("forward", "backward", "communication", "update"):
+        seconds = sum(min(s.end, end) - max(s.start, begin) for s in spans if s.task.kind == kind)
+        colour = tuple(bytes.fromhex(gantt._COLOURS[kind][1:]))
+        columns = max(counts[colour] for counts in found.values())
+        tasks = sum(s.task.kind == kind for s in spans)
+        wanted = seconds / (end - begin) * (right - left)
+        assert wanted - 2 * tasks - 2 <= columns <= wanted + 2, (kind, columns, wanted)  # edges are mixed colours
+        checked += wanted > 50
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "$x^2$", "\x1b[31m", "网络", "a" * 10_000, "\ud800"])
+def test_whatever_a_profile_is_called_is_drawn(name: str, tmp_path: Path) -> None:
+    made = simulating.cluster().model_copy(update={"name": name})
+    schedule = predict.schedule(basis.basis(simulating.profile()), made, 8, Settings())
+    gantt.picture(schedule, f"{name}, 8 ranks", tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("most", [1e-6, 0.3, 1.0, 9.0, 72.0, 999.0, 1e7])
+def test_ticks_are_round_and_few(most: float) -> None:
+    ticks = gantt._ticks(most)
+    assert 4 <= len(ticks) <= 10 and ticks[0][0] == 0 and ticks[-1][0] <= most * (1 + 1e-9)
+    for value, text in ticks:
+        assert float(text.replace(",", "")) == pytest.approx(value)
+
+
+def test_each_figure_is_laid_out_and_drawn_once(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # all of them in this process
+    change(real, several_rounds)
+    laid_out: Counter[int] = Counter()
+    drawn: Counter[int] = Counter()
+    kept: list[Any] = []  # so that no two of them have the same id
+    execute, draw = ConstrainedLayoutEngine.execute, Axes.draw
+
+    def counted_execute(self: ConstrainedLayoutEngine, figure: Any) -> None:
+        kept.append(figure)
+        laid_out[id(figure)] += 1
+        execute(self, figure)
+
+    def counted_draw(self: Axes, renderer: Any) -> None:
+        kept.append(self)
+        drawn[id(self)] += 1
+        draw(self, renderer)
+
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", counted_execute)
+    monkeypatch.setattr(Axes, "draw", counted_draw)
+    text = page.write(real)[0].read_text()
+    assert len(laid_out) == text.count("<figure id=") == 10
+    assert set(laid_out.values()) == set(drawn.values()) == {1} and len(drawn) > len(laid_out)
+
+
+def test_a_recipe_that_runs_share_is_parsed_once(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: Counter[str] = Counter()
+    load = documents.yaml.load
+
+    def counted(text: str, Loader: Any) -> Any:
+        parsed[text] += 1
+        return load(text, Loader=Loader)
+
+    monkeypatch.setattr(documents.yaml, "load", counted)
+    documents._parsed.cache_clear()
+    page.write(real)
+    assert len(list(real.glob("runs/*/config.yaml"))) == 8
+    assert parsed and set(parsed.values()) == {1}
+
+
+def test_what_is_parsed_once_is_not_shared() -> None:
+    first = documents.parse("a: {b: [1]}", "here")
+    first["a"]["b"].append(2)
+    assert documents.parse("a: {b: [1]}", "here") == {"a": {"b": [1]}}
+
+
+@pytest.mark.parametrize("cores", [{0}, {0, 1}])
+def test_the_page_is_the_same_whoever_draws(cores: set[int], real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    made = page.write(real, real / "a")[0].read_text().replace(f"{real}/a", "OUT")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert made == page.write(real, real / "b")[0].read_text().replace(f"{real}/b", "OUT")
+
+
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+def test_two_processes_work_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece ends only when the other one has begun."""
+    two_cores(monkeypatch)
+
+    def piece(mine: str, other: str) -> int:
+        (tmp_path / mine).touch()
+        deadline = time.monotonic() + 60
+        while not (tmp_path / other).exists():
+            assert time.monotonic() < deadline, "the pieces wait for each other"
+            time.sleep(0.005)
+        return os.getpid()
+
+    made = abreast.abreast({"b": lambda: piece("b", "a"), "a": lambda: piece("a", "b")})
+    assert list(made) == ["b", "a"] and len(set(made.values())) == 2 and os.getpid() in made.values()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("end", ["raise", "kill", "odd"])
+def test_what_the_other_process_does_not_give_is_made_here(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_cores(monkeypatch)
+    parent = os.getpid()
+
+    def piece(number: int) -> Any:
+        if os.getpid() == parent:
+            return number
+        if end == "raise":
+            raise ValueError("only in the child")
+        if end == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lambda: number  # cannot be pickled
+
+    assert abreast.abreast({str(number): lambda number=number: piece(number) for number in range(20)}) == {
+        str(number): number for number in range(20)
+    }
+
+
+def test_an_error_of_a_piece_is_raised_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_cores(monkeypatch)
+
+    def fails() -> None:
+        raise ValueError("this piece")
+
+    with pytest.raises(ValueError, match="this piece"):
+        abreast.abreast({"a": fails, "b": fails, "c": fails})
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 2), (2, 2), (3, 3), (64, 3)])
+def test_the_doctor_looks_into_as_many_runtimes_at_once_as_there_are_cores(
+    cores: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None may end before as many have begun."""
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    lock, full, now, peak = threading.Lock(), threading.Event(), [0], [0]
+
+    def look(name: str) -> doctor.Finding:
+        with lock:
+            now[0] += 1
+            peak[0] = max(peak[0], now[0])
+            if now[0] == most:
+                full.set()
+        assert full.wait(60), f"{name} waits for others to be looked into beside it"
+        time.sleep(0.1)  # for one more than there should be
+        with lock:
+            now[0] -= 1
+        return doctor.Finding(name, "ready")
+
+    monkeypatch.setattr(doctor, "_look_into", look)
+    assert [found.name for found in doctor.examine().findings] == ["pytorch", "tensorflow", "mxnet"]
+    assert peak[0] == most
+
+
+def test_a_probe_imports_without_looking_for_garbage(tmp_path: Path) -> None:
+    (tmp_path / "framework.py").write_text("import gc\n__version__ = str(gc.isenabled())\n")
+    (tmp_path / "binding.py").write_text("def gloo_built(): return True\n")
+    command = [sys.executable, str(environment._PROBE), "framework", "binding", "json"]
+    told = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": tmp_path}
+    )
+    found = json.loads(told.stdout.splitlines()[-1])
+    assert found["versions"]["framework"] == "False" and found["controllers"] == ["gloo"]

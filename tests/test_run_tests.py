@@ -1,0 +1,107 @@
+"""scripts/run_tests.py: it counts all tests, tells what they leave behind, and leaves nothing itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from launching import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+TESTS = """
+import os, subprocess, sys
+import pytest
+
+# A process of a session of its own, which a Ctrl-C on a terminal does not reach.
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
+
+@pytest.mark.parametrize("number", range(3))
+def test_good(number):
+    pass
+
+def test_bad():
+    assert False
+
+def test_skipped():
+    pytest.skip("not here")
+
+def test_broken(no_such_fixture):
+    pass
+
+def test_leaves_a_process():
+    subprocess.Popen(SLEEPER, start_new_session=True)
+
+def test_waits(tmp_path):
+    subprocess.Popen(SLEEPER, start_new_session=True)
+    open(os.environ["STARTED"], "w").close()
+    import time
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    (tmp_path / "test_them.py").write_text(TESTS)
+    return [sys.executable, str(ROOT / "scripts" / "run_tests.py"), "-q", "--rootdir", str(tmp_path), str(tmp_path)]
+
+
+def carrying(word: str) -> list[int]:
+    """The processes that have the word in their environment, this one's excepted."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if word.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "last", "status"),
+    [
+        ("good", "3 passed, 0 failed", 0),
+        ("good or bad or skipped or broken", "3 passed, 1 failed, 1 errors, 1 skipped", 1),
+        ("none_of_them", "0 passed, 0 failed", 0),
+    ],
+)
+def test_the_last_line_counts_all(chosen: str, last: str, status: int, command: list[str]) -> None:
+    done = subprocess.run([*command, "-k", chosen], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == last, done.stdout
+    assert done.returncode == status
+    assert ("not passed: test_them.py::test_bad" in done.stdout) == bool(status)
+
+
+def test_what_a_test_leaves_behind_is_a_failure(command: list[str], tmp_path: Path) -> None:
+    mine = {"BEHIND": tmp_path.name}
+    done = subprocess.run([*command, "-k", "leaves"], capture_output=True, text=True, env=os.environ | mine)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed"
+    assert "left behind by a test, and killed: " in done.stdout and "time.sleep(300)" in done.stdout
+    assert carrying(f"BEHIND={tmp_path.name}") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process(number: signal.Signals, command: list[str], tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    mine = {"STARTED": str(started)}
+    process = subprocess.Popen(
+        [*command, "-k", "waits"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | mine
+    )
+    try:
+        assert wait_until(lambda: started.exists() or process.poll() is not None, 90)
+        process.send_signal(number)  # to it alone, as `kill` does; it tells the others
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, out
+    assert out.splitlines()[-1] == "interrupted; all processes of the tests are gone"
+    assert carrying(f"STARTED={started}") == []

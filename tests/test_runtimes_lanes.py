@@ -1,0 +1,143 @@
+"""What a build of several runtimes does at once. Pip, compiler and proof are replaced, and the number of cores."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hvdkit.errors import RunError
+from hvdkit.runtimes import build, environment, machine, pins, store, wheel
+from hvdkit.runtimes.store import Runtime
+
+pytestmark = pytest.mark.check
+
+PATIENCE_S = 30
+
+
+class Lanes:
+    """Stands for pip, the compiler and the proof; what each does is recorded, and may wait for what others do."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.compiling = self.most_compiling = 0
+        self.before: dict[str, threading.Event] = {}
+        self.after: dict[str, threading.Event] = {}
+        self.failing: set[str] = set()
+        self._lock = threading.Lock()
+
+    def waits_for(self, what: str, other: str) -> None:
+        """`what` does not end before `other` has begun."""
+        self.after[what] = self.before.setdefault(other, threading.Event())
+
+    def do(self, what: str) -> None:
+        with self._lock:
+            self.did.append(what)
+        self.before.setdefault(what, threading.Event()).set()
+        if what in self.after and not self.after[what].wait(PATIENCE_S):
+            raise RunError(f"{what}: what runs at the same time never began")
+        if what in self.failing:
+            raise RunError(f"{what} does not work")
+
+
+@pytest.fixture
+def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
+    lanes = Lanes()
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path / "runtimes"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(machine, "require", lambda names: None)
+
+    def create(name: str, log: Any) -> Path:
+        store.python_of(name).parent.mkdir(parents=True)
+        lanes.do(f"create {name}")
+        return store.python_of(name)
+
+    def obtain(name: str, *rest: Any) -> Path:
+        with lanes._lock:
+            lanes.compiling += 1
+            lanes.most_compiling = max(lanes.most_compiling, lanes.compiling)
+        rest[-1](50)
+        lanes.do(f"compile {name}")
+        with lanes._lock:
+            lanes.compiling -= 1
+        return tmp_path / "horovod.whl"
+
+    def examined(name: str, python: Path, **made: Any) -> Runtime:
+        versions = {pins.RUNTIMES[name].module: "1", "horovod": "1"}
+        return Runtime(name=name, python=python, versions=versions, controllers=["gloo"], operations=["gloo"], **made)
+
+    monkeypatch.setattr(environment, "create", create)
+    monkeypatch.setattr(environment, "install_framework", lambda name, gpu, log: lanes.do(f"install {name}"))
+    monkeypatch.setattr(environment, "installed_versions", lambda name: {"numpy": "1"})
+    monkeypatch.setattr(environment, "install_horovod", lambda name, made, log: lanes.do(f"add {name}"))
+    monkeypatch.setattr(wheel, "obtain", obtain)
+    monkeypatch.setattr(build, "_examined", examined)
+    monkeypatch.setattr(build, "prove", lambda runtime, name, on_tick: lanes.do(f"prove {name}"))
+    return lanes
+
+
+def _cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
+
+
+def _build() -> None:
+    build.build(None, False, Console(quiet=True))
+
+
+def test_two_runtimes_are_installed_at_once(lanes: Lanes) -> None:
+    lanes.waits_for("install mxnet", "install pytorch")
+    lanes.waits_for("install pytorch", "install mxnet")
+    _build()
+    assert len(lanes.did) == 5 * len(pins.RUNTIMES)
+
+
+def test_the_first_runtime_compiles_while_others_are_installed(lanes: Lanes) -> None:
+    lanes.waits_for("install pytorch", "compile mxnet")
+    _build()
+
+
+def test_the_next_runtime_compiles_while_one_is_proved(lanes: Lanes) -> None:
+    lanes.waits_for("prove mxnet", "compile pytorch")
+    lanes.waits_for("prove pytorch", "compile tensorflow")
+    _build()
+
+
+def test_on_two_cores_one_runtime_compiles_at_a_time(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cores(monkeypatch, 2)
+    _build()
+    assert lanes.most_compiling == 1
+    assert [what for what in lanes.did if what.startswith("compile")] == [f"compile {name}" for name in build._ORDER]
+
+
+def test_on_many_cores_all_compile_at_once(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cores(monkeypatch, 16)
+    lanes.waits_for("compile mxnet", "compile tensorflow")
+    lanes.waits_for("compile pytorch", "compile tensorflow")
+    _build()
+    assert lanes.most_compiling == 3
+
+
+@pytest.mark.parametrize("stage", ["create", "install", "compile", "add", "prove"])
+@pytest.mark.parametrize("name", ["mxnet", "pytorch"])
+def test_a_runtime_that_fails_stops_no_other_and_is_not_whole(lanes: Lanes, stage: str, name: str) -> None:
+    lanes.failing.add(f"{stage} {name}")
+    with pytest.raises(RunError, match=f"^runtime '{name}': {stage} {name} does not work$"):
+        _build()
+    assert {each: (store.folder(each) / "runtime.json").exists() for each in pins.RUNTIMES} == {
+        each: each != name for each in pins.RUNTIMES
+    }
+    assert not any(store.locked(name) for name in pins.RUNTIMES), "the locks are free again"
+
+
+def test_all_failures_are_reported(lanes: Lanes) -> None:
+    lanes.failing |= {"install mxnet", "prove tensorflow"}
+    with pytest.raises(RunError) as caught:
+        _build()
+    assert str(caught.value).splitlines() == [
+        "runtime 'mxnet': install mxnet does not work",
+        "runtime 'tensorflow': prove tensorflow does not work",
+    ]

@@ -1,0 +1,64 @@
+"""Runtimes whose frameworks are imported once: each rank is a fresh process, forked where the import is done already.
+
+For tests of what ranks compute, which start many of them. They are real processes over real Horovod, below hvdkit's own
+rank agents; only the import is shared. Tests of how ranks start, hang and end use the runtimes themselves: a rank here
+is no child of its agent, and its command line and environment in /proc are the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hvdkit import paths
+from hvdkit.runtimes import pins, store
+from warm.client import variables
+
+HERE = Path(__file__).resolve().parent
+
+
+@contextmanager
+def runtimes() -> Iterator[Path]:
+    """A folder for HVDKIT_RUNTIMES, in the place of the one in force. The servers end with this."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # of each of two ranks on two cores
+    with ExitStack() as stack:
+        # not in pytest's own folder: the path of a socket is short
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdkit-warm-")))
+        (folder / "imported.json").write_text(json.dumps(variables(environment)))
+        for name, runtime in {name: store.load(name) for name in pins.RUNTIMES}.items():
+            if runtime is None:
+                continue  # who needs it is told so by hvdkit
+            made = folder / name / "bin" / "python"
+            made.parent.mkdir(parents=True)
+            words = [sys.executable, "-IS", str(HERE / "client.py"), str(runtime.python), str(folder)]
+            made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+            made.chmod(0o755)
+            record = runtime.model_copy(update={"python": made})
+            (folder / name / "runtime.json").write_text(record.model_dump_json())
+        for framework, name in pins.FRAMEWORKS.items():
+            runtime = store.load(name)
+            if runtime is not None:
+                command = [runtime.python, HERE / "server.py", folder / f"{framework}.socket", paths.script(framework)]
+                stack.enter_context(server(command, environment))
+        yield folder
+
+
+@contextmanager
+def server(command: list[Path], environment: dict[str, str]) -> Iterator[None]:
+    """A framework's server, which imports nothing before it is asked for a rank."""
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == b"ready\n", command
+        try:
+            yield
+        finally:
+            process.stdin.close()

@@ -1,0 +1,69 @@
+"""What stands for a runtime's interpreter whose framework is imported already (tests/warm/__init__.py):
+
+    python -IS client.py PYTHON FOLDER ARGUMENTS...
+
+A script that lies in a framework's folder or has its name as first argument runs in a process that the server at
+FOLDER/<framework>.socket forks. Anything else runs under PYTHON itself, and so does a script in whose environment the
+import would have been another one.
+"""
+
+import array
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+# Which frameworks and Python itself read while they are imported.
+READ_AT_IMPORT = (
+    "CUDA_", "DMLC_", "GOMP_", "KERAS_", "KMP_", "LD_", "MALLOC_", "MKL_", "MXNET_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "PYTHON", "PYTORCH_", "TF_", "TORCH_", "XLA_",
+)  # fmt: skip
+
+
+def variables(environment: "dict[str, str]") -> "dict[str, str]":
+    """Those of the environment that make a difference to what is imported."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+
+
+def server(folder: str, arguments: "list[str]") -> "str | None":
+    """The socket of the script's framework; None where it is not known or it is no script."""
+    if not arguments or not arguments[0].endswith(".py"):
+        return None
+    for word in (Path(arguments[0]).parent.name, *arguments[1:2]):
+        path = Path(folder, word.partition("-")[0] + ".socket")
+        if path.exists():
+            return str(path)
+    return None
+
+
+def main(python: str, folder: str, arguments: "list[str]") -> None:
+    environment = dict(os.environ)
+    path = server(folder, arguments)
+    if path is None or variables(environment) != json.loads(Path(folder, "imported.json").read_text()):
+        os.execv(python, [python, *arguments])
+    asker = socket.socket(socket.AF_UNIX)
+    asker.connect(path)
+    asked = {"arguments": arguments, "environment": environment, "folder": str(Path.cwd())}
+    streams = array.array("i", [0, 1, 2])
+    text = json.dumps(asked).encode() + b"\n"
+    sent = asker.sendmsg([text], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+    asker.sendall(text[sent:])
+    answers = asker.makefile()
+    pid = int(answers.readline())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    for stream in (0, 1, 2):  # the rank's alone from here on
+        os.close(stream)
+    status = int(answers.readline() or signal.SIGKILL)
+    if os.WIFSIGNALED(status):  # end as it ended
+        number = os.WTERMSIG(status)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
