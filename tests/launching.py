@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import hygiene
+
 from hvdkit.launch.crew import Guarded
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import GRACE_S, Job, prepare
@@ -109,8 +111,8 @@ def gone_within(mark: str, seconds: float) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition comes true within that time."""
-    deadline = time.monotonic() + seconds
+    """Whether the condition comes true within that time, or a while after it (hygiene.patience)."""
+    deadline = time.monotonic() + hygiene.patience(seconds)
     while not condition():
         if time.monotonic() > deadline:
             return False
