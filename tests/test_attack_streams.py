@@ -35,7 +35,7 @@ def here(tmp_path: Path) -> Path:
     ],
 )
 def test_output_that_is_not_utf_8(here: Path, environment: dict[str, str]) -> None:
-    """Tables by rich (compare, parity, profile, bench) take the way of `show`; lines that of `typer.echo`."""
+    """Tables are printed by `show`, lines by `typer.echo`."""
     table = "from hvdkit import console; console.prepare(); from hvdkit.report.tables import _table; "
     table += "from hvdkit.cli_parts import show; "
     table += "show([_table('a \\u00f7 b', ['\\u00d7', '\\u2013'], [['\\u00b5', '\\u2026']])], 80)"
