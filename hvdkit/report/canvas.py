@@ -53,8 +53,8 @@ class Canvas:
 
 def load() -> None:
     """Load matplotlib, for all charts and for a process that is forked to draw some of them."""
-    import matplotlib.backends.backend_svg
-    import matplotlib.figure  # noqa: F401
+    with drawing(1.0):  # which says under whose settings matplotlib is imported
+        import matplotlib.backends.backend_svg  # noqa: F401
 
 
 @contextmanager
