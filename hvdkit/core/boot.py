@@ -3,8 +3,8 @@
 Python's garbage collector waits until training begins. Frameworks load thousands of modules, of which nothing can be
 freed yet; looking through them again and again takes a sixth of their start (PyTorch 2.13, two cores: 0.35 of 2.2 s).
 
-The C library keeps the memory that a step frees, for the next step. By default it returns each block of more than 32 MiB
-to the kernel, which then clears every page again at its first use (benchmarks/allocator.md).
+The C library keeps the memory that a step frees, for the next step. By default it returns each block of more than
+32 MiB to the kernel, which clears every page again at its next use (docs/benchmarking.md).
 """
 
 import contextlib
