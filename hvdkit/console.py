@@ -86,7 +86,8 @@ def ended(end: BaseException) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:  # a full disk, or nobody who reads
-        lines, status = [*lines, f"standard output: {error.strerror}"], status or 1
+        same = isinstance(end, OSError) and end.filename is None and end.errno == error.errno
+        lines, status = [*([] if same else lines), f"standard output: {error.strerror}"], status or 1
         _lead_nowhere(1)
     try:
         for line in lines:

@@ -78,9 +78,9 @@ def test_a_long_override_is_told_shortly(text: str) -> None:
 def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     long = tmp_path / "long.yaml"
     long.write_bytes(b"#" * (documents.MOST_BYTES + 1))
-    for path in (Path("/dev/zero"), long):
-        assert "cannot be read (it has more than 1 MiB)" in refusal(path)
-        with pytest.raises(RequestError, match="it has more than 1 MiB"):
+    for path, why in ((Path("/dev/zero"), "it is a device, not a file"), (long, "it has more than 1 MiB")):
+        assert f"cannot be read ({why})" in refusal(path)
+        with pytest.raises(RequestError, match=why):
             clusters.load(path)
     long.write_bytes(b"x" * 11)
     assert len(read_bounded(long, 11)) == 11
@@ -89,15 +89,18 @@ def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [foresee.read, results.read_result, results.read_parity, results.read_comparison])
-def test_results_too_are_read_with_a_bound(read: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20,))
-    with pytest.raises(RequestError, match=r"/dev/zero: cannot be read .it has more than 1 MiB"):
+def test_results_too_are_read_with_a_bound(read: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20, 1.0))
+    (tmp_path / "long.json").write_bytes(b" " * (2**20 + 1))
+    with pytest.raises(RequestError, match=r"long.json: cannot be read .it has more than 1 MiB"):
+        read(tmp_path / "long.json")  # type: ignore[operator]
+    with pytest.raises(RequestError, match=r"/dev/zero: cannot be read .it is a device"):
         read(Path("/dev/zero"))  # type: ignore[operator]
 
 
 def test_a_checkpoints_record_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20,))
-    (tmp_path / checkpoint.RECORD).symlink_to("/dev/zero")
+    monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20, 1.0))
+    (tmp_path / checkpoint.RECORD).write_bytes(b" " * (2**20 + 1))
     with pytest.raises(RequestError, match="it has more than 1 MiB"):
         checkpoint.read(tmp_path)
 

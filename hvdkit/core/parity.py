@@ -232,10 +232,10 @@ class Participant:
         for number, group in itertools.islice(self._groups(), SINGLE_BATCHES):
             yield number, group[0]
 
-    def _single_errors(self) -> tuple[float, dict[str, float]]:
-        """How far float32 is off the reference's float64 on the initial weights, the worst of a few batches.
+    def _single_errors(self) -> tuple[float, list[dict[str, float]]]:
+        """How far float32 is off the reference's float64 on the initial weights, over a few batches.
 
-        Of the logits, and of the gradients by parameter.
+        Of the logits in the worst batch, and of each batch's gradients by parameter.
         """
         logits: list[float] = []
         gradients: list[dict[str, float]] = []
@@ -244,7 +244,7 @@ class Participant:
             reference = unnamed(load_file(self._part.probe(number)))
             logits.append(error(single.logits, reference.logits))
             gradients.append(self._by_layer(single.own, reference.own))
-        return max(logits), {name: max(each[name] for each in gradients) for name in gradients[0]}
+        return max(logits), gradients
 
     def _mean_of_own(self, gradients: Gradients) -> dict[str, np.ndarray]:
         """The ranks' own gradients averaged without Horovod's arithmetic: gathered as they are, summed by NumPy."""

@@ -51,13 +51,13 @@ class Part:
 class Figures:
     """What is compared as it is: SHA-256 of the batches by rank, losses by step (means over all ranks), evaluation.
 
-    `logits_f32` and `gradients_f32` (by parameter) are errors of the leader's own float32.
+    `logits_f32` and `gradients_f32` (by batch and parameter) are errors of the leader's own float32.
     """
 
     batches: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     logits_f32: float = 0.0
-    gradients_f32: dict[str, float] = field(default_factory=dict)
+    gradients_f32: list[dict[str, float]] = field(default_factory=list)
     correct: int = 0
     total: int = 0
     val_loss: float = 0.0
