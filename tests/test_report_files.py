@@ -164,7 +164,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "it has no runs": lambda folder: change(folder, lambda document: document.update(runs=[])),
     "runs.0.np: Input should be a valid integer": lambda folder: change(folder, spoiled("np", "two")),
     "np: expected a number above 0, got 0": lambda folder: change(folder, spoiled("np", 0)),
-    "images_per_second: expected a number above 0, got nan": lambda folder: change(
+    "images_per_second: Input should be a finite number": lambda folder: change(
         folder, spoiled("images_per_second", float("nan"))
     ),
     "epochs: expected a number above 0, got -1": lambda folder: change(folder, spoiled("epochs", -1)),
