@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import LARGEST, RequestError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hvdkit.config import Recipe
 
-LARGEST = 2**53  # of a number that an option takes: what a float can tell apart
 RIVALS = "plain, ddp, multiworker, kvstore or independent"
 RecipeFile = Annotated[
     Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")

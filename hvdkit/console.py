@@ -1,6 +1,6 @@
 """A command's life at its terminal: the streams that it is given, and how it ends.
 
-Whatever a command line meets, it ends in a line that says what happened, and in an exit status.
+However a command ends, it prints one line that says what happened and returns an exit status.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _terminated(number: int, _: FrameType | None) -> NoReturn:
 
 def ended(end: BaseException) -> int:
     """Say on standard error how a command ended, where that is no good end, and return its exit status."""
-    lines, status = _told(end)
+    lines, status = _message(end)
     try:
         sys.stdout.flush()
     except OSError as error:  # a full disk, or nobody who reads
@@ -98,7 +98,7 @@ def ended(end: BaseException) -> int:
     return status
 
 
-def _told(end: BaseException) -> tuple[list[str], int]:
+def _message(end: BaseException) -> tuple[list[str], int]:
     if isinstance(end, SystemExit):
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         # typer makes a SystemExit of a KeyboardInterrupt, without a word

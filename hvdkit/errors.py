@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+LARGEST = 2**53  # of the numbers in requests and files: a float holds every whole number up to it
+
 
 class HvdkitError(Exception):
     """Base of every error that hvdkit tells its user; its text is the whole message.

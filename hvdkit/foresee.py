@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import LARGEST, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.profiling import profile as profiles
 from hvdkit.profiling.profile import Profile
 from hvdkit.report import gantt
-from hvdkit.results import LARGEST
 from hvdkit.simulator import basis as basis_
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting

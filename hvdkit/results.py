@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hvdkit.errors import RequestError, first_fault
+from hvdkit.errors import LARGEST, RequestError, first_fault
 from hvdkit.files import read_bounded
 
-LARGEST = 2**53  # of whole numbers: what a float can tell apart
 _LARGEST_FLOAT = 1e300  # beyond it sums and ratios leave the range of numbers
 
 

@@ -81,9 +81,9 @@ def patience(seconds: float) -> float:
     return seconds * (20 if os.sched_getscheduler(0) == os.SCHED_IDLE else 3)
 
 
-def started_by(mark: str) -> list[int]:
+def started_by(mark: str, variable: str = MARK) -> list[int]:
     """The processes that bear the mark in their environment, this one and ended ones excepted."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    wanted, found = f"{variable}={mark}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):

@@ -83,13 +83,7 @@ def run_plain(job: Job, on_tick: Callable[[], None] | None = None, grace_s: floa
 
 def marked(mark: str) -> list[int]:
     """The processes that bear the mark in their environment, this one excepted."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+    return hygiene.started_by(mark, MARK)
 
 
 def children() -> dict[int, str]:

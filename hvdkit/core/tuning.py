@@ -17,7 +17,7 @@ from typing import Any
 from hvdkit.config import Recipe
 from hvdkit.core import resnet
 from hvdkit.core.optimizer import slot_names
-from hvdkit.results import LARGEST
+from hvdkit.errors import LARGEST
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` makes (runtimes/edits.py)
