@@ -37,8 +37,8 @@ CHECK = {
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the
 # others are done.
 LONGEST = (
-    "contract", "faults", "elastic", "rivals", "launch_horovod", "checkpoint_runs", "train", "parity", "link", "story",
-    "package_install", "surroundings", "data_runs", "launch", "hosts", "examples", "plain", "events", "export",
+    "train", "faults", "checkpoint_runs", "elastic", "contract", "rivals", "launch_horovod", "run_tests", "parity",
+    "profile_runs", "package_install", "plain", "data_runs", "examples", "events", "export", "link", "report",
 )  # fmt: skip
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
