@@ -57,6 +57,9 @@ def main() -> None:
     # The folder of this file comes first; a runtime must be judged by what lies in it, not here.
     del sys.path[0]
     framework, horovod, *modules = sys.argv[1:]
+    # Keras imports scikit-learn where it finds it, which takes a second; ranks load Keras without it, too
+    # (adapters/loading.py).
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
     gc.disable()  # nothing of a framework that is being imported can be freed; looking for it takes a tenth of the time
     with contextlib.redirect_stdout(io.StringIO()):
         found = probe(framework, horovod, modules)
