@@ -122,7 +122,7 @@ def test_a_rank_is_killed_and_a_new_one_joins(start: Any, tmp_path: Path, framew
     run.reach(5)
     before = run.lines()[-1]["step"]
     os.kill(run.ranks()[0], signal.SIGKILL)
-    assert wait_until(lambda: bool(run.lines()) and run.lines()[-1]["total_steps"] == 160, 60)
+    assert wait_until(lambda: [line["total_steps"] for line in run.lines()][-1:] == [160], 60)
     assert wait_until(lambda: len(run.ranks()) == 1, 30)
     with hosts.open("a") as file:
         file.write("127.0.0.2:1\n")
