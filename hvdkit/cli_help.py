@@ -20,7 +20,7 @@ def asked() -> bool:
 def prepare() -> None:
     """Load `typer.rich_utils` with empty classes in place of the unused ones: a quarter of the time of `--help`.
 
-    Whoever imports the modules themselves later gets the real ones. Where typer has no such module any more, or needs
+    A later import of the modules gets the real ones. Where typer has no such module any more, or needs
     more of them, it loads what it needs by itself, later.
     """
     placed = [name for name in _UNUSED if name not in sys.modules]

@@ -173,7 +173,7 @@ class Recipe(Strict):
         return self
 
 
-_MOST_FAULTS = 50  # that are told one by one
+_MOST_FAULTS = 50  # listed one by one; the rest are counted
 _KINDS: dict[str, dict[str, type[BaseModel]]] = {
     "data": DATA_KINDS,
     "compression": dict(METHODS),

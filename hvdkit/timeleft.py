@@ -11,7 +11,7 @@ from typing import Any
 class TimeLeft:
     """The time left of work whose parts have relative costs.
 
-    `usual_s` is how long all of it usually takes on a machine like this one, None where nobody knows. It counts like
+    `usual_s` is how long all of it usually takes on a machine like this one, None where that is unknown. It counts like
     `trust_s` seconds of measurement, so that the first parts, short as they are, do not promise nonsense.
     """
 
