@@ -13,9 +13,11 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from hvdkit import config, train
+from hvdkit.commands import train
+from hvdkit.commands.plan import make_plan
 from hvdkit.files import write_atomic
-from hvdkit.results import this_machine
+from hvdkit.recipe import schema
+from hvdkit.results.runs import this_machine
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parent / "recipes" / "resnet20-digits.yaml"
@@ -35,7 +37,7 @@ def main() -> None:
         for framework in FRAMEWORKS:
             if any((row["framework"], row["seed"]) == (framework, seed) for row in rows):
                 continue
-            plan = train.plan(config.load(RECIPE, [f"seed={seed}", "checkpoint=null"]), framework, NP, None, "direct")
+            plan = make_plan(schema.load(RECIPE, [f"seed={seed}", "checkpoint=null"]), framework, NP, None, "direct")
             with tempfile.TemporaryDirectory() as folder:
                 result = train.run(plan, Path(folder))
             rows.append(result.model_dump(mode="json"))

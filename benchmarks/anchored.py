@@ -6,8 +6,8 @@ import csv
 from functools import cache
 from pathlib import Path
 
-from hvdkit.core.resnet import Conv, architecture
 from hvdkit.simulator.workload import Tensor, Workload, of_layers
+from hvdkit.tasks.resnet import Conv, architecture
 
 ANCHORS = Path(__file__).parent / "anchors"
 BACKWARD = 2.0  # its work against forward's: as many products for the weights' gradient as for the inputs'

@@ -38,7 +38,7 @@ def main() -> None:
         print("\n" + json.dumps(measure(args.kernel)), flush=True)
         return
     from hvdkit.files import write_atomic
-    from hvdkit.results import this_machine
+    from hvdkit.results.runs import this_machine
     from hvdkit.runtimes.store import find
 
     rows = []
@@ -95,7 +95,7 @@ def _tensorflow_fused() -> Callable[[np.ndarray], np.ndarray]:
 def _tensorflow() -> Callable[[np.ndarray], np.ndarray]:
     import tensorflow as tf
 
-    from hvdkit.adapters.tensorflow_norm import batch_norm
+    from hvdkit.adapters.tensorflow.batch_norm import batch_norm
 
     def normalize(x: np.ndarray) -> np.ndarray:
         ones, zeros = tf.ones(x.shape[-1]), tf.zeros(x.shape[-1])

@@ -26,10 +26,10 @@ from ratios import interval
 from hvdkit import paths
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
-from hvdkit.results import this_machine
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.results.runs import this_machine
 from hvdkit.runtimes.store import find
 
 HERE = Path(__file__).resolve().parent

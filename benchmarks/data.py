@@ -56,7 +56,7 @@ def main() -> None:
         print("\n" + json.dumps(found), flush=True)
         return
     from hvdkit.files import write_atomic
-    from hvdkit.results import this_machine
+    from hvdkit.results.runs import this_machine
 
     keep = args.folder.absolute()
     if args.fresh:
@@ -108,8 +108,8 @@ def draw(folder: Path) -> None:
 
 def delivered(kind: str, folder: Path, seconds: float = 5) -> float:
     """Images per second of training batches that nobody uses, behind two seconds of warm-up."""
-    from hvdkit.config import Cifar10, Digits, ImageFolder
-    from hvdkit.core.data import epoch_batches, open_dataset
+    from hvdkit.data.batches import epoch_batches, open_dataset
+    from hvdkit.recipe.schema import Cifar10, Digits, ImageFolder
 
     wanted: Digits | Cifar10 | ImageFolder = {
         "digits": Digits(name="digits", augment="crop-flip"),
@@ -133,8 +133,8 @@ def delivered(kind: str, folder: Path, seconds: float = 5) -> float:
 
 def listed(folder: Path) -> dict[str, float]:
     """How long `open_dataset` takes over the empty files, and how much memory it adds at its peak."""
-    from hvdkit.config import ImageFolder
-    from hvdkit.core.data import open_dataset
+    from hvdkit.data.batches import open_dataset
+    from hvdkit.recipe.schema import ImageFolder
 
     kind = ImageFolder(name="imagefolder", path=str(folder / "many"), corrupt="replace")
     before, started = _peak_mib(), time.perf_counter()
@@ -181,13 +181,15 @@ def in_runtime(framework: str, *arguments: str | Path) -> dict[str, Any]:
 
 def consumed(kind: str, framework: str, folder: Path) -> float:
     """Images per second of training on one rank of one thread, its batches ready in memory."""
-    from hvdkit import config, train
+    from hvdkit.commands import train
+    from hvdkit.commands.plan import make_plan
+    from hvdkit.recipe import schema
 
     recipe, overrides, _ = KINDS[kind]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    plan = train.plan(
-        config.load(RECIPES / f"{recipe}.yaml", [*overrides, "checkpoint=null"]), framework, 1, None, "direct", 0.0
+    plan = make_plan(
+        schema.load(RECIPES / f"{recipe}.yaml", [*overrides, "checkpoint=null"]), framework, 1, None, "direct", 0.0
     )
     return train.run(plan, folder).images_per_second
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.files import write_atomic
-from hvdkit.results import read_result, this_machine
+from hvdkit.results.runs import read_result, this_machine
 
 HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")

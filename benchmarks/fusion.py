@@ -24,10 +24,13 @@ from network import step_ms
 from overlap import MIB, Side
 from ratios import interval, told
 
-from hvdkit import config, paths, train
+from hvdkit import paths
+from hvdkit.commands import train
+from hvdkit.commands.plan import make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.results import this_machine
+from hvdkit.recipe import schema
+from hvdkit.results.runs import this_machine
 
 HERE = Path(__file__).resolve().parent
 NP, WARMUP, MEASURED = 2, 3, 10
@@ -98,11 +101,11 @@ def _timed(name: str) -> float:
         f"log_every={WARMUP + MEASURED}",
         "checkpoint=null",
     ]
-    recipe = config.load(paths.recipes() / "resnet50-synthetic.yaml", keys)
+    recipe = schema.load(paths.recipes() / "resnet50-synthetic.yaml", keys)
     before = dict(os.environ)
     os.environ.update(side.environment)
     try:
-        plan = train.plan(recipe, "pytorch", NP, None, "direct", rival=DDP if name == DDP else None)
+        plan = make_plan(recipe, "pytorch", NP, None, "direct", rival=DDP if name == DDP else None)
         with tempfile.TemporaryDirectory() as folder:
             return step_ms(train.run(plan.by(HERE / "overlap_rank.py") if side.overlapped else plan, Path(folder)))
     finally:

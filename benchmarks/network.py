@@ -36,10 +36,10 @@ from commands import Start
 from hosts import Network, Unavailable
 from starved import COMPUTE, DENSE, MARKS, Row, Solved, Story
 
-from hvdkit.core.resnet import architecture, parameter_count
 from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.files import write_atomic
-from hvdkit.results import TrainResult, read_result, this_machine
+from hvdkit.results.runs import TrainResult, read_result, this_machine
+from hvdkit.tasks.resnet import architecture, parameter_count
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE.parent / "docs" / "images" / "bench-network.png"

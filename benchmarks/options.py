@@ -18,10 +18,12 @@ from typing import Any
 
 from ratios import interval, told
 
-from hvdkit import config, train
+from hvdkit.commands import train
+from hvdkit.commands.plan import make_plan
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
-from hvdkit.results import TrainResult, read_result, this_machine
+from hvdkit.recipe import schema
+from hvdkit.results.runs import TrainResult, read_result, this_machine
 
 HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent / "recipes"
@@ -87,8 +89,8 @@ def measure(option: str, framework: str, folder: Path) -> dict[str, TrainResult]
         shutil.rmtree(folder, ignore_errors=True)  # half a round is none: its sides would be hours apart
         for side in order:
             (folder / side).mkdir(parents=True)
-            recipe = config.load(RECIPES / f"{name}.yaml", [*sides[side], "checkpoint=null"])
-            plan = train.plan(recipe, framework, np, None, "direct")
+            recipe = schema.load(RECIPES / f"{name}.yaml", [*sides[side], "checkpoint=null"])
+            plan = make_plan(recipe, framework, np, None, "direct")
             train.run(plan, folder / side)
     return {side: read_result(folder / side / "result.json") for side in sides}
 

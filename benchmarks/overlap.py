@@ -27,9 +27,10 @@ from hosts import Network, Unavailable
 from network import COMPUTING, RANKS, RECIPE, STEPS_PER_EPOCH, TIMEOUT_S, step_ms
 from ratios import interval, told
 
+from hvdkit.commands.plan import make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.results import TrainResult, read_result, this_machine
+from hvdkit.results.runs import TrainResult, read_result, this_machine
 
 HERE = Path(__file__).resolve().parent
 WARMUP, MEASURED = 4, 12
@@ -127,13 +128,15 @@ def _run(network: Network, name: str, folder: Path) -> None:
 
 def inside(name: str, hosts: str, folder: str) -> int:
     """Where the hosts are known: train by this side's script, which `hvdkit train` has no option for."""
-    from hvdkit import config, paths, train
+    from hvdkit import paths
+    from hvdkit.commands import train
+    from hvdkit.recipe import schema
 
     keys = [*RECIPE[1:], *SIDES[name].keys, f"steps={WARMUP + MEASURED}", f"warmup_steps={WARMUP}"]
-    recipe = config.load(
+    recipe = schema.load(
         paths.recipes() / f"{RECIPE[0]}.yaml", [*keys, f"log_every={STEPS_PER_EPOCH}", "checkpoint=null"]
     )
-    plan = train.plan(recipe, "pytorch", RANKS, hosts, "direct")
+    plan = make_plan(recipe, "pytorch", RANKS, hosts, "direct")
     train.run(plan.by(HERE / "overlap_rank.py") if SIDES[name].overlapped else plan, Path(folder))
     return 0
 

@@ -7,7 +7,7 @@ import sys
 from turns import recipe_of
 
 from hvdkit.adapters import pytorch
-from hvdkit.core.main import main
+from hvdkit.worker.entry import main
 
 if __name__ == "__main__":
     pytorch._OVERLAPPED_ON = {"cuda", "cpu"}

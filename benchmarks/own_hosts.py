@@ -34,12 +34,13 @@ from typing import Any
 import commands
 from hosts import Network, Unavailable
 
-from hvdkit import catalogue, config, train
+from hvdkit.commands.plan import launch, make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.profiling import profile as profiles
-from hvdkit.profiling.bench import Bench
-from hvdkit.results import this_machine
+from hvdkit.recipe import registry, schema
+from hvdkit.results import profile as profiles
+from hvdkit.results.bench import Bench
+from hvdkit.results.runs import this_machine
 from hvdkit.simulator import cluster as clusters
 
 HERE = Path(__file__).resolve().parent
@@ -139,7 +140,7 @@ class Runs:
         leaves.parent.mkdir(parents=True, exist_ok=True)
         order = random.Random(f"{framework} {rate}")
         plan = {
-            "recipe": str(catalogue.locate(Path(RECIPE))),
+            "recipe": str(registry.locate(Path(RECIPE))),
             "keys": KEYS,
             "sides": {
                 name: {"keys": keys, "warmup": warmup, "measured": measured}
@@ -157,10 +158,10 @@ class Runs:
 
 
 def inside(framework: str, hosts: str, plan: Path) -> None:
-    """Start the ranks that take turns, where the hosts are known. Raises as `train.launch` does."""
-    recipe = config.load(catalogue.locate(Path(RECIPE)), KEYS)
-    ranks = train.plan(recipe, framework, RANKS, hosts, "direct").by(HERE / "own_hosts_rank.py")
-    train.launch(ranks, plan, [framework], plan.with_suffix(".logs"))
+    """Start the ranks that take turns, where the hosts are known. Raises as `commands.plan.launch` does."""
+    recipe = schema.load(registry.locate(Path(RECIPE)), KEYS)
+    ranks = make_plan(recipe, framework, RANKS, hosts, "direct").by(HERE / "own_hosts_rank.py")
+    launch(ranks, plan, [framework], plan.with_suffix(".logs"))
 
 
 def table(runs: Runs) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from turns import opened
 
 from hvdkit import adapters
-from hvdkit.core.lifeline import Lifeline
-from hvdkit.core.main import end_as_rank
+from hvdkit.core.heartbeat import Lifeline
 from hvdkit.core.usage import Snapshot, load_of_others
 from hvdkit.files import write_atomic
+from hvdkit.worker.entry import end_as_rank
 
 
 def take_turns(lifeline: Lifeline) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from validation_row import Row
 
-from hvdkit.profiling.profile import Profile
+from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import curves
 from hvdkit.simulator.basis import Basis, basis

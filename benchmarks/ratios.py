@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdkit.statistics import of_values
+from hvdkit.results.intervals import of_values
 
 
 def interval(ratios: list[float]) -> dict[str, Any]:

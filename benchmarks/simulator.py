@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hvdkit.core.resnet import architecture, parameter_shapes
 from hvdkit.files import write_atomic
-from hvdkit.results import this_machine
+from hvdkit.results.runs import this_machine
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, step
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.settings import Link, Settings, applied
 from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.tasks.resnet import architecture, parameter_shapes
 
 HERE = Path(__file__).parent
 CASES, ROUNDS = 1000, 7

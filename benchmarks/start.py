@@ -27,7 +27,7 @@ from ratios import interval, told
 
 from hvdkit.errors import HvdkitError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.results import read_result, this_machine
+from hvdkit.results.runs import read_result, this_machine
 from hvdkit.runtimes.store import find
 
 HERE = Path(__file__).resolve().parent

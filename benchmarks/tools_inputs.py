@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hvdkit.rivals import RIVALS
+from hvdkit.baselines.registry import RIVALS
 
 HERE = Path(__file__).resolve().parent
 SMALL = HERE.parent / "tests" / "data" / "comparison"  # four frameworks at one and two ranks, one round

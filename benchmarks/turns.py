@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit import config, paths
-from hvdkit.config import Recipe
+from hvdkit import paths
 from hvdkit.core import metrics
-from hvdkit.core.adapter import Adapter, Session
-from hvdkit.core.communication import Communication
-from hvdkit.core.data import Dataset
-from hvdkit.core.lifeline import Lifeline
-from hvdkit.core.loop import Loop
-from hvdkit.core.run import open_session, start
+from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.topology import Topology
+from hvdkit.core.trainer import Loop
+from hvdkit.data.batches import Dataset
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
+from hvdkit.strategies.averaging import Communication
+from hvdkit.worker.train import open_session, start
 
 
 class Turn(Loop):
@@ -54,7 +55,7 @@ class Side:
             dataset,
             metrics.MetricsFile(None),
             tell=lifeline.beat,
-            communication=self.communication,
+            strategy=self.communication,
         )
         adapter.fit(self.session, loop)
         return loop.clock.seconds[self.warmup :]
@@ -64,11 +65,11 @@ def opened(adapter: Adapter, plan: dict[str, Any], lifeline: Lifeline) -> tuple[
     """Start the rank and open the plan's sides. Each has had a short turn, which compiles what is compiled."""
     where, keys = Path(plan["recipe"]), plan["keys"]
     build = recipe_of(adapter.NAME).build
-    topology, dataset, network = start(adapter, config.load(where, keys))
+    topology, dataset, network = start(adapter, schema.load(where, keys))
     sides: dict[str, Side] = {}
     for name, asked in plan["sides"].items():
         lifeline.beat("building the networks")
-        recipe = config.load(where, [*keys, *asked["keys"]])
+        recipe = schema.load(where, [*keys, *asked["keys"]])
         communication = Communication(adapter, topology, recipe)
         session = open_session(adapter, build, network, recipe, communication)
         adapter.broadcast_state(session)

@@ -24,11 +24,12 @@ import commands
 from hosts import Network, Unavailable
 from ratios import interval, told
 
-from hvdkit import catalogue, config, train
-from hvdkit.core.resnet import architecture, parameter_count
+from hvdkit.commands.plan import launch, make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.results import this_machine
+from hvdkit.recipe import registry, schema
+from hvdkit.results.runs import this_machine
+from hvdkit.tasks.resnet import architecture, parameter_count
 
 HERE = Path(__file__).resolve().parent
 HOSTS, SLOTS = 2, 2
@@ -59,7 +60,7 @@ def measure(rate: float, rounds: int, framework: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Network(HOSTS, rate) as network:
         plan, found = Path(folder) / "plan.json", Path(folder) / "found.json"
         asked = {
-            "recipe": str(catalogue.locate(Path(RECIPE))),
+            "recipe": str(registry.locate(Path(RECIPE))),
             "keys": KEYS,
             "sides": {way: {"keys": keys, "warmup": WARMUP, "measured": measured(way)} for way, keys in WAYS.items()},
             "rounds": [order.sample(list(WAYS), len(WAYS)) for _ in range(rounds)],
@@ -72,11 +73,11 @@ def measure(rate: float, rounds: int, framework: str) -> dict[str, Any]:
 
 
 def inside(framework: str, hosts: str, plan: Path) -> None:
-    """Start the ranks that take turns, where the hosts are known. Raises as `train.launch` does."""
+    """Start the ranks that take turns, where the hosts are known. Raises as `commands.plan.launch` does."""
     # Of all ways it is the one that Horovod's environment must be made ready for.
-    recipe = config.load(catalogue.locate(Path(RECIPE)), [*KEYS, *WAYS["hierarchical"]])
-    ranks = train.plan(recipe, framework, HOSTS * SLOTS, hosts, "direct").by(HERE / "ways_rank.py")
-    train.launch(ranks, plan, [framework], plan.with_suffix(".logs"))
+    recipe = schema.load(registry.locate(Path(RECIPE)), [*KEYS, *WAYS["hierarchical"]])
+    ranks = make_plan(recipe, framework, HOSTS * SLOTS, hosts, "direct").by(HERE / "ways_rank.py")
+    launch(ranks, plan, [framework], plan.with_suffix(".logs"))
 
 
 def rows(rate: float, found: dict[str, Any]) -> list[dict[str, Any]]:

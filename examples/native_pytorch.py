@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvdkit.core.native import NativeJob, NativePipeline
+from hvdkit.data.user_pipeline import NativeJob, NativePipeline
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 

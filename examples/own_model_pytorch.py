@@ -6,11 +6,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from hvdkit.adapters import pytorch as adapter
-from hvdkit.config import Loss, Schedule, Sgd
-from hvdkit.core.data import ArraySplit, epoch_batches, steps_per_epoch
-from hvdkit.core.loop import evaluate
+from hvdkit.checkpoint.weights import save_weights
 from hvdkit.core.schedule import scaled_rate
-from hvdkit.core.weights import save_weights
+from hvdkit.core.trainer import evaluate
+from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
+from hvdkit.recipe.schema import Loss, Schedule, Sgd
 
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_pytorch.safetensors"

@@ -6,11 +6,11 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from hvdkit.adapters import tensorflow as adapter
-from hvdkit.config import Loss, Schedule, Sgd
-from hvdkit.core.data import ArraySplit, epoch_batches, steps_per_epoch
-from hvdkit.core.loop import evaluate
+from hvdkit.checkpoint.weights import save_weights
 from hvdkit.core.schedule import scaled_rate
-from hvdkit.core.weights import save_weights
+from hvdkit.core.trainer import evaluate
+from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
+from hvdkit.recipe.schema import Loss, Schedule, Sgd
 
 
 class Perceptron(tf.Module):

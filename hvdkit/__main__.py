@@ -14,7 +14,7 @@ def main() -> None:
 
     gc.disable()  # nothing that is being loaded can be freed; looking for it takes a tenth of the start
     try:
-        from hvdkit.cli import main as command_line
+        from hvdkit.cli.app import main as command_line
     except ImportError as error:
         raise SystemExit(
             f"hvdkit cannot be loaded: {error}; install it anew, in a checkout by `make bootstrap`"

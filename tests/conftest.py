@@ -17,8 +17,8 @@ import hygiene
 import pytest
 import warm as warming
 
-from hvdkit.core import boot
 from hvdkit.runtimes import pins, store
+from hvdkit.worker import startup
 
 hygiene.clean_up_parent()  # before a test module is imported
 
@@ -46,7 +46,7 @@ Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the files in CHECK, make timeouts patient; where processes share the files, bring LONGEST to the front."""
-    boot.done()  # tests import what ranks import, and the garbage collector waits since then
+    startup.done()  # tests import what ranks import, and the garbage collector waits since then
     for item in items:
         limit = item.get_closest_marker("timeout")
         seconds = limit.args[0] if limit else item.config.getoption("timeout") or item.config.getini("timeout")

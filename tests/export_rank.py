@@ -16,9 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit import adapters, config
-from hvdkit.core import checkpoint, loop, run
+from hvdkit import adapters
+from hvdkit.checkpoint import snapshots
+from hvdkit.core import trainer
 from hvdkit.core.state import network_of
+from hvdkit.recipe import schema
+from hvdkit.worker import train
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,11 +33,11 @@ def main(framework: str, weights: Path, folder: Path, out: Path, archive: Path |
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    found = checkpoint.read(folder)
-    recipe = config.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
-    topology, dataset, network = run.start(adapter, recipe)
-    session = run.open_session(adapter, module.build, network, recipe)
-    correct, _, _ = loop.count(adapter, session, dataset.val, recipe.batch_size, topology)
+    found = snapshots.read(folder)
+    recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
+    topology, dataset, network = train.start(adapter, recipe)
+    session = train.open_session(adapter, module.build, network, recipe)
+    correct, _, _ = trainer.count(adapter, session, dataset.val, recipe.batch_size, topology)
     told: dict[str, Any] = {"correct": correct}
     if framework == "pytorch":  # as torchvision's networks are loaded
         from safetensors.torch import load_file

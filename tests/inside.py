@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from hvdkit import cli
+from hvdkit.cli import app
 
 
 def call(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def call(folder: Path, *arguments: object, **environment: str) -> subprocess.Com
             contextlib.redirect_stderr(err),
         ):
             try:
-                cli.main()
+                app.main()
             except SystemExit as end:
                 status = end.code
     finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hygiene
 
-from hvdkit.launch.crew import Guarded
+from hvdkit.launch.agents import Guarded
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import GRACE_S, Job, prepare
 from hvdkit.launch.supervise import supervise

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdkit.core.native import NativeJob, NativePipeline
+from hvdkit.data.user_pipeline import NativeJob, NativePipeline
 
 IMAGES, VALIDATION, SIDE = 1437, 40, 8
 POLL_S = 0.01

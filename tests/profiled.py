@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hvdkit.core import marks
-from hvdkit.core.recording import Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
+from hvdkit.core import trace_events
 from hvdkit.core.tuning import CACHE, CYCLE, FUSION
+from hvdkit.results.recording import Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
 
 MS = 1_000_000
 AHEAD = 5_000 * MS  # rank 1's clock
@@ -26,22 +26,22 @@ def marks_of(rank: int, start: int) -> list[tuple[str, int]]:
     met = 3 + FORWARD + SLOWER + BACKWARD
     asked, over = 3 + forward + BACKWARD, met + NEGOTIATION + TRANSFER
     at = {
-        marks.OPEN: 0,
-        marks.STEP: 1,
-        marks.BEGIN: 2,
-        marks.INPUTS: 3,
-        marks.FORWARD: 3 + forward,
-        marks.BACKWARD: asked,
-        marks.SENT: asked,
-        marks.RECEIVED: over,
-        marks.REDUCED: over,
-        marks.UPDATED: over + UPDATE,
-        marks.END: over + UPDATE + 1,
+        trace_events.OPEN: 0,
+        trace_events.STEP: 1,
+        trace_events.BEGIN: 2,
+        trace_events.INPUTS: 3,
+        trace_events.FORWARD: 3 + forward,
+        trace_events.BACKWARD: asked,
+        trace_events.SENT: asked,
+        trace_events.RECEIVED: over,
+        trace_events.REDUCED: over,
+        trace_events.UPDATED: over + UPDATE,
+        trace_events.END: over + UPDATE + 1,
     }
     for name, after in READY.items():
-        at[marks.READY + name] = 3 + forward + after
+        at[trace_events.READY + name] = 3 + forward + after
     for name, after in ENDS.items():
-        at[marks.LAYER + name] = 3 + after * forward // FORWARD
+        at[trace_events.LAYER + name] = 3 + after * forward // FORWARD
     found = [(name, start + ms * MS + (AHEAD if rank else 0)) for name, ms in at.items()]
     return sorted(found, key=lambda each: each[1])
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from launching import PRELUDE
 
-from hvdkit.launch import LAUNCHERS
-from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
 
 REDUCE = {

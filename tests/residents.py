@@ -16,9 +16,9 @@ from launching import wait_until
 
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
 
 START = Callable[[str], "Ranks"]

@@ -17,10 +17,10 @@ import pytest
 from launching import wait_until
 
 from hvdkit import adapters
-from hvdkit.config import Recipe
-from hvdkit.core import run
-from hvdkit.core.lifeline import Lifeline
-from hvdkit.results import TrainResult
+from hvdkit.core.heartbeat import Lifeline
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.runs import TrainResult
+from hvdkit.worker import train
 
 
 def local_recipe(**changes: Any) -> Recipe:
@@ -63,9 +63,9 @@ def local_run(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapter, "train_step", train_step)
-        patch.setattr(run.resnet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
+        patch.setattr(train.resnet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
         try:
-            return run.train(adapter, lambda table: Network(3072, 10), recipe, folder, Lifeline(), resume)
+            return train.train(adapter, lambda table: Network(3072, 10), recipe, folder, Lifeline(), resume)
         except Killed:
             for writer in (each for each in threading.enumerate() if each.name == "checkpoint"):
                 writer.join()  # no process has ended here, so neither has it

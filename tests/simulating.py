@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hvdkit.core.resnet import architecture, parameter_shapes
-from hvdkit.profiling.profile import Profile
+from hvdkit.results.profile import Profile
 from hvdkit.simulator.cluster import Cluster, read
 from hvdkit.simulator.workload import Tensor, Workload
+from hvdkit.tasks.resnet import architecture, parameter_shapes
 
 
 def workload(model: str = "resnet50", compute_s: float = 0.3, classes: int = 1000, **more: Any) -> Workload:

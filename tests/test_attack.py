@@ -19,10 +19,12 @@ from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdkit import cli, config, parity, train
-from hvdkit.config import Recipe
+from hvdkit.cli import app
+from hvdkit.commands import parity, train
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import parse_hosts
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
 
 EXAMPLES = 250  # each of the four attacks below; 1,000 in all
 attack = settings(
@@ -89,7 +91,7 @@ def test_any_value_under_any_key(key: tuple[str, ...], value: Any, tmp_path: Pat
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
     try:
-        recipe = config.load(path)
+        recipe = schema.load(path)
     except RequestError as refusal:
         assert refusal.exit_status == 2
         told(str(refusal), "recipe.yaml")
@@ -106,7 +108,7 @@ def test_any_bytes_as_a_recipe(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
     with pytest.raises(RequestError) as refusal:
-        config.load(path)
+        schema.load(path)
     told(str(refusal.value), "recipe.yaml")
 
 
@@ -181,13 +183,13 @@ def test_any_command_line(beginning: list[str], rest: list[str], tmp_path: Path)
         mock.patch.object(sys, "argv", ["hvdkit", *beginning, *rest]),
         mock.patch.object(train, "run", started),
         mock.patch.object(parity, "run", started),
-        mock.patch("hvdkit.runtimes.build.build", started),
-        mock.patch("hvdkit.runtimes.build.add", started),
+        mock.patch("hvdkit.commands.runtime.build", started),
+        mock.patch("hvdkit.commands.runtime.add", started),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as end,
     ):
-        cli.main()
+        app.main()
     assert end.value.code in (0, 1, 2, None), end.value.code
     assert "Traceback" not in err.getvalue()
     if end.value.code == 2:
@@ -199,11 +201,11 @@ def test_an_interrupt_is_told_in_a_word(
     number: signal.Signals, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["hvdkit", "recipes", "list"])
-    monkeypatch.setattr("hvdkit.catalogue.entries", lambda: signal.raise_signal(number))
+    monkeypatch.setattr("hvdkit.recipe.registry.entries", lambda: signal.raise_signal(number))
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            app.main()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert end.value.code == 128 + number and capsys.readouterr().err == told

@@ -11,12 +11,12 @@ from attacks import HVDKIT, attack, refused, sound
 from conftest import FRAMEWORKS
 from simulating import profile
 
-from hvdkit import ranks
-from hvdkit.adapters.declared import ENVIRONMENT
+from hvdkit.adapters.capabilities import ENVIRONMENT
+from hvdkit.commands import placement
 from hvdkit.core import tuning, usage
-from hvdkit.profiling import profile as profiles
 from hvdkit.report import bench, plots, plotting
 from hvdkit.report import profile as profile_
+from hvdkit.results import profile as profiles
 
 PREDICT = "predict profile.json --cluster p100-roce25 -n 8 --out out"
 
@@ -104,14 +104,14 @@ def test_a_folder_that_is_gone_and_runtimes_that_are_none(tmp_path: Path) -> Non
 def test_what_would_end_every_rank_is_said_before_any_is_started(framework: str) -> None:
     for name, (expected, _) in ENVIRONMENT.get(framework, {}).items():
         for value in ("garbage", "0", "-1", "1.5"):
-            faults = ranks._environment(framework, {name: value})
+            faults = placement._environment(framework, {name: value})
             assert len(faults) == 1 and name in faults[0] and expected in faults[0] and value in faults[0]
         right = "NaiveEngine" if "ENGINE" in name else "3"
-        assert ranks._environment(framework, {name: right}) == []
+        assert placement._environment(framework, {name: right}) == []
     for value in ("abc", "-1", "nan", "inf"):
-        (fault,) = ranks._environment(framework, {"HOROVOD_CYCLE_TIME": value})
+        (fault,) = placement._environment(framework, {"HOROVOD_CYCLE_TIME": value})
         assert "HOROVOD_CYCLE_TIME: expected a number" in fault
-    assert ranks._environment(framework, {"HOROVOD_CYCLE_TIME": "5", "HOROVOD_FUSION_THRESHOLD": ""}) == []
+    assert placement._environment(framework, {"HOROVOD_CYCLE_TIME": "5", "HOROVOD_FUSION_THRESHOLD": ""}) == []
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ from comparisons import change
 from conftest import ROOT
 from simulating import profile
 
-from hvdkit import config, documents, foresee, paths
+from hvdkit import paths
+from hvdkit.commands import predict
 from hvdkit.errors import RequestError
 from hvdkit.files import open_lock, open_regular, read_bounded
-from hvdkit.profiling import profile as profiles
-from hvdkit.report import charts, gather, page
-from hvdkit.results import MetricLine
+from hvdkit.recipe import schema, yaml_files
+from hvdkit.report import charts, collect, page
+from hvdkit.results import profile as profiles
+from hvdkit.results.runs import MetricLine
 
 BIG = 10**400  # 401 digits, beyond any float
 
@@ -80,7 +82,7 @@ def test_a_lock_file_that_is_none(kind: str, tmp_path: Path) -> None:
 
 def reported(real: Path) -> page.Page:
     """The page of a comparison, drawn in full."""
-    made = page.make(gather.read(real), "")
+    made = page.make(collect.read(real), "")
     assert page.as_html(made) and page.as_markdown(made)
     return made
 
@@ -123,7 +125,7 @@ def test_a_damaged_comparison_is_refused_by_its_key(damage: str, real: Path) -> 
     spoil, told = DAMAGE[damage]
     change(real, spoil)
     with pytest.raises(RequestError) as refusal:
-        gather.read(real)
+        collect.read(real)
     assert told in str(refusal.value) and len(str(refusal.value).splitlines()) == 1
 
 
@@ -175,16 +177,16 @@ def test_a_report_of_many_lines_reads_each_once_and_draws_no_more_than_of_few(
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    counted(gather.MetricLine, "model_validate_json")
+    counted(collect.MetricLine, "model_validate_json")
     counted(charts.Canvas, "point")
     counted(page.Table, "figures")
     work = {}
     for count in (3_000, 30_000):
         counts.clear()
         run = _lengthened(real, count, ends)
-        found = gather.read(run).runs[0]
+        found = collect.read(run).runs[0]
         assert found.unread == 1 and found.lines[0].step == 1 and found.lines[-1].step == count
-        made = page.make(gather.read(run), "")
+        made = page.make(collect.read(run), "")
         size = len(page.as_html(made))
         assert counts["model_validate_json"] == 2 * (count + 1)
         work[count] = counts["point"], counts["figures"], size
@@ -204,7 +206,7 @@ def test_a_metrics_file_without_end_is_left_out(real: Path) -> None:
             os.mkfifo(place)
         else:
             place.write_bytes(b"[" * 10_000_000)
-        found = gather.read(place.parent)
+        found = collect.read(place.parent)
         assert found.runs[0].lines == [] and (found.runs[0].unread > 0) == (kind == "one line")
 
 
@@ -212,7 +214,7 @@ def test_a_recipe_with_thousands_of_faults_tells_the_first_and_counts_the_rest(t
     path = tmp_path / "recipe.yaml"
     path.write_text("\n".join(f"k{number}: {number}" for number in range(5_000)))
     with pytest.raises(RequestError) as refusal:
-        config.load(path)
+        schema.load(path)
     lines = str(refusal.value).splitlines()
     assert len(lines) == 51 and "more faults" in lines[-1] and "k0: unknown key" in lines[0] + lines[4]
 
@@ -224,11 +226,11 @@ def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(tmp_path:
     document["settings"] = {"epochs": BIG, "data": {"train_images": BIG}}
     document["recipe"] = "../../../a\0b"
     path.write_text(json.dumps(document))
-    found = foresee.read(path)
+    found = predict.read(path)
     place = paths.default_out(found.recipe, "predict")
     assert place.parent == Path("runs") and place.name.startswith("a-b-predict-")
-    plan = foresee.plan(path, Path("p100-roce25"), [8], [], None)
-    money = foresee.request(plan, 1.0, None, None).money
+    plan = predict.plan(path, Path("p100-roce25"), [8], [], None)
+    money = predict.request(plan, 1.0, None, None).money
     assert (money.images, money.epochs) == (None, None)
     done = attack(tmp_path, f"{HVDKIT} advise profile.json --cluster p100-roce25 -n 8")
     assert done.returncode == 0, done.stderr
@@ -239,4 +241,4 @@ def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(tmp_path:
 def test_a_cluster_file_that_is_none(tmp_path: Path) -> None:
     for place in ("/dev/zero", "/proc/self/mem", str(tmp_path)):
         with pytest.raises(RequestError, match="cannot be read"):
-            documents.load(Path(place), "a cluster file")
+            yaml_files.load(Path(place), "a cluster file")

@@ -13,8 +13,8 @@ import pytest
 from attacks import HVDKIT, attack, sound
 from simulating import profile
 
-from hvdkit import console
-from hvdkit.profiling import profile as profiles
+from hvdkit.cli import terminal
+from hvdkit.results import profile as profiles
 
 ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"
 
@@ -36,8 +36,8 @@ def here(tmp_path: Path) -> Path:
 )
 def test_output_that_is_not_utf_8(here: Path, environment: dict[str, str]) -> None:
     """Tables are printed by `show`, lines by `typer.echo`."""
-    table = "from hvdkit import console; console.prepare(); from hvdkit.report.tables import _table; "
-    table += "from hvdkit.cli_parts import show; "
+    table = "from hvdkit.cli import terminal; terminal.prepare(); from hvdkit.report.tables import _table; "
+    table += "from hvdkit.cli.options import show; "
     table += "show([_table('a \\u00f7 b', ['\\u00d7', '\\u2013'], [['\\u00b5', '\\u2026']])], 80)"
     done = attack(here, [sys.executable, "-c", table], **environment)
     assert done.returncode == 0 and not done.stderr, done.stderr
@@ -46,7 +46,7 @@ def test_output_that_is_not_utf_8(here: Path, environment: dict[str, str]) -> No
 
 
 def test_letters_that_an_encoding_has_not_are_replaced_by_plain_ones() -> None:
-    console.prepare()
+    terminal.prepare()
     assert "a ÷ b × c – …".encode("ascii", "hvdkit") == b"a / b x c - ..."
     assert "ü 🙂".encode("ascii", "hvdkit") == rb"\xfc \U0001f642"
     assert "a\udcffb".encode("utf-8", "hvdkit") == b"a\xffb"  # a path that is no UTF-8, byte by byte
@@ -64,7 +64,7 @@ def test_closed_streams_lose_nothing_but_what_is_printed(here: Path, closed: str
 
 
 def test_what_is_opened_never_gets_a_closed_streams_number(here: Path) -> None:
-    code = "from hvdkit import console; console.prepare(); import os; file = open('profile.json'); "
+    code = "from hvdkit.cli import terminal; terminal.prepare(); import os; file = open('profile.json'); "
     code += "os.write(2, str(file.fileno()).encode()); print('lost')"
     done = attack(here, f'{sys.executable} -c "{code}" <&- >&- 2>err; cat err')
     assert int(done.stdout) > 2
@@ -89,7 +89,7 @@ def test_a_signal_between_loading_and_the_end_makes_no_fuss(here: Path, number: 
         "class Clock:\n"
         "    ticks = 0\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'hvdkit.cli' or Clock.ticks:\n"
+        "        if name == 'hvdkit.cli.app' or Clock.ticks:\n"
         "            Clock.ticks += 1\n"
         f"            if Clock.ticks == int(os.environ['AT']): os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Clock())\n"
@@ -113,14 +113,14 @@ def test_a_fault_of_hvdkits_own_is_one_line_and_its_traceback_is_to_be_had(
         try:
             raise KeyError("why")
         except KeyError as error:
-            assert console.ended(error) == 1
+            assert terminal.ended(error) == 1
         return capsys.readouterr().err
 
     assert told().startswith("a fault of hvdkit's own: KeyError: 'why' (test_attack_streams.py, line ")
-    monkeypatch.setenv(console.TRACEBACK, "1")
+    monkeypatch.setenv(terminal.TRACEBACK, "1")
     assert told().startswith("Traceback")
-    monkeypatch.delenv(console.TRACEBACK)
-    assert console.ended(MemoryError()) == 1 and "out of memory" in capsys.readouterr().err
+    monkeypatch.delenv(terminal.TRACEBACK)
+    assert terminal.ended(MemoryError()) == 1 and "out of memory" in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away_ends_a_command_in_silence(here: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from attacks import HVDKIT, attack, refused
 from simulating import profile
 
-from hvdkit.profiling import profile as profiles
+from hvdkit.results import profile as profiles
 
 DIGITS = "9" * 400
 ADVISE = "advise profile.json --cluster p100-roce25 -n 8 --out out"

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from conftest import Hvdkit
 
-from hvdkit import adapters, bench
+from hvdkit import adapters
+from hvdkit.commands import bench
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
-from hvdkit.profiling import bench_rank
-from hvdkit.profiling.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
-from hvdkit.results import this_machine
+from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
+from hvdkit.results.runs import this_machine
 from hvdkit.simulator import cluster, curves
 from hvdkit.simulator.costs import Network
+from hvdkit.worker import bench as bench_rank
 
 LOCAL: Any = adapters.load("local")
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from hvdkit.core.lifeline import lost_a_peer
+from hvdkit.core.heartbeat import lost_a_peer
 from hvdkit.errors import RequestError
-from hvdkit.launch import blame, crew, elastic, pulse, supervise
-from hvdkit.launch.ends import Cause, RankEnd, RankFailure, Record
+from hvdkit.launch import agents, supervise
+from hvdkit.launch.agent import watchdog
+from hvdkit.launch.diagnosis import blame
+from hvdkit.launch.diagnosis.exits import Cause, RankEnd, RankFailure, Record
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Elastic, Job
+from hvdkit.launch.launchers import elastic
 
 LOST_TAIL = (
     "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception"
@@ -65,7 +68,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (crew, supervise):
+    for module in (agents, supervise):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -255,9 +258,9 @@ def test_ranks_that_move_again_hang_no_more(clock: Clock) -> None:
 def test_a_rank_is_seen_to_stand_and_to_move_again(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "time", clock)
-    monkeypatch.setattr(pulse.Pulse, "_frames", lambda *_: [])  # they are asked for by a signal
-    watched = pulse.Pulse(tmp_path, "rank-0", os.getpid(), 5000.0)
+    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(watchdog.Pulse, "_frames", lambda *_: [])  # they are asked for by a signal
+    watched = watchdog.Pulse(tmp_path, "rank-0", os.getpid(), 5000.0)
     seen = []
     for beat, waited_s in (("1 0 a", 0), ("1 0 a", 4999), ("1 0 a", 2), ("1 0 a", 9999), ("2 1 b", 1), ("2 1 b", 1)):
         (tmp_path / "rank-0.beat").write_text(beat)
@@ -360,12 +363,12 @@ def test_patience_ends_with_the_last_rank(clock: Clock) -> None:
 
 def test_clocks_of_other_machines() -> None:
     """The report that took least time tells most; a clock of this boot needs none, however late its reports are."""
-    clocks = crew.Clocks()
+    clocks = agents.Clocks()
     clocks.note("far", 50.0, "another boot", 1000.0)
     clocks.note("far", 60.0, "another boot", 1009.0)
     clocks.note("far", 70.0, "another boot", 1030.0)
     assert clocks.here("far", 80.0) == 1029.0
-    clocks.note("here", 990.0, crew.boot_id(), 1000.0)
+    clocks.note("here", 990.0, agents.boot_id(), 1000.0)
     assert clocks.here("here", 991.0) == 991.0
 
 

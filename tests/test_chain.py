@@ -9,8 +9,8 @@ import pytest
 import simulating
 from conftest import ROOT, Hvdkit
 
-from hvdkit import config
-from hvdkit.profiling import profile as profiles
+from hvdkit.recipe import schema
+from hvdkit.results import profile as profiles
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.advise import Advice
 
@@ -39,8 +39,8 @@ def test_a_recipe_is_profiled_advised_on_and_trained_as_advised(hvdkit: Hvdkit, 
     assert (out / "profile.json").stat().st_mtime_ns == written, "what was measured serves again"
     advice = Advice.model_validate_json((out / "advise.json").read_text())
     assert (advice.cluster, advice.today.ranks) == ("made-up", 4)
-    chosen = config.load(tmp_path / "new.yaml")
-    given = config.load(RECIPE, list(QUICK))
+    chosen = schema.load(tmp_path / "new.yaml")
+    given = schema.load(RECIPE, list(QUICK))
     assert chosen != given
     assert chosen.checkpoint == given.checkpoint, "a profile leaves it aside, the recipe keeps it"
 

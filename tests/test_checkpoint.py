@@ -23,16 +23,17 @@ from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
 from hvdkit.adapters import local
-from hvdkit.config import Checkpointing, Recipe
-from hvdkit.core import checkpoint, metrics, weights
-from hvdkit.core.checkpoint import Checkpoint, Checkpoints, Record
-from hvdkit.core.data import open_dataset
-from hvdkit.core.loop import Loop, drive
-from hvdkit.core.progress import Progress
+from hvdkit.checkpoint import snapshots, weights
+from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
+from hvdkit.core import metrics
+from hvdkit.core.counters import Progress
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.topology import Topology
+from hvdkit.core.trainer import Loop, drive
+from hvdkit.data.batches import open_dataset
 from hvdkit.errors import RequestError, RunError
-from hvdkit.results import kept_lines, read_result
+from hvdkit.recipe.schema import Checkpointing, Recipe
+from hvdkit.results.runs import kept_lines, read_result
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
 
@@ -55,7 +56,7 @@ def test_what_is_written_comes_back_bit_for_bit(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, Checkpointing())
     checkpoints.write(Checkpoint(record(3, 0.5), state))
     checkpoints.wait()
-    found = checkpoint.read(tmp_path / "step-00000003")
+    found = snapshots.read(tmp_path / "step-00000003")
     assert found.record == record(3, 0.5).model_copy(update={"files": found.record.files}) and found.record.np == 2
     assert found.state.keys() == state.keys()
     for name, value in state.items():
@@ -70,7 +71,7 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-0000000{step}" for step in (2, 4, 5)]
     assert (tmp_path / "best").readlink() == Path("step-00000002")
     assert (tmp_path / "last").readlink() == Path("step-00000005")
-    assert checkpoint.read(tmp_path / "best").record.progress.val_accuracy == 0.9
+    assert snapshots.read(tmp_path / "best").record.progress.val_accuracy == 0.9
 
 
 def test_last_is_never_one_that_cannot_be_read(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_best_points_to_what_is_there_even_where_old_ones_cannot_be_removed(
         if not ignore_errors:
             raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
+    monkeypatch.setattr(snapshots.shutil, "rmtree", refuse)
     checkpoints.write(Checkpoint(record(2, 0.9), STATE))
     with pytest.raises(RunError, match="Operation not permitted"):
         checkpoints.wait()
@@ -104,7 +105,7 @@ def test_what_goes_wrong_while_training_goes_on_is_raised_in_the_rank(
     checkpoints = Checkpoints(tmp_path, Checkpointing())
     with pytest.raises(Exception, match=r"<U9|dtype|str"):
         checkpoints.write(Checkpoint(record(1), {"fc.weight": np.array(["no number"])}))
-    monkeypatch.setattr(checkpoint, "_sync_folder", mock.Mock(side_effect=ValueError("by the thread")))
+    monkeypatch.setattr(snapshots, "_sync_folder", mock.Mock(side_effect=ValueError("by the thread")))
     checkpoints.write(Checkpoint(record(1), STATE))
     with pytest.raises(ValueError, match="by the thread"):
         checkpoints.wait()
@@ -146,8 +147,8 @@ def test_a_damaged_one_is_told_and_the_one_before_serves(damage: str, tmp_path: 
     spoil, told = DAMAGES[damage]
     spoil(tmp_path / "step-00000002")
     with pytest.raises(RequestError, match=told):
-        checkpoint.read(tmp_path / "step-00000002")
-    found, complaints = checkpoint.newest(tmp_path)
+        snapshots.read(tmp_path / "step-00000002")
+    found, complaints = snapshots.newest(tmp_path)
     assert found and found.record.progress.step == 1
     assert len(complaints) == 1 and told in complaints[0] and "\n" not in complaints[0]
 
@@ -220,7 +221,7 @@ def test_what_compression_and_local_sgd_keep_is_gone_on_from(sent: dict[str, Any
         assert local_run(folder, recipe, kill_at=kill_at) is None
         resumed = local_run(folder, recipe, resume=True)
         assert resumed and whole and resumed.final_weights_sha256 == whole.final_weights_sha256, kill_at
-    place = checkpoint.newest(tmp_path / "whole" / "checkpoints")[0]
+    place = snapshots.newest(tmp_path / "whole" / "checkpoints")[0]
     assert place and set(place.record.files) >= {"communication.safetensors"}
     assert any(name.startswith("communication.") for name in place.state)
     without = local_run(tmp_path / "killed-3", local_recipe(epochs=4, **sent | {"compression": "none"}), resume=True)
@@ -320,11 +321,11 @@ def test_a_run_keeps_its_last_and_its_best_weights_by_default(tmp_path: Path) ->
     steps = {"last": result.steps, "best": best["step"]}
     assert result.checkpoints == {name: f"checkpoints/step-{step:08}" for name, step in steps.items()}
     for name, step in steps.items():
-        found = checkpoint.read(folder / "checkpoints" / name)
+        found = snapshots.read(folder / "checkpoints" / name)
         assert found.record.progress.step == step and found.record.progress.evaluated
-        again = checkpoint.read(folder / result.checkpoints[name])
+        again = snapshots.read(folder / result.checkpoints[name])
         assert again.record == found.record
-    assert digest(parameters_of(checkpoint.read(folder / "checkpoints" / "last").state)) == result.final_weights_sha256
+    assert digest(parameters_of(snapshots.read(folder / "checkpoints" / "last").state)) == result.final_weights_sha256
     *places, command = kept_lines(result, folder)
     assert places == [f"weights: {folder}/checkpoints/{name} (step-{step:08})" for name, step in steps.items()]
     words = shlex.split(command.removeprefix("evaluate them: "))
@@ -372,7 +373,7 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
         with monkeypatch.context() as patch:
             if kept is not None:
                 patch.setattr(local, "state", slow(1000.0, local.state))  # which is copied for it
-                patch.setattr(checkpoint, "save", slow(1000.0, checkpoint.save))
+                patch.setattr(snapshots, "save", slow(1000.0, snapshots.save))
                 patch.setattr(Checkpoints, "wait", slow(1000.0, Checkpoints.wait))  # for the disk
             folder = tmp_path / str(len(results))
             results.append(local_run(folder, local_recipe(checkpoint=kept, warmup_steps=2, epochs=2)))
@@ -390,7 +391,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
     """The others would wait for it within their next step."""
     written_s, own = [0.0], threading.local()
     monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: written_s[0] + own.steps, time=time.time))
-    sound, save = local.train_step, checkpoint.save
+    sound, save = local.train_step, snapshots.save
 
     def train_step(session: Any, batches: Any) -> Any:
         own.steps += 1
@@ -402,7 +403,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
         return save(tensors)
 
     monkeypatch.setattr(local, "train_step", train_step)
-    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(snapshots, "save", slow_save)
     recipe = local_recipe(steps=12, checkpoint={"every_steps": 3})
     dataset = open_dataset(recipe.data, 10, recipe.seed)
 

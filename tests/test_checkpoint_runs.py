@@ -20,9 +20,11 @@ from residents import START, Ranks, residents
 from resuming import lines, under_way
 from safetensors.numpy import load, load_file, save_file
 
-from hvdkit import compare, config, profile, train, tune
-from hvdkit.core import checkpoint
-from hvdkit.results import EvaluationResult, TrainResult
+from hvdkit.checkpoint import snapshots
+from hvdkit.commands import compare, profile, tune
+from hvdkit.commands.plan import make_plan
+from hvdkit.recipe import schema
+from hvdkit.results.runs import EvaluationResult, TrainResult
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -89,7 +91,7 @@ def test_the_next_step_is_the_same_in_every_framework(
     case: dict[str, Any] = {"recipe": recipe, "overrides": overrides, "out": tmp_path / "run"}
     ranks(writer).do("train", framework=writer, **case)
     third, fourth = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (3, 4))
-    before, reference = checkpoint.read(third), checkpoint.read(fourth).state
+    before, reference = snapshots.read(third), snapshots.read(fourth).state
     assert before.record.framework == writer
     assert all(f"optimizer.{slot}.conv1.weight" in reference for slot in SLOTS[optimizer])
     moved = {name: error(before.state[name], value) for name, value in reference.items() if name != "optimizer.step"}
@@ -97,7 +99,7 @@ def test_the_next_step_is_the_same_in_every_framework(
     for framework in sorted(set(FRAMEWORKS) - {writer}):
         shutil.rmtree(fourth)
         ranks(framework).do("train", framework=framework, **case, resume=True)
-        found = checkpoint.read(fourth)
+        found = snapshots.read(fourth)
         assert (found.record.framework, found.record.progress.step) == (framework, 4)
         assert found.state.keys() == reference.keys(), framework
         apart = {name: error(found.state[name], value) for name, value in reference.items()}
@@ -127,7 +129,7 @@ def test_a_checkpoint_of_another_framework_is_gone_on_from_by_the_command_line(
 def test_all_frameworks_count_the_same_images_right(
     checkpoint_40: Path, ranks: START, hvdkit: Hvdkit, tmp_path: Path
 ) -> None:
-    settings = checkpoint.read(checkpoint_40).record.recipe
+    settings = snapshots.read(checkpoint_40).record.recipe
     counted = set()
     for framework in FRAMEWORKS:
         if framework == "mxnet":
@@ -148,13 +150,13 @@ def test_all_frameworks_count_the_same_images_right(
 def test_a_network_that_has_run_away_is_told(checkpoint_40: Path, ranks: START, tmp_path: Path) -> None:
     spoiled = tmp_path / "spoiled"
     shutil.copytree(checkpoint_40, spoiled)
-    old = (spoiled / checkpoint.MODEL).read_bytes()
-    save_file({name: np.full_like(array, np.nan) for name, array in load(old).items()}, spoiled / checkpoint.MODEL)
-    new = (spoiled / checkpoint.MODEL).read_bytes()
+    old = (spoiled / snapshots.MODEL).read_bytes()
+    save_file({name: np.full_like(array, np.nan) for name, array in load(old).items()}, spoiled / snapshots.MODEL)
+    new = (spoiled / snapshots.MODEL).read_bytes()
     digests = [hashlib.sha256(content).hexdigest() for content in (old, new)]
-    record = spoiled / checkpoint.RECORD
+    record = spoiled / snapshots.RECORD
     record.write_text(record.read_text().replace(*digests))
-    recipe = checkpoint.read(spoiled).record.recipe | {"threads": 1}
+    recipe = snapshots.read(spoiled).record.recipe | {"threads": 1}
     refused = ranks("mxnet").do("evaluate", framework="mxnet", checkpoint=spoiled, recipe=recipe, out=tmp_path / "out")
     assert refused["status"] == 1 and "its loss is no number" in refused["message"], refused
 
@@ -166,7 +168,7 @@ def test_sigterm_ends_behind_a_checkpoint_with_status_0(hvdkit: Hvdkit, recipe: 
         process.terminate()
         _, said = process.communicate(timeout=120)  # docs/checkpoints.md promises 30 s of a machine that is not loaded
     assert process.returncode == 0, said
-    found, _ = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    found, _ = snapshots.newest(tmp_path / "run" / "checkpoints")
     assert found is not None
     step = found.record.progress.step
     assert f"stopped by SIGTERM behind {tmp_path}/run/checkpoints/step-{step:08}" in said
@@ -185,7 +187,7 @@ def test_more_classes_and_other_networks_are_refused_by_tensor(
     done = hvdkit("evaluate", checkpoint_40, "--framework", "mxnet", "--out", "more", "model.classes=11")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "fc.weight: expected shape (11, 64), got (10, 64)" in done.stderr
-    recipe = checkpoint.read(checkpoint_40).record.recipe | {"threads": 1}
+    recipe = snapshots.read(checkpoint_40).record.recipe | {"threads": 1}
     recipe["model"] |= {"name": "resnet18"}
     case = {"framework": "mxnet", "checkpoint": checkpoint_40, "recipe": recipe, "out": tmp_path / "other"}
     refused = ranks("mxnet").do("evaluate", **case)
@@ -217,12 +219,12 @@ def test_runs_that_only_measure_keep_nothing(
     asked: list[str], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the recipe says: the comparison's, with all rivals, the profile's, and those before `tune: measure`."""
-    given = config.load(recipe, asked)
+    given = schema.load(recipe, asked)
     compared = compare.plan(given, ["mxnet"], [1, 2], "direct", rival_names=["plain", "kvstore", "independent"])
     assert len(compared) == 6
-    tuned: list[config.Recipe] = []
-    monkeypatch.setattr(tune.train, "launch", lambda plan, recipe, *rest: tuned.append(config.load(recipe)))
-    tune._speed(train.plan(given, "mxnet", 2, None, "direct"), tmp_path / "tuning")
+    tuned: list[schema.Recipe] = []
+    monkeypatch.setattr(tune.train, "launch", lambda plan, recipe, *rest: tuned.append(schema.load(recipe)))
+    tune._speed(make_plan(given, "mxnet", 2, None, "direct"), tmp_path / "tuning")
     profiled = profile.plan(given, "mxnet", 2).plan.recipe
     for each in [*(plan.recipe for plan in compared), *tuned, profiled]:
         assert each.checkpoint is None

@@ -10,20 +10,23 @@ from typing import Any
 import pytest
 from conftest import Hvdkit
 
-from hvdkit import baseline, compare, config, rivals, statistics, train
-from hvdkit.compare import Schedule
-from hvdkit.config import Recipe
+from hvdkit.baselines import registry
+from hvdkit.commands import compare, regression, train
+from hvdkit.commands.compare import Schedule
+from hvdkit.commands.plan import Plan
 from hvdkit.core import usage
 from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
 from hvdkit.report.tables import comparison_markdown, comparison_tables
-from hvdkit.results import Comparison, TrainResult, read_comparison, this_machine
-from hvdkit.statistics import Interval
-from hvdkit.train import Plan
+from hvdkit.results import intervals
+from hvdkit.results.intervals import Interval
+from hvdkit.results.runs import Comparison, TrainResult, read_comparison, this_machine
 
 
 @pytest.fixture
 def checked(recipe: Path) -> Recipe:
-    return config.load(recipe, ["threads=1"])
+    return schema.load(recipe, ["threads=1"])
 
 
 def result(
@@ -51,17 +54,17 @@ def rounds(speeds: dict[tuple[int, str | None], list[float]]) -> list[TrainResul
 
 
 def test_the_interval_of_a_median() -> None:
-    even = statistics.of_values([1.0, 1.1, 0.9])
+    even = intervals.of_values([1.0, 1.1, 0.9])
     assert (even.median, even.low, even.high) == (1.0, 0.9, 1.1), "of three values, all that there is"
-    assert statistics.of_values([1.2]) == Interval(1.2, 1.2, 1.2)
-    many = statistics.of_values([1 + 0.001 * index for index in range(101)])
+    assert intervals.of_values([1.2]) == Interval(1.2, 1.2, 1.2)
+    many = intervals.of_values([1 + 0.001 * index for index in range(101)])
     assert many.median == pytest.approx(1.05) and 1.03 < many.low < 1.05 < many.high < 1.07
-    assert statistics.of_values([3.0, 1.0, 2.0]) == statistics.of_values([3.0, 1.0, 2.0]), "it is seeded"
-    assert statistics.of_quotient([2.0] * 4, [1.0] * 4) == Interval(2.0, 2.0, 2.0)
+    assert intervals.of_values([3.0, 1.0, 2.0]) == intervals.of_values([3.0, 1.0, 2.0]), "it is seeded"
+    assert intervals.of_quotient([2.0] * 4, [1.0] * 4) == Interval(2.0, 2.0, 2.0)
 
 
 def test_how_sure_few_rounds_can_be() -> None:
-    assert [statistics.confidence(count) for count in (1, 2, 3, 5, 6, 20)] == [0, 0.5, 0.75, 0.9375, 0.95, 0.95]
+    assert [intervals.confidence(count) for count in (1, 2, 3, 5, 6, 20)] == [0, 0.5, 0.75, 0.9375, 0.95, 0.95]
 
 
 def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
@@ -69,7 +72,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     import numpy as np
 
     random = np.random.default_rng(1)
-    found = [statistics.of_values(np.exp(random.normal(0, 0.1, 9))) for _ in range(300)]
+    found = [intervals.of_values(np.exp(random.normal(0, 0.1, 9))) for _ in range(300)]
     assert 0.88 <= np.mean([each.low <= 1 <= each.high for each in found]) <= 0.99
 
 
@@ -78,7 +81,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     [(1.02, 1.1, "faster"), (0.9, 0.98, "slower"), (0.98, 1.2, "tie"), (1.005, 1.2, "tie"), (0.9, 0.995, "tie")],
 )
 def test_what_is_a_tie(low: float, high: float, told: str) -> None:
-    assert statistics.verdict(Interval((low + high) / 2, low, high)) == told
+    assert intervals.verdict(Interval((low + high) / 2, low, high)) == told
 
 
 def test_ratios_pair_the_runs_of_a_round() -> None:
@@ -132,7 +135,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ran.append(folder.name)
         speed = {None: 200.0, "plain": 100.0}[plan.rival] * plan.np
         found = result(plan.framework, plan.np, plan.rival, images_per_second=speed)
-        (folder / "config.yaml").write_text(config.dump(plan.recipe))
+        (folder / "config.yaml").write_text(schema.dump(plan.recipe))
         return found
 
     monkeypatch.setattr(train, "run", run)
@@ -183,7 +186,7 @@ def test_a_baseline_tells_sure_changes_beyond_the_margin(
     new: list[float], told: str, checked: Recipe, tmp_path: Path
 ) -> None:
     old = comparison(rounds({(2, None): [100, 101, 99]}))
-    found = baseline.plan(written(tmp_path, old), 0.05, checked, [fake(checked)]).rows(rounds({(2, None): new}))
+    found = regression.plan(written(tmp_path, old), 0.05, checked, [fake(checked)]).rows(rounds({(2, None): new}))
     assert [row.verdict for row in found] == [told] and (found[0].rounds, found[0].old_rounds) == (3, 3)
 
 
@@ -198,10 +201,10 @@ def test_baselines_that_do_not_fit(checked: Recipe, tmp_path: Path) -> None:
         (good.model_copy(update={"runs": []}), "it has no runs"),
     ):
         with pytest.raises(RequestError) as error:
-            baseline.plan(written(tmp_path, bad), 0.05, checked, [fake(checked)])
+            regression.plan(written(tmp_path, bad), 0.05, checked, [fake(checked)])
         assert words in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(RequestError, match=r"--margin 1\.5: expected a fraction"):
-        baseline.plan(written(tmp_path, good), 1.5, checked, [fake(checked)])
+        regression.plan(written(tmp_path, good), 1.5, checked, [fake(checked)])
 
 
 def test_a_file_from_before_rivals_reads_on(tmp_path: Path) -> None:
@@ -274,4 +277,4 @@ def test_what_a_rival_is_left_out_of_is_told() -> None:
     assert compare.left_out(["ddp", "plain"], ["pytorch", "mxnet"], [1, 2]) == [
         "--rival ddp: not for pytorch at 1, mxnet at 1, mxnet at 2 rank(s)"
     ]
-    assert rivals.fitting(["ddp", "plain", "independent"], "pytorch", 1) == ["plain"]
+    assert registry.fitting(["ddp", "plain", "independent"], "pytorch", 1) == ["plain"]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from crowd import together
 
-from hvdkit.communication import METHODS, Compression, Int8, PowerSgd, TopK, Uncompressed
-from hvdkit.core.methods.base import RESIDUAL
-from hvdkit.core.methods.powersgd import orthonormal
-from hvdkit.core.reducer import Reducer
 from hvdkit.core.topology import Topology
-from hvdkit.core.transport import TRANSPORTS, Ring
+from hvdkit.recipe.communication import METHODS, Compression, Int8, PowerSgd, TopK, Uncompressed
+from hvdkit.strategies.codecs.base import RESIDUAL
+from hvdkit.strategies.codecs.powersgd import orthonormal
+from hvdkit.strategies.compressed import Reducer
+from hvdkit.strategies.transports import TRANSPORTS, Ring
 
 SHAPES = {"fc.weight": (10, 64), "conv1.weight": (16, 3, 3, 3), "bn1.weight": (16,), "fc.bias": (10,), "odd": (7, 11)}
 LENGTH = sum(int(np.prod(shape)) for shape in SHAPES.values())
@@ -229,11 +229,11 @@ def test_powersgd_recovers_from_a_gradient_of_zeros() -> None:
 
 
 def test_gram_and_schmidt_leave_out_what_is_no_direction() -> None:
-    from hvdkit.adapters import local_tensors
+    from hvdkit.adapters.local import tensors
 
     rows = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32)
     rows[2] = 2 * rows[0] - rows[1]
-    found = orthonormal(local_tensors, rows, "float32")
+    found = orthonormal(tensors, rows, "float32")
     assert np.allclose(found @ found.T, np.diag([1, 1, 0, 1]), atol=1e-6)
 
 

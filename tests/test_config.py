@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdkit import config
 from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
 
 GOOD = "name: a\nmodel: {name: resnet20}\ndata: {name: digits}\noptimizer: {learning_rate: 0.1}\n"
 
@@ -20,7 +20,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def faults(tmp_path: Path, text: str, *overrides: str) -> list[str]:
     with pytest.raises(RequestError) as caught:
-        config.load(written(tmp_path, text), overrides)
+        schema.load(written(tmp_path, text), overrides)
     assert caught.value.exit_status == 2
     return str(caught.value).splitlines()
 
@@ -29,30 +29,30 @@ def test_shipped_recipes_load_and_come_back_from_a_dump(tmp_path: Path) -> None:
     recipes = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
     assert recipes
     for path in recipes:
-        recipe = config.load(path)
+        recipe = schema.load(path)
         assert recipe.name == path.stem
-        assert config.load(written(tmp_path, config.dump(recipe))) == recipe
+        assert schema.load(written(tmp_path, schema.dump(recipe))) == recipe
 
 
 def test_weights_are_kept_unless_null_is_said(tmp_path: Path) -> None:
-    default = config.Checkpointing(every_epochs=1, every_steps=0, keep=2)
-    assert config.load(written(tmp_path, GOOD)).checkpoint == default
-    assert config.load(written(tmp_path, GOOD), ["checkpoint={}"]).checkpoint == default
-    assert config.load(written(tmp_path, GOOD), ["checkpoint.every_steps=50"]).checkpoint == default.model_copy(
+    default = schema.Checkpointing(every_epochs=1, every_steps=0, keep=2)
+    assert schema.load(written(tmp_path, GOOD)).checkpoint == default
+    assert schema.load(written(tmp_path, GOOD), ["checkpoint={}"]).checkpoint == default
+    assert schema.load(written(tmp_path, GOOD), ["checkpoint.every_steps=50"]).checkpoint == default.model_copy(
         update={"every_steps": 50}
     )
     for off in (
-        config.load(written(tmp_path, GOOD), ["checkpoint=null"]),
-        config.load(written(tmp_path, GOOD + "checkpoint: null\n")),
+        schema.load(written(tmp_path, GOOD), ["checkpoint=null"]),
+        schema.load(written(tmp_path, GOOD + "checkpoint: null\n")),
     ):
         assert off.checkpoint is None
-        assert config.load(written(tmp_path, config.dump(off))).checkpoint is None
+        assert schema.load(written(tmp_path, schema.dump(off))).checkpoint is None
     (line,) = faults(tmp_path, GOOD, "checkpoint={every_epochs: 0}")
     assert "for no checkpoints give checkpoint: null" in line
 
 
 def test_overrides_reach_nested_keys_and_keep_their_types(tmp_path: Path) -> None:
-    recipe = config.load(
+    recipe = schema.load(
         written(tmp_path, GOOD),
         [
             "epochs=3",
@@ -68,7 +68,7 @@ def test_overrides_reach_nested_keys_and_keep_their_types(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "0.0001", ".1e-3", "1E-4"])
 def test_numbers_with_exponents_are_numbers(tmp_path: Path, text: str) -> None:
-    assert config.load(written(tmp_path, GOOD), [f"optimizer.weight_decay={text}"]).optimizer.weight_decay == 1e-4
+    assert schema.load(written(tmp_path, GOOD), [f"optimizer.weight_decay={text}"]).optimizer.weight_decay == 1e-4
 
 
 def test_all_faults_are_told_at_once_each_with_its_key(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         (tmp_path / "b").write_bytes(b"name: \xff\n")
         with pytest.raises(RequestError, match=part):
-            config.load(path)
+            schema.load(path)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_a_key_that_nothing_would_read_is_refused(override: str, told: str, tmp_
 def test_the_same_keys_serve_where_they_are_read(tmp_path: Path) -> None:
     written(tmp_path, GOOD)
     for override in ("{decay: polynomial, power: 3}", "{decay: step, milestones: [1], gamma: 0.5}", "{scale: none}"):
-        recipe = config.load(tmp_path / "recipe.yaml", [f"schedule={override}"])
-        (tmp_path / "resolved.yaml").write_text(config.dump(recipe))
-        assert config.load(tmp_path / "resolved.yaml") == recipe
+        recipe = schema.load(tmp_path / "recipe.yaml", [f"schedule={override}"])
+        (tmp_path / "resolved.yaml").write_text(schema.dump(recipe))
+        assert schema.load(tmp_path / "resolved.yaml") == recipe
 
 
 TOPK = "compression={method: topk, ratio: 0.01, momentum_correction: true}"
@@ -233,9 +233,9 @@ def test_faults_of_communication_are_told_together(tmp_path: Path) -> None:
 
 def test_a_name_is_a_method_with_its_defaults(tmp_path: Path) -> None:
     for text in ("topk", "{method: topk}", "{method: topk, ratio: 0.01}"):
-        recipe = config.load(written(tmp_path, GOOD), [f"compression={text}"])
+        recipe = schema.load(written(tmp_path, GOOD), [f"compression={text}"])
         assert str(recipe.compression) == "topk" and recipe.compression.method == "topk"
-        assert config.load(written(tmp_path, config.dump(recipe))) == recipe
-    assert str(config.load(written(tmp_path, GOOD), ["compression={method: topk, ratio: 0.1}"]).compression) == (
+        assert schema.load(written(tmp_path, schema.dump(recipe))) == recipe
+    assert str(schema.load(written(tmp_path, GOOD), ["compression={method: topk, ratio: 0.1}"]).compression) == (
         "topk (ratio 0.1)"
     )

@@ -15,14 +15,14 @@ import pytest
 from conftest import FRAMEWORKS, ROOT
 
 from hvdkit import adapters
-from hvdkit.adapters.declared import CAPABILITIES as DECLARED
-from hvdkit.config import Loss, Optimizer, Sgd
-from hvdkit.core.adapter import CAPABILITIES, Adapter, Averaging
+from hvdkit.adapters.capabilities import CAPABILITIES as DECLARED
+from hvdkit.core.seam import CAPABILITIES, Adapter, Averaging
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
-from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
@@ -72,8 +72,8 @@ def test_every_adapter_has_what_is_declared_for_it() -> None:
     """Read from the source, as no framework is here to import; whether it is true, the test above tries."""
     assert set(DECLARED) == set(adapters.NAMES) and set().union(*DECLARED.values()) <= CAPABILITIES.keys()
     for name in adapters.NAMES:
-        source = Path(inspect.getfile(adapters)).with_name(f"{name}.py").read_text()
-        assert f'NAME = "{name}"\nCAPABILITIES = declared.CAPABILITIES[NAME]\n' in source, name
+        source = Path(inspect.getfile(adapters)).with_name(name).joinpath("__init__.py").read_text()
+        assert f'NAME = "{name}"\nCAPABILITIES = capabilities.CAPABILITIES[NAME]\n' in source, name
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -171,7 +171,7 @@ def test_signatures_are_the_protocols(framework: str, report: Any) -> None:
 def test_tensor_operations_are_the_protocols(framework: str) -> None:
     """Keras takes TensorFlow's."""
     protocol = functions(Path(inspect.getfile(Tensors)), "Tensors")
-    assert functions(Path(inspect.getfile(adapters)).with_name(f"{framework}_tensors.py")) == protocol
+    assert functions(Path(inspect.getfile(adapters)).with_name(framework) / "tensors.py") == protocol
 
 
 def functions(path: Path, scope: str | None = None) -> dict[str, list[str]]:

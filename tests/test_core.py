@@ -11,19 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdkit import adapters, config
-from hvdkit.config import Digits, Recipe, Sgd, Synthetic
-from hvdkit.core import data, datasets, metrics, resnet
-from hvdkit.core.augment import augment
-from hvdkit.core.lifeline import first_line, lost_a_peer
-from hvdkit.core.loop import Loop
-from hvdkit.core.optimizer import decay_of, update
+from hvdkit import adapters
+from hvdkit.core import metrics
+from hvdkit.core.heartbeat import first_line, lost_a_peer
+from hvdkit.core.preemption import Stopping
 from hvdkit.core.schedule import learning_rate
-from hvdkit.core.splits import ArraySplit, PoolSplit, on_device
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
-from hvdkit.core.stopping import Stopping
 from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.core.trainer import Loop
+from hvdkit.core.update_rules import decay_of, update
+from hvdkit.data import batches, small_images
+from hvdkit.data.augment import augment
+from hvdkit.data.dataset import ArraySplit, PoolSplit, on_device
 from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Digits, Recipe, Sgd, Synthetic
+from hvdkit.tasks import resnet
 
 
 def make_recipe(**settings: Any) -> Recipe:
@@ -84,7 +87,7 @@ def test_initial_weights_are_he_normal_by_fan_out_and_depend_on_the_seed_alone()
 
 
 def test_digits_are_split_once_and_stratified() -> None:
-    dataset = data.open_dataset(Digits(name="digits"), 10, seed=1)
+    dataset = batches.open_dataset(Digits(name="digits"), 10, seed=1)
     assert (len(dataset.train), len(dataset.val)) == (1437, 360)
     val = dataset.val.batch(np.arange(360))
     assert val.images.shape == (360, 32, 32, 3) and val.images.dtype == np.float32 and val.labels.dtype == np.int64
@@ -96,20 +99,20 @@ def test_digits_are_split_once_and_stratified() -> None:
 
 
 def test_upscaling_keeps_an_even_picture_even_and_a_ramp_a_ramp() -> None:
-    assert np.all(datasets.upscaled(np.full((1, 8, 8), 7, np.float32)) == 7)
-    ramp = datasets.upscaled(np.tile(np.arange(8, dtype=np.float32), (1, 8, 1)))[0, 0]
+    assert np.all(small_images.upscaled(np.full((1, 8, 8), 7, np.float32)) == 7)
+    ramp = small_images.upscaled(np.tile(np.arange(8, dtype=np.float32), (1, 8, 1)))[0, 0]
     assert np.all(np.diff(ramp[2:-2]) == 0.25)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_sample_is_on_two_ranks_and_the_order_changes_by_epoch(size: int) -> None:
-    split = data.ArraySplit(np.arange(100.0)[:, None], np.arange(100))
+    split = batches.ArraySplit(np.arange(100.0)[:, None], np.arange(100))
     epochs = []
     for epoch in (0, 1):
         shards = [
-            [batch.labels for batch in data.epoch_batches(split, 8, 5, epoch, rank, size)] for rank in range(size)
+            [batch.labels for batch in batches.epoch_batches(split, 8, 5, epoch, rank, size)] for rank in range(size)
         ]
-        steps = data.steps_per_epoch(100, 8, size)
+        steps = batches.steps_per_epoch(100, 8, size)
         assert all(len(shard) == steps for shard in shards)
         everything = np.concatenate([labels for shard in shards for labels in shard])
         assert len(set(everything)) == len(everything) == steps * 8 * size
@@ -118,18 +121,18 @@ def test_no_sample_is_on_two_ranks_and_the_order_changes_by_epoch(size: int) -> 
 
 
 def test_two_ranks_see_together_what_one_rank_of_twice_the_batch_sees() -> None:
-    split = data.ArraySplit(np.arange(64.0)[:, None], np.arange(64))
-    one = [batch.labels for batch in data.epoch_batches(split, 16, 5, 0, 0, 1)]
-    two = [[batch.labels for batch in data.epoch_batches(split, 8, 5, 0, rank, 2)] for rank in (0, 1)]
+    split = batches.ArraySplit(np.arange(64.0)[:, None], np.arange(64))
+    one = [batch.labels for batch in batches.epoch_batches(split, 16, 5, 0, 0, 1)]
+    two = [[batch.labels for batch in batches.epoch_batches(split, 8, 5, 0, rank, 2)] for rank in (0, 1)]
     assert all(np.array_equal(np.concatenate(parts), whole) for whole, *parts in zip(one, *two, strict=True))
 
 
 @pytest.mark.parametrize(("samples", "size"), [(10, 1), (10, 3), (1, 3), (8, 2)])
 def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int) -> None:
-    split = data.ArraySplit(np.arange(float(samples))[:, None], np.arange(samples))
+    split = batches.ArraySplit(np.arange(float(samples))[:, None], np.arange(samples))
     seen: list[int] = []
     for rank in range(size):
-        for batch, valid in data.evaluation_batches(split, 4, rank, size):
+        for batch, valid in batches.evaluation_batches(split, 4, rank, size):
             assert len(batch.labels) == 4
             seen += batch.labels[:valid].tolist()
     assert sorted(seen) == list(range(samples))
@@ -137,7 +140,7 @@ def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int) -> No
 
 def test_synthetic_images_need_little_memory_however_many_there_are() -> None:
     wanted = Synthetic(name="synthetic", height=8, width=6, channels=1, train_images=10**9, val_images=3)
-    dataset = data.open_dataset(wanted, 5, seed=1)
+    dataset = batches.open_dataset(wanted, 5, seed=1)
     assert len(dataset.train) == 10**9
     batch = dataset.train.batch(np.array([0, 10**9 - 1]))
     assert batch.images.shape == (2, 8, 6, 1) and batch.labels.max() < 5
@@ -145,7 +148,7 @@ def test_synthetic_images_need_little_memory_however_many_there_are() -> None:
 
 def test_a_model_with_too_few_classes_is_refused() -> None:
     with pytest.raises(RequestError, match=r"model.classes: expected at least 10"):
-        data.open_dataset(Digits(name="digits"), 9, seed=1)
+        batches.open_dataset(Digits(name="digits"), 9, seed=1)
 
 
 # Schedule and optimizer
@@ -220,9 +223,9 @@ def test_a_crop_moves_by_at_most_four_pixels_and_a_flip_mirrors() -> None:
 
 
 def test_augmented_epochs_are_the_same_whatever_the_number_of_ranks() -> None:
-    dataset = data.open_dataset(Digits(name="digits"), 10, 1)
-    whole = list(data.epoch_batches(dataset.train, 64, 1, 2, 0, 1, "crop-flip"))
-    halves = [list(data.epoch_batches(dataset.train, 32, 1, 2, rank, 2, "crop-flip")) for rank in range(2)]
+    dataset = batches.open_dataset(Digits(name="digits"), 10, 1)
+    whole = list(batches.epoch_batches(dataset.train, 64, 1, 2, 0, 1, "crop-flip"))
+    halves = [list(batches.epoch_batches(dataset.train, 32, 1, 2, rank, 2, "crop-flip")) for rank in range(2)]
     for index, batch in enumerate(whole[:3]):
         joined = np.concatenate([half[index].images for half in halves])
         assert np.array_equal(joined, batch.images)
@@ -292,7 +295,7 @@ def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
 
 def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
     adapter: Any = adapters.load("local")
-    dataset = data.open_dataset(recipe.data, 10, recipe.seed)
+    dataset = batches.open_dataset(recipe.data, 10, recipe.seed)
     session = adapter.prepare(adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"
     loop = Loop(adapter, session, recipe, Topology(), dataset, metrics.MetricsFile(path))
@@ -347,7 +350,7 @@ def test_cross_entropy_survives_large_logits() -> None:
 
 
 def test_the_readmes_recipe_is_what_these_tests_assume() -> None:
-    recipe = config.load(Path(__file__).parent.parent / "recipes" / "resnet20-digits.yaml")
+    recipe = schema.load(Path(__file__).parent.parent / "recipes" / "resnet20-digits.yaml")
     assert recipe.model.name == "resnet20" and recipe.data.name == "digits"
 
 
@@ -361,7 +364,7 @@ def test_a_pool_is_put_on_the_device_once() -> None:
         return images.copy()
 
     pools: dict[int, np.ndarray] = {}
-    for batch in itertools.islice(data.epoch_batches(split, 8, 1, 0, 0, 2), 3):
+    for batch in itertools.islice(batches.epoch_batches(split, 8, 1, 0, 0, 2), 3):
         found = on_device(batch, pools, on_the_device, lambda images, indices: images[indices])
         assert np.array_equal(found, batch.images) and np.array_equal(found[:, 0, 0, 0], 4 * batch.labels)
     assert len(put) == 1 and put[0] is pool.images

@@ -18,10 +18,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from pictures import CLASSES, digests, draw_folder, write_cifar
 
-from hvdkit.config import Cifar10, ImageFolder, Mnist5k
-from hvdkit.core import data, prefetch
 from hvdkit.core.topology import Topology
+from hvdkit.data import batches as data
+from hvdkit.data import prefetch
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Cifar10, ImageFolder, Mnist5k
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdkit import config, parity
-from hvdkit.config import Native
-from hvdkit.core import data
+from hvdkit.commands import parity
 from hvdkit.core.topology import Topology
+from hvdkit.data import batches as data
 from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Native
 
 PIPELINE = """
 import numpy as np
-from hvdkit.core.native import NativePipeline
+from hvdkit.data.user_pipeline import NativePipeline
 
 def open_pipeline(job):
     def train(epoch):
@@ -81,10 +82,10 @@ def test_files_without_a_pipeline_are_refused(text: str, told: str, tmp_path: Pa
         data.open_dataset(Native(name="native", module=str(tmp_path / "no.py")), 3, 1)
 
 
-def loaded(tmp_path: Path, data_: str) -> config.Recipe:
+def loaded(tmp_path: Path, data_: str) -> schema.Recipe:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"name: a\nmodel: {{name: resnet20}}\ndata: {data_}\noptimizer: {{learning_rate: 0.1}}\n")
-    return config.load(recipe)
+    return schema.load(recipe)
 
 
 def test_parity_refuses_what_is_not_byte_equal(tmp_path: Path) -> None:

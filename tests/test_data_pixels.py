@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hvdkit.core import images
-from hvdkit.core.augment import Stream, random_bits
-from hvdkit.core.splits import normalised
+from hvdkit.data import pixels as images
+from hvdkit.data.augment import Stream, random_bits
+from hvdkit.data.dataset import normalised
 
 
 def test_crops_are_drawn_as_the_paper_says() -> None:

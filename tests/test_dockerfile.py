@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import dockerfile
 from dockerfile import Stage
 
-from hvdkit.cli import app
+from hvdkit.cli.app import app
 from hvdkit.runtimes.pins import RUNTIMES
 
 TARGETS = [*RUNTIMES, "driver"]

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hvdkit import catalogue, config, documents, foresee, results
-from hvdkit.core import checkpoint
+from hvdkit.checkpoint import snapshots
+from hvdkit.commands import predict
 from hvdkit.errors import RequestError
 from hvdkit.files import read_bounded
+from hvdkit.recipe import registry, schema, yaml_files
+from hvdkit.results import runs
 from hvdkit.simulator import cluster as clusters
 
 RECIPE = "resnet20-digits"
@@ -27,7 +29,7 @@ def bomb(open_: str, part: str, close: str) -> str:
 
 def refusal(path: Path) -> str:
     with pytest.raises(RequestError) as caught:
-        config.load(path)
+        schema.load(path)
     text = str(caught.value)
     assert str(path) in text and all(len(line) < 400 for line in text.splitlines())
     return text
@@ -42,10 +44,10 @@ def test_aliases_do_not_explode(aliases: str, use: str, tmp_path: Path) -> None:
 
 
 def test_aliases_in_reason_are_welcome(tmp_path: Path) -> None:
-    text = catalogue.locate(Path(RECIPE)).read_text()
+    text = registry.locate(Path(RECIPE)).read_text()
     path = tmp_path / "recipe.yaml"
     path.write_text(text.replace("\nbatch_size: ", "\nbatch_size: &n ") + "log_every: *n\n")
-    recipe = config.load(path)
+    recipe = schema.load(path)
     assert recipe.log_every == recipe.batch_size
 
 
@@ -71,13 +73,13 @@ def test_what_does_not_fit_its_kind_is_told_with_its_place(value: str, told: str
 @pytest.mark.parametrize("text", ["x" * 10**5 + "=1", "epochs=" + "9" * 10**5, "name.x=" + "y" * 10**5, "y" * 10**5])
 def test_a_long_override_is_told_shortly(text: str) -> None:
     with pytest.raises(RequestError) as caught:
-        config.load(catalogue.locate(Path(RECIPE)), [text])
+        schema.load(registry.locate(Path(RECIPE)), [text])
     assert all(len(line) < 500 for line in str(caught.value).splitlines())
 
 
 def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     long = tmp_path / "long.yaml"
-    long.write_bytes(b"#" * (documents.MOST_BYTES + 1))
+    long.write_bytes(b"#" * (yaml_files.MOST_BYTES + 1))
     for path, why in ((Path("/dev/zero"), "it is a device, not a file"), (long, "it has more than 1 MiB")):
         assert f"cannot be read ({why})" in refusal(path)
         with pytest.raises(RequestError, match=why):
@@ -88,7 +90,7 @@ def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
         read_bounded(long, 10)
 
 
-@pytest.mark.parametrize("read", [foresee.read, results.read_result, results.read_parity, results.read_comparison])
+@pytest.mark.parametrize("read", [predict.read, runs.read_result, runs.read_parity, runs.read_comparison])
 def test_results_too_are_read_with_a_bound(read: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20, 1.0))
     (tmp_path / "long.json").write_bytes(b" " * (2**20 + 1))
@@ -100,15 +102,15 @@ def test_results_too_are_read_with_a_bound(read: object, tmp_path: Path, monkeyp
 
 def test_a_checkpoints_record_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20, 1.0))
-    (tmp_path / checkpoint.RECORD).write_bytes(b" " * (2**20 + 1))
+    (tmp_path / snapshots.RECORD).write_bytes(b" " * (2**20 + 1))
     with pytest.raises(RequestError, match="it has more than 1 MiB"):
-        checkpoint.read(tmp_path)
+        snapshots.read(tmp_path)
 
 
 def test_a_name_with_a_line_break_is_told_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a\nb.yaml"
     for _ in range(2):  # not there, then damaged
-        for load in (config.load, clusters.load):
+        for load in (schema.load, clusters.load):
             with pytest.raises(RequestError) as caught:
                 load(path)
             assert all("a\\nb.yaml" in line for line in str(caught.value).splitlines())

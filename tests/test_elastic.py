@@ -19,13 +19,13 @@ from conftest import ROOT, Hvdkit
 from conftest import run as run_command
 from launching import wait_until
 
-from hvdkit.core.elastic import Commits, hang_up, noting_lines
+from hvdkit.checkpoint.elastic import Commits, hang_up, noting_lines
 from hvdkit.errors import RunError
-from hvdkit.launch import elastic
-from hvdkit.launch.crew import Guarded
+from hvdkit.launch.agents import Guarded
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Elastic, Job
-from hvdkit.results import TrainResult, read_result
+from hvdkit.launch.launchers import elastic
+from hvdkit.results.runs import TrainResult, read_result
 from hvdkit.runtimes.store import find
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"
@@ -292,7 +292,7 @@ def test_a_driver_whose_guard_is_killed_is_told(tmp_path: Path) -> None:
 def test_workers_that_come_and_go_do_not_share_a_gpu() -> None:
     """Two GPUs: the second host stays on its own while others take turns on the first."""
     code = """
-from hvdkit.launch.elastic_driver import Places
+from hvdkit.launch.launchers.elastic_driver import Places
 places = Places({"places": ["a-0", "b-0"], "script": None, "min_np": 1, "np": 2})
 assert [places.gpu(name, 2) for name in ("a-0", "b-0")] == [0, 1]
 places.note("a-0", good=False)

@@ -13,9 +13,9 @@ from conftest import Hvdkit
 from resuming import kill_ranks, local_recipe, local_run, under_way
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvdkit.core import events
+from hvdkit.core import tensorboard
 from hvdkit.errors import RequestError
-from hvdkit.results import MetricLine
+from hvdkit.results.runs import MetricLine
 
 TAGS = {
     "train/loss", "train/learning_rate", "train/images_per_second",
@@ -72,7 +72,7 @@ def test_asked_for_later_they_tell_the_beginning_too(tmp_path: Path) -> None:
 
 def test_without_the_library_one_line_tells_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
-        without.setattr(events.importlib.util, "find_spec", lambda name: None)
+        without.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
         with pytest.raises(RequestError, match=r"^tensorboard: tensorboardX.*pip install tensorboardX.*$"):
             local_run(tmp_path / "run", local_recipe(tensorboard=True))
     local_run(tmp_path / "run", local_recipe(steps=2))

@@ -11,8 +11,8 @@ import numpy as np
 from conftest import ROOT, Hvdkit, run
 from safetensors.numpy import load_file
 
-from hvdkit import evaluate, export
-from hvdkit.results import read_evaluation
+from hvdkit.commands import evaluate, export
+from hvdkit.results.runs import read_evaluation
 from hvdkit.runtimes.store import find
 
 

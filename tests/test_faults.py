@@ -20,10 +20,10 @@ import pytest
 from conftest import ROOT, Hvdkit
 from launching import MARK, gone_within, marked, nothing_left, wait_until
 
-from hvdkit.launch import LAUNCHERS
-from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes import store
 from hvdkit.runtimes.store import find
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdkit.launch import direct
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
 
 # Rank 0 has every positive finite float16, rank 1 what makes the sum the float16 nearest to the first one's own bits,

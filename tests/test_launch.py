@@ -14,7 +14,7 @@ import pytest
 from launching import SOON_S, exits, gone_within, job, nothing_left, run_plain
 
 from hvdkit.errors import RequestError, RunError
-from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import prepare
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,10 +16,10 @@ import pytest
 from launching import SOON_S, exits, gone_within, nothing_left, wait_until
 
 from hvdkit.errors import HvdkitError, RequestError, RunError
-from hvdkit.launch import LAUNCHERS
-from hvdkit.launch.ends import RankFailure
+from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
 
 pytestmark = pytest.mark.timeout(300)
@@ -135,7 +135,7 @@ def test_a_rank_that_is_killed_between_collectives(tmp_path: Path, mark: str, py
 LAUNCH = """
 import sys
 from pathlib import Path
-from hvdkit.launch import LAUNCHERS
+from hvdkit.launch.launchers import LAUNCHERS
 from launching import job
 try:
     LAUNCHERS[sys.argv[1]](job(Path(sys.argv[2]), sys.argv[3], 2, sys.argv[4], sys.argv[5]))

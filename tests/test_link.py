@@ -12,11 +12,11 @@ import pytest
 import starving
 from launching import wait_until
 
-from hvdkit.launch.ends import RankEnd, Record
+from hvdkit.launch.agent.link_monitor import DOWN_S, Link
+from hvdkit.launch.diagnosis.exits import RankEnd, Record
+from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
-from hvdkit.launch.link import DOWN_S, Link
-from hvdkit.launch.severed import unreachable
 
 pytestmark = pytest.mark.timeout(240)
 # Nothing but what the test is about ends the run: no watchdog, and no timeout of Gloo's where it is not set.

@@ -18,8 +18,8 @@ STEP = """
 import sys
 import numpy as np, torch
 from hvdkit.adapters import pytorch
-from hvdkit.config import AdamW, Lars, Loss, Sgd
-from hvdkit.core.data import Batch
+from hvdkit.recipe.schema import AdamW, Lars, Loss, Sgd
+from hvdkit.data.batches import Batch
 
 pytorch.init("cpu")
 kind, rate = sys.argv[1], {"learning_rate": 0.1}
@@ -34,12 +34,14 @@ print(float((network[1].weight - before).abs().max()), "torch._dynamo" in sys.mo
 HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "jinja2", "sklearn", "scipy")
 
 
-@pytest.mark.parametrize("statement", ["import hvdkit", "import hvdkit.cli", "import hvdkit.launch, hvdkit.core.loop"])
+@pytest.mark.parametrize(
+    "statement", ["import hvdkit", "import hvdkit.cli.app", "import hvdkit.launch, hvdkit.core.trainer"]
+)
 def test_imports_load_nothing_heavy(statement: str) -> None:
     code = f"import sys; {statement}; print(*sorted(name.split('.')[0] for name in sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert set(out.split()).isdisjoint(HEAVY)
-    if statement == "import hvdkit.cli":
+    if statement == "import hvdkit.cli.app":
         assert set(out.split()).isdisjoint({"numpy", "pydantic", "yaml"}), (
             "these are loaded by the commands that need them"
         )
@@ -47,14 +49,14 @@ def test_imports_load_nothing_heavy(statement: str) -> None:
 
 def test_training_starts_without_waiting_for_numpy() -> None:
     """What `hvdkit train` loads before its ranks are started holds up their start."""
-    code = "import sys, hvdkit.cli; from hvdkit import catalogue, train; from hvdkit.launch import direct; import "
+    code = "import sys, hvdkit.cli.app, hvdkit.recipe.registry, hvdkit.commands.train, hvdkit.launch.launchers.direct, "
     code += "hvdkit.report.progress; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert set(out.split()).isdisjoint({"numpy", "safetensors", *HEAVY})
 
 
 def test_the_collector_waits_until_all_is_loaded_and_no_longer() -> None:
-    code = "import gc, hvdkit.core.boot as boot; loading = gc.isenabled(); boot.done(); "
+    code = "import gc, hvdkit.worker.startup as boot; loading = gc.isenabled(); boot.done(); "
     code += (
         "print(loading, gc.isenabled(), gc.get_freeze_count() > 1000); gc.disable(); boot.done(); print(gc.isenabled())"
     )
@@ -76,49 +78,70 @@ def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> 
     assert float(moved) > 0 and compiler == "False"
 
 
-def test_frameworks_are_named_in_the_adapters_alone() -> None:
-    rooms = [*(ROOT / "hvdkit" / "core").glob("*.py"), *(ROOT / "hvdkit" / "launch").glob("*.py")]
-    rooms += [*(ROOT / "hvdkit" / "report").glob("*.py"), *(ROOT / "hvdkit").glob("*.py")]
-    rooms += (ROOT / "hvdkit" / "simulator").glob("*.py")
-    assert len(rooms) > 20
-    for path in rooms:
+ROOMS = [  # from the top down: a room uses those below it
+    *("cli", "commands", "report", "simulator", "profiling", "launch", "worker", "baselines", "adapters"),
+    *("checkpoint", "strategies", "core", "tasks", "data", "recipe", "results", "runtimes"),
+]
+GROUND = {"hvdkit", "hvdkit.errors", "hvdkit.files", "hvdkit.paths", "hvdkit.time_left"}
+
+
+def imports() -> dict[str, set[str]]:
+    """Every module of hvdkit, and what it imports anywhere: at its top, inside functions, and for types."""
+    paths = {}
+    for path in (ROOT / "hvdkit").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found[name] = set()
         for node in ast.walk(ast.parse(path.read_text())):
-            names = []
             if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            for name in names:
-                assert name.split(".")[0] not in ("torch", "tensorflow", "keras", "mxnet"), path
-                assert not name.startswith("horovod.") or path.name in ("rendezvous.py", "elastic_driver.py"), path
+                found[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found[name] |= {each if each in paths else node.module for each in inner}
+    assert len(found) > 100
+    return found
+
+
+def test_frameworks_are_named_in_the_adapters_and_baselines_alone() -> None:
+    for module, targets in imports().items():
+        if module.startswith(("hvdkit.adapters.", "hvdkit.baselines.")):
+            continue
+        for name in targets:
+            assert name.split(".")[0] not in ("torch", "tensorflow", "keras", "mxnet"), module
+            starts_ranks = module.startswith("hvdkit.launch.launchers.")
+            assert not name.startswith("horovod") or starts_ranks, module
 
 
 def test_no_import_circle() -> None:
-    """Over imports at the top of a module; those inside functions and for type checking alone cannot close one."""
-    graph: dict[str, set[str]] = {}
-    for path in (ROOT / "hvdkit").rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        targets = set()
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Import):
-                targets |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                targets |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        graph[name] = {target for target in targets if target.startswith("hvdkit.")}
+    found = imports()
+    graph = {name: targets & found.keys() for name, targets in found.items()}
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
         assert name not in trail, " -> ".join([*trail, name])
-        if name in done or name not in graph:
+        if name in done:
             return
-        for target in graph[name]:
+        for target in graph[name] - {name}:
             visit(target, (*trail, name))
         done.add(name)
 
     for name in graph:
         visit(name, ())
-    assert len(done) > 30
+    assert done == graph.keys()
+
+
+def test_rooms_use_those_below_them() -> None:
+    wrong = []
+    for module, targets in imports().items():
+        if module in GROUND | {"hvdkit.__main__"}:
+            continue
+        floor = ROOMS.index(module.split(".")[1])
+        for target in targets:
+            if target.startswith("hvdkit.") and target not in GROUND and ROOMS.index(target.split(".")[1]) < floor:
+                wrong.append(f"{module} -> {target}")
+    assert not wrong
 
 
 def test_the_version_needs_no_command() -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 
-from hvdkit import config, parity
+from hvdkit.commands import parity
 from hvdkit.errors import RequestError
-from hvdkit.launch import LAUNCHERS
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
-from hvdkit.results import Parity
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.recipe import schema
+from hvdkit.results.runs import Parity
 from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
@@ -74,8 +75,8 @@ def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         "optimizer.decay=weights",
         "optimizer.weight_decay=0.01",
     ]
-    checked = config.load(recipe, overrides)
-    (folder / "recipe.yaml").write_text(config.dump(checked))
+    checked = schema.load(recipe, overrides)
+    (folder / "recipe.yaml").write_text(schema.dump(checked))
     (folder / "trace").mkdir()
 
     @cache

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from conftest import FRAMEWORKS, ROOT
 
-from hvdkit.config import Digits
-from hvdkit.core.data import ArraySplit, open_dataset
-from hvdkit.launch import LAUNCHERS
+from hvdkit.data.batches import ArraySplit, open_dataset
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.recipe.schema import Digits
 from hvdkit.runtimes.store import find
 
 BENCHMARKS = ROOT / "benchmarks"

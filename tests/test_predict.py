@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from hvdkit import config, foresee
+from hvdkit.commands import predict
 from hvdkit.errors import RequestError
-from hvdkit.profiling import profile as profiles
+from hvdkit.recipe import schema
+from hvdkit.results import profile as profiles
 from hvdkit.simulator import advise as advising
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
@@ -155,7 +156,7 @@ def test_a_profile_of_cpus_on_gpus_is_told_and_overlap_is_not_advised_on_cpus() 
 
 
 def test_advice_is_ranked_priced_and_applied(hvdkit: Hvdkit, tmp_path: Path) -> None:
-    settings = config.load(ROOT / "recipes" / "resnet20-digits.yaml").model_dump()
+    settings = schema.load(ROOT / "recipes" / "resnet20-digits.yaml").model_dump()
     profile = simulating.profile().model_copy(update={"settings": settings})
     profiles.save(profile, tmp_path / "profile.json")
     clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
@@ -180,8 +181,8 @@ def test_advice_is_ranked_priced_and_applied(hvdkit: Hvdkit, tmp_path: Path) -> 
     assert half.saved > 0
     assert half.risk == advising.evidence()["fp16"]
     text = (tmp_path / "new.yaml").read_text()
-    assert config.load(tmp_path / "new.yaml").name == "resnet20-digits"
-    assert text != config.dump(config.load(ROOT / "recipes" / "resnet20-digits.yaml"))
+    assert schema.load(tmp_path / "new.yaml").name == "resnet20-digits"
+    assert text != schema.dump(schema.load(ROOT / "recipes" / "resnet20-digits.yaml"))
     again = hvdkit("advise", "profile.json", "--cluster", "slow.yaml", "-n", "4", "--apply", "new.yaml", "--out", "o")
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
 
@@ -361,7 +362,7 @@ def test_a_thousand_damaged_files_end_in_an_answer_or_in_lines(data: st.DataObje
         (folder / "p.json").write_bytes(texts[0])
         (folder / "c.yaml").write_bytes(texts[1])
         try:
-            plan = foresee.plan(folder / "p.json", folder / "c.yaml", [2], [], None)
+            plan = predict.plan(folder / "p.json", folder / "c.yaml", [2], [], None)
         except RequestError as error:
             assert all(line.strip() and line.isprintable() for line in str(error).splitlines())
             assert name in str(error) or str(error).startswith("-n 2: ")  # a cluster without room for two

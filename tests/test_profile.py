@@ -13,21 +13,22 @@ import pytest
 from conftest import ROOT, Hvdkit
 from profiled import AHEAD, BACKWARD, FORWARD, MS, NEGOTIATION, SLOWER, STEP, TRANSFER, UPDATE
 
-from hvdkit import config
-from hvdkit import profile as profile_
-from hvdkit.config import Recipe
-from hvdkit.core import marks
+from hvdkit.commands import profile as profile_
+from hvdkit.core import trace_events
 from hvdkit.errors import RequestError, RunError
-from hvdkit.profiling import assemble, profile, timeline, trace
-from hvdkit.profiling.profile import Profile
+from hvdkit.profiling import assemble, chrome_trace, timeline
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
 from hvdkit.report.profile import picture, sentences, tables
+from hvdkit.results import profile
+from hvdkit.results.profile import Profile
 
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 
 
 @pytest.fixture
 def checked() -> Recipe:
-    return config.load(DIGITS)
+    return schema.load(DIGITS)
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_collectives_that_were_not_fused_stay_apart(tmp_path: Path) -> None:
 
 
 def test_the_trace_has_all_ranks_on_one_clock(found: assemble.Findings) -> None:
-    events = json.loads(trace.dump(found))["traceEvents"]
+    events = json.loads(chrome_trace.dump(found))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert min(event["ts"] for event in spans) == pytest.approx(0, abs=2500)
     assert all(event["dur"] >= 0 for event in spans)
@@ -262,7 +263,7 @@ def test_collectives_that_overlap_are_drawn_one_behind_the_other(checked: Recipe
         timeline.Operation(name, (name,), 4, start + asked * MS, start + begin * MS, start + end * MS)
         for name, asked, begin, end in (("allreduce", 10, 20, 30), ("allgather", 15, 28, 40))
     ]
-    events = json.loads(trace.dump(assemble.gather(profiled.record(), operations, checked)))["traceEvents"]
+    events = json.loads(chrome_trace.dump(assemble.gather(profiled.record(), operations, checked)))["traceEvents"]
     (process,) = (event["pid"] for event in events if event.get("args", {}).get("name", "").startswith("Horovod,"))
     lanes = [[e for e in events if (e["ph"], e["pid"], e["tid"]) == ("X", process, lane)] for lane in (1, 2)]
     assert [[event["dur"] for event in lane] for lane in lanes] == [[10_000, 8_000], [10_000, 10_000]]
@@ -291,8 +292,8 @@ def test_what_a_timeline_does_not_tell_is_known_from_core(checked: Recipe, tmp_p
     """An allgather's result is in the timeline, not what a rank puts in; of an all-to-all there is nothing."""
     record = profiled.record()
     for step in (step for rank in record.ranks for step in rank.steps if step.kind == "traced"):
-        at = next(at for name, at in step.marks if name == marks.SENT)
-        step.marks += [(f"{marks.PUT}alltoall:1000:500", at), (f"{marks.PUT}allgather:400:0", at)]
+        at = next(at for name, at in step.marks if name == trace_events.SENT)
+        step.marks += [(f"{trace_events.PUT}alltoall:1000:500", at), (f"{trace_events.PUT}allgather:400:0", at)]
         step.marks.sort(key=lambda each: each[1])
     starts = [step.marks[0][1] for step in profiled.steps(0) if step.kind == "traced"]
     operations = [
@@ -307,12 +308,12 @@ def test_what_a_timeline_does_not_tell_is_known_from_core(checked: Recipe, tmp_p
         ("allreduce", 4, 4),
     ]
     assert made.link.achieved_mbit_per_s == pytest.approx(8e-3 * 504 / 4), "while something crosses the link"
-    json.loads(trace.dump(assemble.gather(record, operations, checked)))
+    json.loads(chrome_trace.dump(assemble.gather(record, operations, checked)))
 
 
 def test_what_is_not_profiled_is_told(checked: Recipe) -> None:
     texts = ["sync={every: 4, start: 2}", "compression={method: topk, warmup_epochs: 2}", "elastic={max_np: 2}"]
-    plan = profile_.plan(config.load(DIGITS, texts), "pytorch", 2, steps=21)
+    plan = profile_.plan(schema.load(DIGITS, texts), "pytorch", 2, steps=21)
     keys = ("elastic", "sync.start", "compression.warmup_epochs", "--steps 21")
     assert [line.split(":")[0] for line in plan.left_out] == list(keys)
     assert "24 steps" in plan.left_out[-1]
@@ -320,7 +321,7 @@ def test_what_is_not_profiled_is_told(checked: Recipe) -> None:
     assert run.sync and run.sync.start == 0 and run.elastic is None and plan.asked.elastic is not None
     assert not profile_.plan(checked, "pytorch", 2).left_out
     with pytest.raises(RequestError, match=r"sync\.every: expected at most 1000"):
-        profile_.plan(config.load(DIGITS, ["sync={every: 1001}"]), "pytorch", 2)
+        profile_.plan(schema.load(DIGITS, ["sync={every: 1001}"]), "pytorch", 2)
 
 
 @pytest.mark.parametrize(

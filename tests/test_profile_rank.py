@@ -10,38 +10,40 @@ from typing import Any
 import pytest
 from conftest import ROOT, run
 
-from hvdkit import adapters, config
-from hvdkit.core import links, marks, observing, tuning
-from hvdkit.core.data import open_dataset
+from hvdkit import adapters
+from hvdkit.core import network_interface, trace_events, tuning
 from hvdkit.core.topology import Topology
+from hvdkit.data.batches import open_dataset
 from hvdkit.profiling import assemble
+from hvdkit.recipe import schema
+from hvdkit.worker import profile
 
 
 def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank's part, on the null adapter: every kind of step, with the marks in their order."""
-    checked = config.load(ROOT / "recipes" / "resnet20-digits.yaml")
+    checked = schema.load(ROOT / "recipes" / "resnet20-digits.yaml")
     monkeypatch.setattr(tuning, "_applied", tuning.choose(checked, {}))  # which leaves the environment as it is
     recipe = checked.model_copy(update={"precision": "fp64", "warmup_steps": 2, "batch_size": 64})
     local: Any = adapters.load("local")
     dataset = open_dataset(recipe.data, 10, 1)
     height, width, channels = dataset.shape
     session = local.prepare(local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
-    part = observing.Part(tmp_path, 8)
-    observing.Participant(local, session, recipe, Topology(), dataset, part, lambda phase, step: None).take_part()
+    part = profile.Part(tmp_path, 8)
+    profile.Participant(local, session, recipe, Topology(), dataset, part, lambda phase, step: None).take_part()
     found = assemble.read(tmp_path, recipe)
     kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]
     assert {kind: kinds.count(kind) for kind in kinds} == {"plain": 8, "marked": 8, "detailed": 3, "traced": 3}
     for step in found.record.ranks[0].steps:
-        names = [name for name, _ in step.marks if not name.startswith(marks.READY)]
+        names = [name for name, _ in step.marks if not name.startswith(trace_events.READY)]
         order = [
-            marks.OPEN,
-            marks.STEP,
-            marks.BEGIN,
-            marks.INPUTS,
-            marks.FORWARD,
-            marks.BACKWARD,
-            marks.UPDATED,
-            marks.END,
+            trace_events.OPEN,
+            trace_events.STEP,
+            trace_events.BEGIN,
+            trace_events.INPUTS,
+            trace_events.FORWARD,
+            trace_events.BACKWARD,
+            trace_events.UPDATED,
+            trace_events.END,
         ]
         assert names == ([] if step.kind == "plain" else order)
     made = assemble.profile(found, recipe)
@@ -49,24 +51,24 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ratios = [sum(each.end - each.start for each in step.phases) / step.ns for row in found.marked for step in row]
     assert median(ratios) == pytest.approx(1, rel=0.05), ratios
     assert {tensor.name for tensor in made.tensors} == {"fc.weight", "fc.bias"} and made.slowest is None
-    assert not marks.recording()
+    assert not trace_events.recording()
 
 
 @pytest.mark.check
 def test_marks_cost_nothing_where_nobody_records() -> None:
-    marks.record(False)
-    marks.mark("x")
-    assert marks.take() == []
-    marks.record(True)
-    marks.mark("b")
-    marks.note("a", 1)
-    assert [name for name, _ in marks.take()] == ["a", "b"]
-    marks.record(False)
+    trace_events.record(False)
+    trace_events.mark("x")
+    assert trace_events.take() == []
+    trace_events.record(True)
+    trace_events.mark("b")
+    trace_events.note("a", 1)
+    assert [name for name, _ in trace_events.take()] == ["a", "b"]
+    trace_events.record(False)
 
 
 @pytest.mark.check
 def test_turns_are_interleaved() -> None:
-    found = observing.turns(10, 3)
+    found = profile.turns(10, 3)
     measured = [(turn.kind, turn.number, turn.steps) for turn in found if turn.kind in ("plain", "marked")][2:]
     assert [kind for kind, _, _ in measured] == ["plain", "marked", "marked", "plain"] * 2
     assert sum(steps for kind, _, steps in measured if kind == "marked") == 10
@@ -76,7 +78,7 @@ def test_turns_are_interleaved() -> None:
 @pytest.mark.check
 def test_turns_hold_whole_rounds() -> None:
     for steps, every, turns in ((20, 4, [8, 4, 4, 4]), (20, 16, [16, 16]), (8, 100, [100])):
-        found = observing.turns(steps, 3, every)[2:]
+        found = profile.turns(steps, 3, every)[2:]
         for kind in ("plain", "marked"):
             assert [turn.steps for turn in found if turn.kind == kind] == turns
         assert found[-1].kind == "traced" and found[-1].steps % every == 0
@@ -110,19 +112,19 @@ def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
 
 @pytest.mark.check
 def test_what_an_interface_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_INTERFACES", tmp_path)
-    monkeypatch.setattr(links, "_ROUTES", tmp_path / "route")
+    monkeypatch.setattr(network_interface, "_INTERFACES", tmp_path)
+    monkeypatch.setattr(network_interface, "_ROUTES", tmp_path / "route")
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
     (tmp_path / "wire0").mkdir()
     (tmp_path / "wire0" / "speed").write_text("10000\n")
     (tmp_path / "route").write_text("Iface\tDestination\nwire1\t0000000A\nwire0\t00000000\n")
-    assert links.interface() == "wire0" and links.rate_mbit_per_s("wire0") == 10_000
+    assert network_interface.interface() == "wire0" and network_interface.rate_mbit_per_s("wire0") == 10_000
     tc = tmp_path / "tc"
     tc.write_text(f'#!{sys.executable}\nprint(\'[{{"kind": "tbf", "options": {{"rate": 12500000}}}}]\')\n')
     tc.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert links.rate_mbit_per_s("wire0") == 100
+    assert network_interface.rate_mbit_per_s("wire0") == 100
     tc.write_text("#!/bin/sh\necho damaged\n")
-    assert links.rate_mbit_per_s("wire0") == 10_000
+    assert network_interface.rate_mbit_per_s("wire0") == 10_000
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
-    assert links.interface() == "lo" and links.rate_mbit_per_s("lo") is None
+    assert network_interface.interface() == "lo" and network_interface.rate_mbit_per_s("lo") is None

@@ -11,16 +11,16 @@ import pytest
 import starving
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 
-from hvdkit.adapters.declared import CAPABILITIES
-from hvdkit.core import resnet
-from hvdkit.profiling.profile import Profile, load
+from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.results.profile import Profile, load
 from hvdkit.runtimes import store
+from hvdkit.tasks import resnet
 
 # The last rank's input takes 150 ms longer: more than what a busy machine does to the other one.
 SLOW_INPUT = """
 import time
 import numpy as np
-from hvdkit.core.native import NativePipeline
+from hvdkit.data.user_pipeline import NativePipeline
 
 def open_pipeline(job):
     def train(epoch):

@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
-from hvdkit import documents
-from hvdkit.profiling import profile as profiles
-from hvdkit.report import abreast, gantt, page
+from hvdkit.recipe import yaml_files
+from hvdkit.report import gantt, page, parallel
+from hvdkit.results import profile as profiles
 from hvdkit.runtimes import doctor, environment
 from hvdkit.simulator import basis, predict
 from hvdkit.simulator.settings import Settings
@@ -57,8 +57,8 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert {"numpy", "yaml", "markdown_it", "pygments", "multiprocessing", "asyncio", *PLOTS}.isdisjoint(modules)
     assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
     own = {name for name in modules if name.startswith("hvdkit.")}
-    commands = {f"hvdkit.cli{part}" for part in ("", "_bench", "_foresee", "_help", "_parts")}
-    assert commands <= own <= {"hvdkit.__main__", "hvdkit.errors", "hvdkit.console", *commands}
+    commands = {f"hvdkit.cli.{part}" for part in ("app", "bench", "predict", "help", "options")}
+    assert commands <= own <= {"hvdkit.__main__", "hvdkit.errors", "hvdkit.cli", "hvdkit.cli.terminal", *commands}
     assert "rich.markdown" not in modules, "what stood in its place is gone"
 
 
@@ -66,7 +66,7 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
 def test_help_is_what_typer_makes_of_the_commands(arguments: list[str]) -> None:
     """Less is loaded for it, and nothing of it is written elsewhere."""
     texts = []
-    for code in ("from hvdkit.__main__ import main; main()", "from hvdkit.cli import app; app()"):
+    for code in ("from hvdkit.__main__ import main; main()", "from hvdkit.cli.app import app; app()"):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         texts.append(done.stdout)
@@ -74,7 +74,7 @@ def test_help_is_what_typer_makes_of_the_commands(arguments: list[str]) -> None:
 
 
 def test_who_wants_markdown_after_the_help_gets_it() -> None:
-    code = "from hvdkit import cli_help; cli_help.prepare(); from rich.markdown import Markdown; from rich.traceback "
+    code = "from hvdkit.cli import help; help.prepare(); from rich.markdown import Markdown; from rich.traceback "
     code += "import Traceback; import io; from rich.console import Console; file = io.StringIO(); "
     code += "Console(file=file).print(Markdown('# one')); print('one' in file.getvalue(), Traceback.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -86,7 +86,7 @@ def test_a_prediction_is_made_and_drawn_without_a_plotting_library(tmp_path: Pat
     status, modules = loaded(
         "predict", tmp_path / "profile.json", "--cluster", "p100-roce25", "-n", 64, "--out", tmp_path / "out"
     )
-    assert status == 0 and (PLOTS | {"hvdkit.config", "hvdkit.simulator.advise"}).isdisjoint(modules)
+    assert status == 0 and (PLOTS | {"hvdkit.recipe.schema", "hvdkit.simulator.advise"}).isdisjoint(modules)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"predict.json", "predict.png", "predict-trace.json"}
     with Image.open(tmp_path / "out" / "predict.png") as picture:
         assert picture.width == 1430 and picture.height > 200
@@ -163,23 +163,23 @@ def test_each_figure_is_laid_out_and_drawn_once(real: Path, monkeypatch: pytest.
 
 def test_a_recipe_that_runs_share_is_parsed_once(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: Counter[str] = Counter()
-    load = documents.yaml.load
+    load = yaml_files.yaml.load
 
     def counted(text: str, Loader: Any) -> Any:
         parsed[text] += 1
         return load(text, Loader=Loader)
 
-    monkeypatch.setattr(documents.yaml, "load", counted)
-    documents._parsed.cache_clear()
+    monkeypatch.setattr(yaml_files.yaml, "load", counted)
+    yaml_files._parsed.cache_clear()
     page.write(real)
     assert len(list(real.glob("runs/*/config.yaml"))) == 8
     assert parsed and set(parsed.values()) == {1}
 
 
 def test_what_is_parsed_once_is_not_shared() -> None:
-    first = documents.parse("a: {b: [1]}", "here")
+    first = yaml_files.parse("a: {b: [1]}", "here")
     first["a"]["b"].append(2)
-    assert documents.parse("a: {b: [1]}", "here") == {"a": {"b": [1]}}
+    assert yaml_files.parse("a: {b: [1]}", "here") == {"a": {"b": [1]}}
 
 
 @pytest.mark.parametrize("cores", [{0}, {0, 1}])
@@ -206,7 +206,7 @@ def test_two_processes_work_at_the_same_time(tmp_path: Path, monkeypatch: pytest
             time.sleep(0.005)
         return os.getpid()
 
-    made = abreast.abreast({"b": lambda: piece("b", "a"), "a": lambda: piece("a", "b")})
+    made = parallel.abreast({"b": lambda: piece("b", "a"), "a": lambda: piece("a", "b")})
     assert list(made) == ["b", "a"] and len(set(made.values())) == 2 and os.getpid() in made.values()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -226,7 +226,7 @@ def test_what_the_other_process_does_not_give_is_made_here(end: str, monkeypatch
             os.kill(os.getpid(), signal.SIGKILL)
         return lambda: number  # cannot be pickled
 
-    assert abreast.abreast({str(number): lambda number=number: piece(number) for number in range(20)}) == {
+    assert parallel.abreast({str(number): lambda number=number: piece(number) for number in range(20)}) == {
         str(number): number for number in range(20)
     }
 
@@ -238,7 +238,7 @@ def test_an_error_of_a_piece_is_raised_and_leaves_no_process(monkeypatch: pytest
         raise ValueError("this piece")
 
     with pytest.raises(ValueError, match="this piece"):
-        abreast.abreast({"a": fails, "b": fails, "c": fails})
+        parallel.abreast({"a": fails, "b": fails, "c": fails})
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 

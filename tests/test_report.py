@@ -14,9 +14,9 @@ from browser import Browser, chromium
 from comparisons import NAMES, REAL, change, several_rounds
 from conftest import Hvdkit
 
-from hvdkit.report import gather, page
+from hvdkit.report import collect, page
 from hvdkit.report.rounds import grouped
-from hvdkit.results import Comparison
+from hvdkit.results.runs import Comparison
 
 CHARTS = ["speed", "scaling", "efficiency", "steps", "memory", "learning-1", "learning-2", "parity", "parity-steps"]
 # What a chart has drawn: its own bounding box, and how many shapes of a series' colour have an extent.
@@ -237,7 +237,7 @@ def test_rounds_have_intervals_and_ties_are_told(browser: Browser, real: Path) -
     assert opened.faults() == []
     assert [chart["id"] for chart in opened.run(DRAWN)][:2] == ["chart-speed", "chart-ratios"]
     text = opened.run("document.body.innerText")
-    groups = grouped(gather.read(real).runs)
+    groups = grouped(collect.read(real).runs)
     assert [len(group.runs) for group in groups] == [5] * 12
     for group in groups:
         assert group.speed.low is not None and group.speed.low < group.speed.middle < group.speed.high

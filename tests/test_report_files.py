@@ -15,8 +15,9 @@ import pytest
 from comparisons import change, several_rounds
 from conftest import Hvdkit, run
 
-from hvdkit import config, paths
-from hvdkit.report import gather, page, reproduce
+from hvdkit import paths
+from hvdkit.recipe import schema
+from hvdkit.report import collect, page, reproduce
 from hvdkit.report.rounds import Group, grouped, interval, ratio
 
 
@@ -42,7 +43,7 @@ def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
             result["images_per_second"] = 300 + 5 * wobble if wobble else 100 + result["round"]
 
     change(real, level)
-    found = page.make(gather.read(real), "")
+    found = page.make(collect.read(real), "")
     assert found.findings[0].text.startswith("A tie of tensorflow and keras") or found.findings[0].text.startswith(
         "A tie of keras and tensorflow"
     )
@@ -53,12 +54,12 @@ def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
                 result["images_per_second"] = 500.0
 
     change(real, lead)
-    assert page.make(gather.read(real), "").findings[0].text.startswith("mxnet: 500.0")
+    assert page.make(collect.read(real), "").findings[0].text.startswith("mxnet: 500.0")
 
 
 def test_the_page_says_when_it_was_measured(real: Path) -> None:
     def told() -> str:
-        return next(row[1].text for row in page.make(gather.read(real), "").machine.rows if row[0].text == "measured")
+        return next(row[1].text for row in page.make(collect.read(real), "").machine.rows if row[0].text == "measured")
 
     assert told() == "not recorded"  # these runs are of an earlier version
 
@@ -76,9 +77,9 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
         document["runs"] = [result for result in document["runs"] if result["round"] <= 3]
 
     change(real, three)
-    first = page.make(gather.read(real), "").findings[0]
+    first = page.make(collect.read(real), "").findings[0]
     assert first.text.endswith("; 3 rounds, 75 % sure.")
-    alone, pair = grouped(gather.read(real).runs)[0], grouped(gather.read(real).runs)[4]
+    alone, pair = grouped(collect.read(real).runs)[0], grouped(collect.read(real).runs)[4]
     shifted = Group(pair.framework, pair.np, None, pair.runs[1:])
     expected = [run.result.images_per_second for run in pair.runs[1:]]
     assert ratio(shifted, alone).n == 2
@@ -90,7 +91,7 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
 def test_what_an_elastic_run_has_outlived_is_told(real: Path) -> None:
     lost = {"why": "lost", "step": 20, "np_before": 2, "np": 1, "seconds": 3.25}
     change(real, lambda document: document["runs"][1].update(recoveries=[lost]))
-    assert any("a rank was lost before step 20" in note for note in page.make(gather.read(real), "").notes)
+    assert any("a rank was lost before step 20" in note for note in page.make(collect.read(real), "").notes)
 
 
 def test_the_users_own_settings_for_pictures_change_nothing(hvdkit: Hvdkit, real: Path, tmp_path: Path) -> None:
@@ -112,22 +113,22 @@ def test_an_interval_is_the_bootstrap_of_the_median() -> None:
 
 
 def test_the_commands_give_the_same_recipe_again(real: Path, tmp_path: Path) -> None:
-    found = gather.read(real)
+    found = collect.read(real)
     for each in found.runs:
         words = shlex.split(reproduce.of_run(each).text)
         assert words[:7] == [
             "hvdkit", "train", "resnet20-digits", "--framework", each.result.framework, "-np", str(each.result.np),
         ]  # fmt: skip
-        assert config.load(paths.recipes() / "resnet20-digits.yaml", words[7:]) == each.recipe
+        assert schema.load(paths.recipes() / "resnet20-digits.yaml", words[7:]) == each.recipe
     own = tmp_path / "own name's.yaml"
     base = paths.recipes() / "resnet20-digits.yaml"
     overrides = ["data={name: synthetic, height: 48}", "optimizer={name: lamb, learning_rate: 1.0e-3}", "checkpoint={}"]
-    for recipe in (config.load(base, overrides), config.load(base, [*overrides, "name=own"])):
-        own.write_text(config.dump(recipe))
-        words = shlex.split(reproduce.of_run(gather.Run(found.runs[0].result, [], 0, own, recipe)).text)
+    for recipe in (schema.load(base, overrides), schema.load(base, [*overrides, "name=own"])):
+        own.write_text(schema.dump(recipe))
+        words = shlex.split(reproduce.of_run(collect.Run(found.runs[0].result, [], 0, own, recipe)).text)
         place = own if recipe.name == "own" else base
         assert words[2] == (str(own) if recipe.name == "own" else recipe.name)
-        assert config.load(place, words[7:]) == recipe
+        assert schema.load(place, words[7:]) == recipe
     everything = reproduce.of_all(found)
     assert everything and everything.text == (
         "hvdkit compare resnet20-digits --framework pytorch --framework tensorflow --framework keras --framework mxnet "
@@ -139,7 +140,7 @@ def test_markdown_has_the_table_and_what_was_found(real: Path) -> None:
     change(real, several_rounds)
     page.write(real)
     markdown = (real / "report.md").read_text()
-    for group in grouped(gather.read(real).runs):
+    for group in grouped(collect.read(real).runs):
         assert f"| {group.label} | {group.np} | 5 | {group.speed.text()} | " in markdown
     assert "- **Parity:** Passed" in markdown and "**Noisy:**" in markdown
     assert "\n\n\n" not in markdown and len(markdown) < 20_000
@@ -205,7 +206,7 @@ def test_counts_that_no_run_has_are_left_out(key: str, real: Path) -> None:
     with metrics.open("a") as file:
         for value in (-1, 10**19, 10**400):  # of which none can be drawn
             file.write(json.dumps(line | {key: value}) + "\n")
-    assert sum(each.unread for each in gather.read(real).runs) == 3
+    assert sum(each.unread for each in collect.read(real).runs) == 3
 
 
 def test_an_out_that_cannot_be_is_refused(inside: Hvdkit, real: Path) -> None:

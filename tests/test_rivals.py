@@ -17,8 +17,8 @@ import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from launching import gone_within, marked, wait_until
 
-from hvdkit.results import Comparison, Parity, TrainResult
-from hvdkit.rivals import RIVALS, label
+from hvdkit.baselines.registry import RIVALS, label
+from hvdkit.results.runs import Comparison, Parity, TrainResult
 
 TRAINED = [(framework, name) for name, rival in RIVALS.items() for framework in rival.frameworks]
 QUICK = ("model.name=resnet8", "threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
@@ -30,7 +30,7 @@ def test_the_table_is_what_the_modules_have() -> None:
     import ast
 
     for framework in ("pytorch", "tensorflow", "keras", "mxnet"):
-        tree = ast.parse((ROOT / "hvdkit" / "adapters" / "rivals" / f"{framework}.py").read_text())
+        tree = ast.parse((ROOT / "hvdkit" / "baselines" / f"{framework}.py").read_text())
         (table,) = [
             node.value
             for node in tree.body

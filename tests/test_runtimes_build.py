@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from hvdkit.errors import RunError
-from hvdkit.runtimes import environment, pins, proof, store, wheel
+from hvdkit.runtimes import environment, pins, store, wheel
 from hvdkit.runtimes.process import Log, relevant
+from hvdkit.worker import proof
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "scripts" / "bootstrap.py"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hvdkit.commands import runtime as build
 from hvdkit.errors import RunError
-from hvdkit.runtimes import build, environment, machine, pins, store, wheel
+from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.store import Runtime
 
 pytestmark = pytest.mark.check

@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 import hvdkit
+from hvdkit.commands import runtime as build
 from hvdkit.errors import RequestError, RunError
-from hvdkit.runtimes import build, doctor, environment, machine, store
+from hvdkit.runtimes import doctor, environment, machine, store
 from hvdkit.runtimes.store import Runtime
 
 

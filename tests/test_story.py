@@ -15,11 +15,12 @@ import starving
 from conftest import ROOT
 from pydantic import ValidationError
 
-from hvdkit import config, paths
-from hvdkit.communication import Sync
+from hvdkit import paths
 from hvdkit.core import measurement
 from hvdkit.errors import RequestError
-from hvdkit.results import TrainResult
+from hvdkit.recipe import schema
+from hvdkit.recipe.communication import Sync
+from hvdkit.results.runs import TrainResult
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
 
@@ -153,7 +154,7 @@ def test_methods_are_recipes_and_their_windows_whole_rounds_of_one_epoch(bench: 
     left = network.IMAGES - network.STEPS_PER_EPOCH * network.RANKS * network.BATCH
     assert 0 <= left < network.RANKS * network.BATCH, "an epoch leaves out what makes no whole step"
     for method in network.METHODS.values():
-        recipe = config.load(paths.recipes() / "resnet20-digits.yaml", [*network.RECIPE[1:], *method.keys])
+        recipe = schema.load(paths.recipes() / "resnet20-digits.yaml", [*network.RECIPE[1:], *method.keys])
         assert recipe.sync is None if method.every == 1 else recipe.sync and recipe.sync.every == method.every
         assert method.warmup > 0 and method.warmup % method.every == 0 and method.measured % method.every == 0
         assert method.warmup + method.measured <= network.STEPS_PER_EPOCH
@@ -188,7 +189,7 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
 def test_the_sweep_asks_for_recipes_and_tells_ratios_within_rounds(bench: SimpleNamespace) -> None:
     overlap, sides = bench.overlap, bench.overlap.SIDES
     for side in sides.values():
-        config.load(paths.recipes() / "resnet20-digits.yaml", [*bench.network.RECIPE[1:], *side.keys])
+        schema.load(paths.recipes() / "resnet20-digits.yaml", [*bench.network.RECIPE[1:], *side.keys])
         assert not side.overlapped or "HOROVOD_FUSION_THRESHOLD" in side.environment
     assert overlap.WARMUP + overlap.MEASURED <= bench.network.STEPS_PER_EPOCH
 

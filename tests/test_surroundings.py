@@ -14,10 +14,13 @@ import pytest
 import simulating
 from conftest import Hvdkit
 
-from hvdkit import catalogue, cli, config, export, files, foresee, paths
+from hvdkit import files, paths
+from hvdkit.cli import app
+from hvdkit.commands import export, predict
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import is_this_machine
-from hvdkit.profiling import profile as profiles
+from hvdkit.recipe import registry, schema
+from hvdkit.results import profile as profiles
 from hvdkit.runtimes import store
 from hvdkit.simulator import cluster as clusters
 
@@ -36,10 +39,10 @@ def impossible(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     "work",
     [
         lambda path: paths.check_free(path, overwrite=False),
-        lambda path: config.load(catalogue.locate(path)),
+        lambda path: schema.load(registry.locate(path)),
         clusters.load,
-        foresee.read,
-        lambda path: foresee.check(None, path / "new.yaml"),
+        predict.read,
+        lambda path: predict.check(None, path / "new.yaml"),
         lambda path: export.plan(path, path / "network.safetensors", overwrite=False),
     ],
 )
@@ -63,8 +66,8 @@ def test_a_copy_for_which_there_is_no_room_leaves_no_half(tmp_path: Path, monkey
 
     with monkeypatch.context() as there, pytest.raises(RequestError, match="No space left on device"):
         there.setattr("shutil.copyfile", full)
-        catalogue.copy("resnet20-digits", tmp_path)
-    assert catalogue.copy("resnet20-digits", tmp_path).read_text().startswith("# ResNet-20")
+        registry.copy("resnet20-digits", tmp_path)
+    assert registry.copy("resnet20-digits", tmp_path).read_text().startswith("# ResNet-20")
 
 
 def test_what_can_be_no_name_is_no_machine() -> None:
@@ -74,11 +77,11 @@ def test_what_can_be_no_name_is_no_machine() -> None:
 
 def test_a_recipe_to_be_written_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no folder that can be written"):
-        foresee.check(None, tmp_path / "nowhere" / "new.yaml")
+        predict.check(None, tmp_path / "nowhere" / "new.yaml")
     (tmp_path / "there.yaml").symlink_to("nowhere")
     with pytest.raises(RequestError, match="is there already"):
-        foresee.check(None, tmp_path / "there.yaml")
-    foresee.check(None, tmp_path / "new.yaml")
+        predict.check(None, tmp_path / "there.yaml")
+    predict.check(None, tmp_path / "new.yaml")
 
 
 @pytest.mark.parametrize(
@@ -92,16 +95,16 @@ def test_what_nobody_foresaw_of_the_machine_is_a_line_too(
     refusal: OSError, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["hvdkit", "recipes", "list"])
-    monkeypatch.setattr("hvdkit.catalogue.entries", mock.Mock(side_effect=refusal))
+    monkeypatch.setattr("hvdkit.recipe.registry.entries", mock.Mock(side_effect=refusal))
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        app.main()
     assert end.value.code == 1 and capsys.readouterr().err == told
 
 
 def test_a_users_modules_are_not_taken_for_the_guards(tmp_path: Path) -> None:
     for name in ("kin", "link", "pulse", "scratch"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this is the user's')\n")
-    code = "import hvdkit.launch.crew"
+    code = "import hvdkit.launch.agents"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from crowd import together
 
-from hvdkit.config import Recipe
-from hvdkit.core import data
-from hvdkit.core import loop as loop_
-from hvdkit.core.communication import Communication, check_alike, without_communication
-from hvdkit.core.loop import Loop
+from hvdkit.checkpoint.resume import flat
+from hvdkit.core import trainer as loop_
+from hvdkit.core.counters import Progress
 from hvdkit.core.metrics import MetricsFile
-from hvdkit.core.progress import Progress
-from hvdkit.core.resume import flat
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
+from hvdkit.core.trainer import Loop
+from hvdkit.data import batches
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Recipe
+from hvdkit.strategies.averaging import Communication, check_alike, without_communication
 
 DIGITS: dict[str, Any] = {
     "name": "local",
@@ -40,9 +40,9 @@ def recipe_of(**settings: Any) -> Recipe:
 
 
 @cache
-def digits() -> data.Dataset:
+def digits() -> batches.Dataset:
     recipe = recipe_of()
-    return data.open_dataset(recipe.data, 10, recipe.seed)
+    return batches.open_dataset(recipe.data, 10, recipe.seed)
 
 
 def weights_of(state: Weights) -> np.ndarray:
@@ -68,7 +68,7 @@ class Run:
         self.final: Weights = {}  # the state at the end
         self.loop = Loop(
             adapter, self.session, recipe, topology, digits(), MetricsFile(None), progress=progress, keep=self._keep,
-            communication=self.communication,
+            strategy=self.communication,
         )  # fmt: skip
 
     def _keep(self, progress: Progress) -> None:
@@ -144,15 +144,15 @@ def test_diloco_follows_its_paper() -> None:
     def work(adapter: Any, topology: Topology) -> Any:
         seen: list[np.ndarray] = []
         run = Run(adapter, topology, recipe_of(sync=sync))
-        meet = run.communication.meet
+        synchronize = run.communication.synchronize
 
         def watched() -> None:
-            if run.communication.apart:
+            if run.communication.diverged:
                 seen.append(weights_of(adapter.state(run.session)))
-            meet()
+            synchronize()
             seen.append(weights_of(adapter.state(run.session)))
 
-        run.communication.meet = watched
+        run.communication.synchronize = watched
         run.train()
         return seen
 

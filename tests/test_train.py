@@ -14,9 +14,9 @@ import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from residents import Ranks
 
-from hvdkit.core import checkpoint
+from hvdkit.checkpoint import snapshots
 from hvdkit.core.state import digest, parameters_of
-from hvdkit.results import Comparison, MetricLine, TrainResult, kept_lines, read_evaluation
+from hvdkit.results.runs import Comparison, MetricLine, TrainResult, kept_lines, read_evaluation
 from hvdkit.runtimes.store import find
 
 TWO_STEPS = ("model.name=resnet8", "steps=2", "log_every=1", "check_ranks=1", "data.augment=crop-flip")
@@ -80,7 +80,7 @@ def test_plain_horovodrun(framework: str, recipe: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result = TrainResult.model_validate_json((tmp_path / "result.json").read_text())
     assert (result.framework, result.np, result.launcher) == (framework, 2, "horovodrun")
-    kept = checkpoint.read(tmp_path / "checkpoints" / "best")
+    kept = snapshots.read(tmp_path / "checkpoints" / "best")
     assert digest(parameters_of(kept.state)) == result.final_weights_sha256
     assert all(line in done.stdout for line in kept_lines(result, tmp_path))
     if framework in digests:  # the run before, by another launcher: the same seed gives the same bits

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from conftest import ROOT, run
 
-from hvdkit import config, tune
+from hvdkit.commands import tune
+from hvdkit.commands.plan import make_plan
+from hvdkit.commands.tune import RULE
 from hvdkit.core import tuning
-from hvdkit.results import read_result
-from hvdkit.tune import RULE
+from hvdkit.recipe import schema
+from hvdkit.results.runs import read_result
 
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 
 
 def chosen(environment: dict[str, str] | None = None, *overrides: str) -> dict[str, Any]:
     """What is chosen for the digits, by the variables' short names."""
-    choices = tuning.choose(config.load(DIGITS, overrides), environment or {})
+    choices = tuning.choose(schema.load(DIGITS, overrides), environment or {})
     return {name.removeprefix("HOROVOD_"): choice.value for name, choice in choices.items()}
 
 
@@ -42,7 +44,7 @@ def test_a_large_networks_gradients_fit_into_one_reduction() -> None:
 
 
 def test_a_launcher_leaves_a_rank_nothing_to_change() -> None:
-    recipe = config.load(DIGITS, ["model.name=resnet152"])
+    recipe = schema.load(DIGITS, ["model.name=resnet152"])
     given = tuning.environment(recipe, {"HOROVOD_CYCLE_TIME": "3"})
     there = {"HOROVOD_CYCLE_TIME": "3", **given}
     again = tuning.choose(recipe, there)
@@ -53,7 +55,7 @@ def test_a_launcher_leaves_a_rank_nothing_to_change() -> None:
 
 def test_what_was_measured_counts_only_where_it_is_in_force() -> None:
     found = json.dumps({"HOROVOD_CYCLE_TIME": {"value": 10, "why": "measured"}})
-    recipe = config.load(DIGITS)
+    recipe = schema.load(DIGITS)
     force = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "10", tuning.CHOSEN: found})
     assert force["HOROVOD_CYCLE_TIME"] == tuning.Choice(10, "measured")
     other = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "2", tuning.CHOSEN: found})
@@ -77,7 +79,7 @@ def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[str, list[
 
 
 # The command line with one round of short runs instead of three.
-IN_ONE_ROUND = "from hvdkit import tune; tune.ROUNDS = 1; from hvdkit.__main__ import main; main()"
+IN_ONE_ROUND = "from hvdkit.commands import tune; tune.ROUNDS = 1; from hvdkit.__main__ import main; main()"
 
 
 @pytest.mark.usefixtures("warm")
@@ -104,8 +106,7 @@ def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("extra", [["-np", "1"], ["-np", "2", "device=gpu"], ["-np", "2", "elastic={max_np: 2}"]])
 def test_nothing_is_searched_where_nothing_can_be_found(extra: list[str]) -> None:
-    from hvdkit import train
 
-    recipe = config.load(DIGITS, ["tune=measure", *extra[2:]])
-    plan = train.plan(recipe, "mxnet", int(extra[1]), None, "direct")
+    recipe = schema.load(DIGITS, ["tune=measure", *extra[2:]])
+    plan = make_plan(recipe, "mxnet", int(extra[1]), None, "direct")
     assert tune.searched(plan) and tune.measured(plan, Path("/nowhere")) is plan

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdkit.launch import direct
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
 
 TURNS, HOUR_MS = 6, 3_600_000

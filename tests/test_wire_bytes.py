@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT, run
 
-from hvdkit.communication import METHODS
+from hvdkit.recipe.communication import METHODS
 
 
 @pytest.mark.timeout(90)

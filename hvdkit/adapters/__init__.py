@@ -1,15 +1,12 @@
-"""The seam: one module a framework, all with the functions of `hvdkit.core.adapter.Adapter`."""
+"""The seam: one module a framework, all with the functions of `hvdkit.core.seam.Adapter`."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, cast
 
-from hvdkit.errors import RequestError
-from hvdkit.rivals import RIVALS, check
-
 if TYPE_CHECKING:
-    from hvdkit.core.adapter import Adapter
+    from hvdkit.core.seam import Adapter
 
 NAMES = ("pytorch", "tensorflow", "keras", "mxnet", "local")
 
@@ -22,14 +19,3 @@ def load(name: str) -> Adapter:
     if name not in NAMES:
         raise KeyError(name)
     return cast("Adapter", importlib.import_module(f"hvdkit.adapters.{name}"))
-
-
-def rival(framework: str, name: str) -> Adapter:
-    """One of `hvdkit.rivals` in the place of a framework's adapter.
-
-    Raises RequestError where the framework has none of that name, ImportError as `load` does.
-    """
-    if name not in RIVALS or framework not in RIVALS[name].frameworks:
-        raise RequestError("\n".join(check([name], [framework], [])))
-    module = importlib.import_module(f"hvdkit.adapters.rivals.{framework}")
-    return cast("Adapter", module.RIVALS[name](load(framework)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvdkit.core.adapter import HostWatch, Op, Tensor
+from hvdkit.core.seam import HostWatch, Op, Tensor
 from hvdkit.core.topology import Topology
 
 
@@ -27,7 +27,7 @@ class Collectives:
 
     def watch_hosts(self) -> HostWatch:
         """As the seam's."""
-        from hvdkit.adapters.hosts import Watch  # elastic runs alone need it
+        from hvdkit.adapters.host_updates import Watch  # elastic runs alone need it
 
         return Watch(self.allgather_object)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.config import Recipe
 from hvdkit.core import metrics
-from hvdkit.core.adapter import Adapter
-from hvdkit.core.loop import Loop
+from hvdkit.core.seam import Adapter
 from hvdkit.core.topology import Topology
+from hvdkit.core.trainer import Loop
 from hvdkit.core.usage import NOISY, load_of_others, machine, pinned, started_at
+from hvdkit.recipe.schema import Recipe
 
 _MOST_STEPS = 2000  # that a result holds one by one
 

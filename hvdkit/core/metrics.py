@@ -12,13 +12,13 @@ from typing import TextIO
 import numpy as np
 from pydantic import ValidationError
 
-from hvdkit.core.adapter import Adapter
-from hvdkit.core.events import EventFile
-from hvdkit.core.progress import Progress
+from hvdkit.core.counters import Progress
+from hvdkit.core.seam import Adapter
+from hvdkit.core.tensorboard import EventFile
 from hvdkit.core.usage import Snapshot
 from hvdkit.errors import RunError
 from hvdkit.files import read_bounded, write_atomic
-from hvdkit.results import MetricLine
+from hvdkit.results.runs import MetricLine
 
 
 def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:

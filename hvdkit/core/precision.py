@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdkit.config import Recipe
-from hvdkit.core.adapter import Adapter
+from hvdkit.core.seam import Adapter
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)

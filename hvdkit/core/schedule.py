@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hvdkit.config import Recipe, Schedule
+from hvdkit.recipe.schema import Recipe, Schedule
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(Shard):
     """Ranks count all processes, local ranks those of a host, cross ranks the hosts of one local rank.
 
-    `device` is `cpu` or `gpu`.
+    With data parallelism alone every rank reads a shard of its own. `device` is `cpu` or `gpu`.
     """
 
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
     device: str = "cpu"

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hvdkit.config import Recipe
-from hvdkit.core import resnet
-from hvdkit.core.optimizer import slot_names
+from hvdkit.core.update_rules import slot_names
 from hvdkit.errors import LARGEST
+from hvdkit.recipe.schema import Recipe
+from hvdkit.tasks import resnet
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` makes (runtimes/edits.py)

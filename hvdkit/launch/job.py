@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit.core.lifeline import STOP
+from hvdkit.core.heartbeat import STOP
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, Slot, place
+
+Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
 # From SIGTERM to SIGKILL, in seconds. A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
@@ -67,7 +70,7 @@ class Job:
 
     @property
     def stop_file(self) -> Path:
-        """What asks the ranks to end in good order (hvdkit.core.lifeline looks for it)."""
+        """What asks the ranks to end in good order (hvdkit.core.heartbeat looks for it)."""
         return self.log_dir / STOP
 
     def log(self, rank: int, name: str = "") -> Path:

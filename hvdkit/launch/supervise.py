@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 from hvdkit.errors import RunError
-from hvdkit.launch import Tick, blame, ends
-from hvdkit.launch.crew import STALL_SETTLE_SHARE, Crew, Guarded
-from hvdkit.launch.job import Job
-from hvdkit.launch.link import DOWN_S
-from hvdkit.launch.severed import Cut, cut_failure, unreachable
-from hvdkit.launch.stalls import Stall, stall_failure
+from hvdkit.launch.agent.link_monitor import DOWN_S
+from hvdkit.launch.agents import STALL_SETTLE_SHARE, Crew, Guarded
+from hvdkit.launch.diagnosis import blame, exits
+from hvdkit.launch.diagnosis.hangs import Stall, stall_failure
+from hvdkit.launch.diagnosis.partition import Cut, cut_failure, unreachable
+from hvdkit.launch.job import Job, Tick
 
 
 def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
@@ -30,10 +30,10 @@ def supervise(job: Job, commands: list[Guarded], on_tick: Tick | None) -> None:
     conclude(job, final, _fault(job, crew, final, caught))
 
 
-def conclude(job: Job, final: list[ends.RankEnd], fault: BaseException | None) -> None:
+def conclude(job: Job, final: list[exits.RankEnd], fault: BaseException | None) -> None:
     """Write exits.json; raise the fault, if there is one."""
     try:
-        ends.write_exits(job.log_dir / "exits.json", final)
+        exits.write_exits(job.log_dir / "exits.json", final)
     except RunError:
         # What ended the run matters more than that its end could not be written down.
         if fault is None:
@@ -46,16 +46,16 @@ def by_signal(caught: list[int]) -> BaseException | None:
     """What SIGINT or SIGTERM makes of a run; None where none came."""
     if signal.SIGINT in caught:
         return KeyboardInterrupt()
-    return ends.Terminated("ended by SIGTERM, and all ranks with it") if caught else None
+    return exits.Terminated("ended by SIGTERM, and all ranks with it") if caught else None
 
 
-def _fault(job: Job, crew: _Ranks, final: list[ends.RankEnd], caught: list[int]) -> BaseException | None:
+def _fault(job: Job, crew: _Ranks, final: list[exits.RankEnd], caught: list[int]) -> BaseException | None:
     """What the caller has to hear; None where all is well."""
     if caught:
         return None if crew.left_in_order else by_signal(caught)
     verdict = blame.judge(final)
     first = None if verdict is None else verdict.end
-    own = first is not None and first.cause in (ends.Cause.OWN, ends.Cause.FROZEN, ends.Cause.UNKNOWN)
+    own = first is not None and first.cause in (exits.Cause.OWN, exits.Cause.FROZEN, exits.Cause.UNKNOWN)
     if crew.cut is not None and not (first is not None and own and first.failed_at < crew.cut.since):
         return cut_failure(job, crew.cut, final)
     if not own:
@@ -74,13 +74,13 @@ def _fault(job: Job, crew: _Ranks, final: list[ends.RankEnd], caught: list[int])
     return None if verdict is None else blame.failure(job, verdict)
 
 
-def _horovodrun_failure(job: Job, end: dict[str, Any], unknown: list[ends.RankEnd]) -> RunError:
+def _horovodrun_failure(job: Job, end: dict[str, Any], unknown: list[exits.RankEnd]) -> RunError:
     """horovodrun failed by itself, or lost its connection to a rank."""
     code, number = end["exit_code"], end["signal"]
-    how = f"ended with exit code {code}" if number is None else f"was killed by {ends.signal_name(number)}"
+    how = f"ended with exit code {code}" if number is None else f"was killed by {exits.signal_name(number)}"
     ranks = ", ".join(f"rank {lost.rank} on {lost.host}" for lost in unknown)
     of_ranks = f"; nothing is known of the end of {ranks}" if unknown else ""
-    log = ends.shown_tail(f"its output, {job.log_dir / 'horovodrun.log'}", end["tail"])
+    log = exits.shown_tail(f"its output, {job.log_dir / 'horovodrun.log'}", end["tail"])
     return RunError(f"horovodrun {how}{of_ranks}; where other hosts are named, check `ssh HOST true` for each; {log}")
 
 
@@ -91,7 +91,7 @@ class _Ranks(Crew):
         super().__init__(job)
         self._hosts = {slot.rank: slot.hostname for slot in job.slots()}
         self._pids: dict[int, int] = {}
-        self._ends: dict[int, ends.RankEnd] = {}
+        self._ends: dict[int, exits.RankEnd] = {}
         self._stalled_at: float | None = None
         self.stalls: dict[int, Stall] = {}
         self.cut: Cut | None = None
@@ -135,11 +135,11 @@ class _Ranks(Crew):
         if rank is None or rank in self._ends:
             return
         code = guard.wait()
-        self._ends[rank] = ends.RankEnd(
+        self._ends[rank] = exits.RankEnd(
             rank=rank,
             host=self._hosts[rank],
             pid=self._pids.get(rank),
-            signal=ends.signal_name(-code) if code < 0 else None,
+            signal=exits.signal_name(-code) if code < 0 else None,
             stopped=self._stopped_at is not None,
             failed_at=time.monotonic(),
             heard_at=time.monotonic(),
@@ -155,10 +155,10 @@ class _Ranks(Crew):
             and self.all_gone
         )
 
-    def all_ends(self) -> list[ends.RankEnd]:
+    def all_ends(self) -> list[exits.RankEnd]:
         """How each rank ended, in rank order; of a rank whose guard fell silent, what can be known."""
         stopped = self._stopped_at is not None
         return [
-            self._ends.get(rank) or ends.RankEnd(rank, host, self._pids.get(rank), stopped=stopped)
+            self._ends.get(rank) or exits.RankEnd(rank, host, self._pids.get(rank), stopped=stopped)
             for rank, host in self._hosts.items()
         ]

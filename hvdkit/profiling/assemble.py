@@ -10,16 +10,16 @@ import numpy as np
 from pydantic import ValidationError
 
 import hvdkit
-from hvdkit.config import Recipe
-from hvdkit.core.observing import RECORD, TIMELINE
-from hvdkit.core.recording import TRACED, Kind, RankRecord, RunRecord
 from hvdkit.core.tuning import CACHE, CYCLE, FUSION
 from hvdkit.errors import RequestError, RunError, first_fault
-from hvdkit.profiling import collectives, layers, timeline
+from hvdkit.profiling import communication_time, layers, timeline
 from hvdkit.profiling import split as split_
 from hvdkit.profiling.clocks import Clock, clocks
-from hvdkit.profiling.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
 from hvdkit.profiling.split import Parts, Step
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
+from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
+from hvdkit.worker.profile import RECORD, TIMELINE
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
 
     traced = []
     for row in of(TRACED):
-        mine = collectives.within(operations, row[0])
+        mine = communication_time.within(operations, row[0])
         traced.append([Step(step.ns, step.phases, step.details, mine) for step in row])
     return Findings(record, own, of("marked"), traced, of("detailed"), compresses)
 
@@ -92,8 +92,8 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
     details = [step for row in found.detailed[1:] for step in row]  # the first has paid for the hooks
     tensors = layers.tensors(record.tensors, details, whole.backward_ms.median)
     count = len(record.ranks)
-    communications = collectives.of_step([row[0] for row in found.traced], count)
-    latencies = collectives.alone(record.ranks, found.clocks)
+    communications = communication_time.of_step([row[0] for row in found.traced], count)
+    latencies = communication_time.alone(record.ranks, found.clocks)
     return Profile(
         schema_version=1,
         hvdkit_version=hvdkit.__version__,
@@ -132,7 +132,7 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
         communications=communications,
         bytes_per_step=round(record.bytes_per_step),
         latencies=latencies,
-        link=collectives.link(record.ranks, communications, latencies),
+        link=communication_time.link(record.ranks, communications, latencies),
         tuning=Tuning(
             cycle_time_ms=record.tuning[CYCLE],
             fusion_threshold_bytes=int(record.tuning[FUSION]),

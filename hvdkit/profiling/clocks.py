@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdkit.core.recording import RankRecord
+from hvdkit.results.recording import RankRecord
 
 Meeting = tuple[int, int]  # begin and end of a collective on one rank, nanoseconds
 

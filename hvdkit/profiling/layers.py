@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvdkit.core import marks
-from hvdkit.core.recording import TensorRecord
+from hvdkit.core import trace_events
 from hvdkit.core.state import layer_of
 from hvdkit.errors import RunError
-from hvdkit.profiling.profile import ITEM_BYTES, Layer, Tensor
 from hvdkit.profiling.split import BACKWARD, FORWARD, Phase, Step
+from hvdkit.results.profile import ITEM_BYTES, Layer, Tensor
+from hvdkit.results.recording import TensorRecord
 
 
 def tensors(records: Sequence[TensorRecord], steps: Sequence[Step], backward_ms: float) -> list[Tensor]:
@@ -24,8 +24,8 @@ def tensors(records: Sequence[TensorRecord], steps: Sequence[Step], backward_ms:
     for step in steps:
         phase = _last(step, BACKWARD)
         for name, at in dict(step.details).items():  # the last of each
-            bare = name.removeprefix(marks.READY)
-            if name.startswith(marks.READY) and bare in times:
+            bare = name.removeprefix(trace_events.READY)
+            if name.startswith(trace_events.READY) and bare in times:
                 share = (at - phase.start) / max(1, phase.end - phase.start)
                 times[bare].append(min(1.0, max(0.0, share)))  # marks of an instant may come in another order
     unseen = [name for name, found in times.items() if not found]
@@ -72,9 +72,9 @@ def _forward(steps: Sequence[Step], forward_ms: float) -> dict[str, float]:
         phase, before = _last(step, FORWARD), None
         mine: dict[str, float] = {}
         for name, at in step.details:
-            if not name.startswith(marks.LAYER) or not phase.start <= at <= phase.end:
+            if not name.startswith(trace_events.LAYER) or not phase.start <= at <= phase.end:
                 continue
-            bare = name.removeprefix(marks.LAYER)
+            bare = name.removeprefix(trace_events.LAYER)
             mine[bare] = mine.get(bare, 0.0) + at - (phase.start if before is None else before)
             before = at
         for bare, ns in mine.items():

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdkit.core import marks
-from hvdkit.core.recording import StepRecord
-from hvdkit.profiling.profile import Split, Spread
+from hvdkit.core import trace_events
 from hvdkit.profiling.timeline import Operation
+from hvdkit.results.profile import Split, Spread
+from hvdkit.results.recording import StepRecord
 
 Interval = tuple[int, int]  # nanoseconds
 INPUT, FORWARD, BACKWARD, COMPRESSION, UPDATE = "input", "forward", "backward", "compression", "update"
@@ -19,16 +19,16 @@ WAITING, NEGOTIATION, COMMUNICATION = "waiting", "negotiation", "communication" 
 COMPUTE = (FORWARD, BACKWARD, COMPRESSION, UPDATE)
 # What has been going on when a mark is reached.
 _UNTIL = {
-    marks.STEP: INPUT,
-    marks.BEGIN: GAPS,
-    marks.INPUTS: INPUT,
-    marks.FORWARD: FORWARD,
-    marks.BACKWARD: BACKWARD,
-    marks.SENT: COMPRESSION,
-    marks.RECEIVED: REDUCTION,
-    marks.REDUCED: COMPRESSION,
-    marks.UPDATED: UPDATE,
-    marks.END: GAPS,
+    trace_events.STEP: INPUT,
+    trace_events.BEGIN: GAPS,
+    trace_events.INPUTS: INPUT,
+    trace_events.FORWARD: FORWARD,
+    trace_events.BACKWARD: BACKWARD,
+    trace_events.SENT: COMPRESSION,
+    trace_events.RECEIVED: REDUCTION,
+    trace_events.REDUCED: COMPRESSION,
+    trace_events.UPDATED: UPDATE,
+    trace_events.END: GAPS,
 }
 
 
@@ -69,14 +69,14 @@ class Step:
 def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> Step:
     """A rank's marks as phases by rank 0's clock."""
     found = [(name, clock(at)) for name, at in record.marks]
-    details = [each for each in found if each[0].startswith((marks.READY, marks.LAYER, marks.PUT))]
+    details = [each for each in found if each[0].startswith((trace_events.READY, trace_events.LAYER, trace_events.PUT))]
     phases: list[Phase] = []
     before = None
     for name, at in found:
         if name in _UNTIL and before is not None:
             kind = _UNTIL[name]
             phases.append(Phase(GAPS if kind == COMPRESSION and not compresses else kind, before, at))
-        if name in _UNTIL or name == marks.OPEN:
+        if name in _UNTIL or name == trace_events.OPEN:
             before = at
     return Step(record.ns, phases, details)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from hvdkit.profiling.bench import Bench, BenchRow
 from hvdkit.report import plotting
+from hvdkit.results.bench import Bench, BenchRow
 from hvdkit.simulator import curves
 from hvdkit.simulator.cluster import Measured
 

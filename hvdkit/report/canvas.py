@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.baselines.registry import label
 from hvdkit.report import plotting, svg
 from hvdkit.report.tabular import Table
-from hvdkit.rivals import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from hvdkit import statistics
+from hvdkit.baselines.registry import label
 from hvdkit.report.canvas import ranks
-from hvdkit.report.gather import Found
+from hvdkit.report.collect import Found
 from hvdkit.report.rounds import Group, efficiency, ratio
-from hvdkit.results import BaselineRow, Comparison
-from hvdkit.rivals import label
+from hvdkit.results import intervals
+from hvdkit.results.runs import BaselineRow, Comparison
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def _fastest(groups: list[Group]) -> Finding:
     if lead.low is None or lead.high is None:
         text = f"{best.label}: {speed}, {behind}. One run each, so it may be chance."
         return Finding("plain", lead_in, text)
-    if statistics.verdict(statistics.Interval(lead.middle, lead.low, lead.high)) == "tie":
+    if intervals.verdict(intervals.Interval(lead.middle, lead.low, lead.high)) == "tie":
         text = f"A tie of {best.label} and {second.label}: {speed}, {behind}; {lead.sure}."
         return Finding("plain", lead_in, text)
-    kind = "good" if statistics.confidence(lead.n) > 0.9 else "plain"
+    kind = "good" if intervals.confidence(lead.n) > 0.9 else "plain"
     return Finding(kind, lead_in, f"{best.label}: {speed}, {behind}; {lead.sure}.")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.files import write_atomic
-from hvdkit.profiling.profile import Profile
+from hvdkit.results.profile import Profile
 from hvdkit.simulator.engine import Schedule, Span
 
 if TYPE_CHECKING:

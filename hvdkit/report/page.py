@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hvdkit
-from hvdkit import statistics
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
-from hvdkit.report import gather, reproduce
+from hvdkit.report import collect, reproduce
 from hvdkit.report.canvas import ranks
+from hvdkit.report.collect import Found
 from hvdkit.report.findings import Finding, findings
-from hvdkit.report.gather import Found
 from hvdkit.report.reproduce import Command
 from hvdkit.report.rounds import grouped
 from hvdkit.report.sections import Section, sections
 from hvdkit.report.summary import machine_table, results_table
 from hvdkit.report.tabular import Table
+from hvdkit.results import intervals
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -51,7 +51,7 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
 
     Raises RequestError where the folder holds no results, or damaged ones, and where `out` cannot be written.
     """
-    found = gather.read(folder)
+    found = collect.read(folder)
     target = out or folder
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _notes(found: Found) -> list[str]:
         rounds = found.comparison.rounds
         notes.append(
             f"Intervals are the percentile bootstrap's over {rounds} rounds, which can be "
-            f"{100 * statistics.confidence(rounds):.0f} % sure at most; a tie touches 1 ± {statistics.TIE:g}."
+            f"{100 * intervals.confidence(rounds):.0f} % sure at most; a tie touches 1 ± {intervals.TIE:g}."
         )
     if corrupt := sum(result.corrupt_images for result in results):
         notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from hvdkit.profiling import split as split_
 from hvdkit.profiling.assemble import Findings
-from hvdkit.profiling.profile import Profile, Spread
 from hvdkit.report import plotting
+from hvdkit.results.profile import Profile, Spread
 
 _SLOW, _OFTEN = 0.05, 0.75  # a rank is told of that is so far behind, in steps, and the last in so many of them
 _LAYERS = 5

@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
-from hvdkit import config, paths
-from hvdkit.config import Recipe
+from hvdkit import paths
+from hvdkit.baselines.registry import label
 from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
 from hvdkit.report.canvas import ranks
-from hvdkit.report.gather import Found, Run
-from hvdkit.rivals import label
+from hvdkit.report.collect import Found, Run
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def of_all(found: Found) -> Command | None:
     if found.comparison is None or known is None or known.recipe is None:
         return None
     # compare keeps no checkpoints whatever the recipe says, so nobody has to say so
-    recipe, *overrides = _recipe(known, known.recipe.model_copy(update={"checkpoint": config.Checkpointing()}))
+    recipe, *overrides = _recipe(known, known.recipe.model_copy(update={"checkpoint": schema.Checkpointing()}))
     words = ["hvdkit", "compare", recipe]
     results = [run.result for run in found.runs]
     for framework in dict.fromkeys(result.framework for result in results):
@@ -67,8 +68,8 @@ def _recipe(run: Run, recipe: Recipe) -> list[str]:
     shipped = {path.stem: path for path in paths.recipes().glob("*.yaml")}.get(recipe.name)
     if shipped:
         try:
-            overrides = _overrides(config.load(shipped).model_dump(), recipe.model_dump())
-            if config.load(shipped, overrides) == recipe:
+            overrides = _overrides(schema.load(shipped).model_dump(), recipe.model_dump())
+            if schema.load(shipped, overrides) == recipe:
                 return [recipe.name, *overrides]
         except RequestError:
             pass  # another version's recipe; the run's own file serves

@@ -6,15 +6,15 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdkit import statistics
-from hvdkit.report.gather import Run
-from hvdkit.results import TrainResult
-from hvdkit.rivals import label
+from hvdkit.baselines.registry import label
+from hvdkit.report.collect import Run
+from hvdkit.results import intervals
+from hvdkit.results.runs import TrainResult
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The median of `n` values with its bootstrap interval (`hvdkit.statistics`); a single value has none."""
+    """The median of `n` values with its bootstrap interval (`hvdkit.results.intervals`); a single value has none."""
 
     middle: float
     low: float | None
@@ -24,7 +24,7 @@ class Interval:
     @property
     def sure(self) -> str:
         """How sure the interval can be, in words: from few values, less than 95 %."""
-        return f"{self.n} rounds, {100 * statistics.confidence(self.n):.0f} % sure"
+        return f"{self.n} rounds, {100 * intervals.confidence(self.n):.0f} % sure"
 
     def text(self, digits: int = 1) -> str:
         """`425.2 (420.1–431.0)`."""
@@ -42,7 +42,7 @@ def interval(values: Sequence[float]) -> Interval:
 def _interval(values: tuple[float, ...]) -> Interval:
     if len(values) == 1:
         return Interval(float(values[0]), None, None, 1)
-    found = statistics.of_values(values)
+    found = intervals.of_values(values)
     return Interval(found.median, found.low, found.high, len(values))
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hvdkit.report import canvas, proofs
-from hvdkit.report.abreast import abreast
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
-from hvdkit.report.gather import Found
+from hvdkit.report.collect import Found
+from hvdkit.report.parallel import abreast
 from hvdkit.report.parity import deviations, parity_cells
 from hvdkit.report.rounds import Group
 from hvdkit.report.summary import baseline_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
-from hvdkit.results import Comparison
+from hvdkit.results.runs import Comparison
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from hvdkit.report.gather import Found
+from hvdkit.baselines.registry import label
+from hvdkit.report.collect import Found
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Group, Interval, efficiency
 from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results import BaselineRow, Parity, TrainResult
-from hvdkit.rivals import label
+from hvdkit.results.runs import BaselineRow, Parity, TrainResult
 
 
 def results_table(groups: list[Group], parity: Parity | None) -> Table:

@@ -9,9 +9,9 @@ from statistics import median
 from rich import box
 from rich.table import Table
 
+from hvdkit.baselines.registry import label
 from hvdkit.report.parity import deviations, verdict
-from hvdkit.results import BaselineRow, Comparison, Ratio, TrainResult
-from hvdkit.rivals import label
+from hvdkit.results.runs import BaselineRow, Comparison, Ratio, TrainResult
 
 
 @dataclass(frozen=True)

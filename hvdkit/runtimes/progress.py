@@ -11,7 +11,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from hvdkit.timeleft import TimeLeft, minutes
+from hvdkit.time_left import TimeLeft, minutes
 
 # The stages of a runtime in their order, and what each takes on one core, in seconds: x86-64 at about 2.5 GHz, gcc 12,
 # November 2026. Only their proportions matter after the first minute.

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from hvdkit.profiling.profile import Profile
+from hvdkit.results.profile import Profile
 from hvdkit.simulator import changes, engine, step
 from hvdkit.simulator.basis import Basis, basis
 from hvdkit.simulator.changes import MOST_RANKS, Change, Kind

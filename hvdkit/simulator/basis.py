@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
-from hvdkit.profiling.profile import Profile
+from hvdkit.results.profile import Profile
 from hvdkit.simulator import curves, engine, step
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import Network, hop_pieces

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from hvdkit import documents
-from hvdkit.datakinds import Strict
-from hvdkit.documents import brief, named
 from hvdkit.errors import RequestError, nearest
 from hvdkit.files import write_atomic
+from hvdkit.recipe import yaml_files
+from hvdkit.recipe.data import Strict
+from hvdkit.recipe.yaml_files import brief, named
 
 SCHEMA_VERSION = 1
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
@@ -180,7 +180,7 @@ def load(path: Path) -> Cluster:
     path = _shipped(path) or path
     names = shipped()
     either = f"{EXPECTED}, or one of {', '.join(map(repr, names))}{nearest(path.name, names)}"
-    return read(documents.load(path, EXPECTED, either), named(path))
+    return read(yaml_files.load(path, EXPECTED, either), named(path))
 
 
 def read(document: Any, where: str) -> Cluster:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from hvdkit.errors import RequestError
-from hvdkit.profiling.profile import Profile
+from hvdkit.results.profile import Profile
 from hvdkit.simulator import engine, step
 from hvdkit.simulator.basis import Basis, basis
 from hvdkit.simulator.cluster import Cluster

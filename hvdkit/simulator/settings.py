@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from hvdkit import documents
-from hvdkit.datakinds import Strict
 from hvdkit.errors import RequestError
+from hvdkit.recipe import yaml_files
+from hvdkit.recipe.data import Strict
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies, wire
 from hvdkit.simulator.cluster import Cluster, Level, Piece
@@ -74,7 +74,7 @@ def read(texts: Sequence[str], policy: str | None = None, where: str = "--set") 
     Raises RequestError, a line for each fault, with the key and what was expected.
     """
     document: dict[str, Any] = {}
-    faults = [fault for text in texts if (fault := documents.override(document, text))]
+    faults = [fault for text in texts if (fault := yaml_files.override(document, text))]
     if faults:
         raise RequestError("\n".join(f"{where}: {fault}" for fault in faults))
     if policy is not None:

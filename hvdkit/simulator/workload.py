@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from statistics import mean
 
-from hvdkit.profiling.profile import Profile, Spread
+from hvdkit.results.profile import Profile, Spread
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from resnet import build  # of this folder
 
-from hvdkit import config
-from hvdkit.core import checkpoint
-from hvdkit.core.lifeline import Lifeline
-from hvdkit.core.main import end_as_rank
+from hvdkit.checkpoint import snapshots
+from hvdkit.core.heartbeat import Lifeline
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.resnet import architecture
 from hvdkit.core.state import canonical_name, check_fits, from_canonical, network_of, to_canonical
+from hvdkit.recipe import schema
+from hvdkit.tasks.resnet import architecture
+from hvdkit.worker.entry import end_as_rank
 
 import keras  # isort: skip  # after resnet, whose adapter quiets TensorFlow's banner
 
 
-def restore(recipe: config.Recipe, state: checkpoint.State) -> keras.Model:
+def restore(recipe: schema.Recipe, state: snapshots.State) -> keras.Model:
     """The recipe's network with the state's weights. Raises RequestError where they do not fit."""
     channels, precision = state["conv1.weight"].shape[1], PRECISIONS[recipe.precision]
     table = architecture(recipe.model.name, recipe.model.classes, channels)
@@ -37,7 +37,7 @@ def restore(recipe: config.Recipe, state: checkpoint.State) -> keras.Model:
 def export(lifeline: Lifeline) -> None:
     """What this process's command line asks for: RECIPE CHECKPOINT FILE.keras."""
     recipe, folder, file = map(Path, sys.argv[1:])
-    model = restore(config.load(recipe), network_of(checkpoint.read(folder).state))
+    model = restore(schema.load(recipe), network_of(snapshots.read(folder).state))
     lifeline.beat("writing the archive")
     model.save(file)
 

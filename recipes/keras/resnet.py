@@ -6,16 +6,16 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.core.boot  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
 
 import sys
 
 from pydantic import TypeAdapter
 
 from hvdkit.adapters import keras as adapter
-from hvdkit.adapters.tensorflow_norm import batch_norm
-from hvdkit.core import resnet
-from hvdkit.core.main import main
+from hvdkit.adapters.tensorflow.batch_norm import batch_norm
+from hvdkit.tasks import resnet
+from hvdkit.worker.entry import main
 
 import keras  # isort: skip  # after the adapter, which quiets TensorFlow's banner
 import tensorflow as tf  # isort: skip

@@ -6,7 +6,7 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.core.boot  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
 
 import sys
 
@@ -14,8 +14,8 @@ import mxnet as mx
 from mxnet.gluon import nn
 
 from hvdkit.adapters import mxnet
-from hvdkit.core import resnet
-from hvdkit.core.main import main
+from hvdkit.tasks import resnet
+from hvdkit.worker.entry import main
 
 
 def batch_norm(row: resnet.Conv, momentum: float) -> nn.BatchNorm:

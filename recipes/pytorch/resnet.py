@@ -6,7 +6,7 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.core.boot  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
 
 import sys
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from torch.nn.functional import relu
 from torch.utils.checkpoint import checkpoint
 
 from hvdkit.adapters import pytorch
-from hvdkit.adapters.pytorch_norm import BatchNorm2d
-from hvdkit.core import resnet
-from hvdkit.core.main import main
+from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d
+from hvdkit.tasks import resnet
+from hvdkit.worker.entry import main
 
 
 def convolution(row: resnet.Conv) -> nn.Conv2d:

@@ -6,14 +6,14 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.core.boot  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
 
 import sys
 
 from hvdkit.adapters import tensorflow
-from hvdkit.adapters.tensorflow_norm import batch_norm
-from hvdkit.core import resnet
-from hvdkit.core.main import main
+from hvdkit.adapters.tensorflow.batch_norm import batch_norm
+from hvdkit.tasks import resnet
+from hvdkit.worker.entry import main
 
 import tensorflow as tf  # isort: skip  # after the adapter, which quiets TensorFlow's banner
 

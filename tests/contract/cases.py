@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.config import Sgd
-from hvdkit.core import compression
-from hvdkit.core.adapter import CAPABILITIES, Adapter
-from hvdkit.core.data import Batch
+from hvdkit.core.seam import CAPABILITIES, Adapter
 from hvdkit.core.topology import Topology
+from hvdkit.data.batches import Batch
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Sgd
+from hvdkit.strategies.codecs import cast
 
 SHAPE = (16, 16, 3)
 CLASSES = 10
@@ -233,7 +233,7 @@ def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, 
 
 @case
 def fp16_goes_over_the_wire_in_half_precision(adapter: Adapter, topology: Topology, make: Make) -> None:
-    compressor = compression.Fp16(adapter)
+    compressor = cast.Fp16(adapter)
     sent, context = compressor.compress(adapter.from_numpy(np.array([1 / 3, 2.0], np.float32)))
     assert adapter.dtype(sent) == "float16"
     assert adapter.dtype(compressor.decompress(sent, context)) == "float32"

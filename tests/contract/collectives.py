@@ -8,7 +8,7 @@ import numpy as np
 from cases import Make, case, same
 
 from hvdkit.core import metrics
-from hvdkit.core.adapter import Adapter
+from hvdkit.core.seam import Adapter
 from hvdkit.core.topology import Topology
 
 

@@ -10,15 +10,15 @@ import numpy as np
 from cases import CLASSES, FEATURES, Make, batch, case, error, features, same
 from papers import RULES, clipped
 
-from hvdkit.config import AdamW, Lamb, Lars, Optimizer, Recipe, Sgd
-from hvdkit.core import loop as loop_
-from hvdkit.core.adapter import Adapter
-from hvdkit.core.data import ArraySplit, Batch, Dataset
+from hvdkit.core import trainer as loop_
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
+from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
+from hvdkit.data.batches import ArraySplit, Batch, Dataset
 from hvdkit.errors import RunError
+from hvdkit.recipe.schema import AdamW, Lamb, Lars, Optimizer, Recipe, Sgd
 
 RATES = (0.1, 0.1, 0.03, 0.03, 0.2)
 OPTIMIZERS: dict[str, Optimizer] = {

@@ -21,10 +21,10 @@ from cases import CASES, CLASSES, PROBED, batch, probe, signatures
 from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
-from hvdkit.config import Loss, Optimizer, Sgd
-from hvdkit.core import resnet
-from hvdkit.core.adapter import Averaging
 from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.seam import Averaging
+from hvdkit.recipe.schema import Loss, Optimizer, Sgd
+from hvdkit.tasks import resnet
 
 ROOT = Path(__file__).resolve().parents[2]
 

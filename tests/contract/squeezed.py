@@ -11,13 +11,13 @@ import numpy as np
 from cases import Make, case, error, same
 from grown import changed, features, worst
 
-from hvdkit.communication import METHODS, Compression, Int8, TopK
-from hvdkit.config import Sgd
-from hvdkit.core.adapter import Adapter
-from hvdkit.core.reducer import Reducer
+from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
-from hvdkit.core.transport import TRANSPORTS, Ring
+from hvdkit.recipe.communication import METHODS, Compression, Int8, TopK
+from hvdkit.recipe.schema import Sgd
+from hvdkit.strategies.compressed import Reducer
+from hvdkit.strategies.transports import TRANSPORTS, Ring
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from crowd import together

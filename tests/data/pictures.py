@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from hvdkit import adapters
-from hvdkit.config import Cifar10, ImageFolder, Mnist5k
-from hvdkit.core import data
+from hvdkit.data import batches as data
+from hvdkit.recipe.schema import Cifar10, ImageFolder, Mnist5k
 
 CLASSES = ("cat", "dog", "Übel")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdkit import adapters
-from hvdkit.core.main import main
+from hvdkit.worker.entry import main
 
 FAULTY_RANK, STEP = 1, 3
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import numpy as np
 
 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
 from hvdkit import adapters
-from hvdkit.core.transport import TRANSPORTS
+from hvdkit.strategies.transports import TRANSPORTS
 
 CALLS, ELEMENTS = 5, 500_000
 adapter = adapters.load("mxnet")

@@ -22,9 +22,9 @@ def rank(framework: str) -> None:
     import numpy as np
 
     from hvdkit import adapters
-    from hvdkit.communication import METHODS
-    from hvdkit.core.reducer import Reducer
-    from hvdkit.core.transport import TRANSPORTS
+    from hvdkit.recipe.communication import METHODS
+    from hvdkit.strategies.compressed import Reducer
+    from hvdkit.strategies.transports import TRANSPORTS
 
     def carried() -> int:
         adapter.allgather_object(None, name="quiet")
@@ -56,9 +56,9 @@ def rank(framework: str) -> None:
 
 
 def main(framework: str) -> None:
-    from hvdkit.launch import LAUNCHERS
     from hvdkit.launch.hosts import Host
     from hvdkit.launch.job import Job
+    from hvdkit.launch.launchers import LAUNCHERS
     from hvdkit.runtimes.store import find
 
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

@@ -18,11 +18,15 @@ from unittest import mock
 
 import numpy as np
 
-from hvdkit import adapters, config
-from hvdkit.config import Loss
-from hvdkit.core import data, metrics, parity, resnet
-from hvdkit.core.lifeline import Lifeline
-from hvdkit.core.run import open_session
+from hvdkit import adapters
+from hvdkit.core import metrics
+from hvdkit.core.heartbeat import Lifeline
+from hvdkit.data import batches
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Loss
+from hvdkit.tasks import resnet
+from hvdkit.worker import parity
+from hvdkit.worker.train import open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
@@ -69,7 +73,7 @@ def prepared_otherwise(**changes: dict[str, Any]) -> Fault:
 def average_of_averages(adapter: Any, module: Any) -> Iterator[None]:
     def evaluate(adapter: Any, session: Any, split: Any, batch_size: int, topology: Any) -> tuple[float, float]:
         correct, loss, count = 0, 0.0, 0
-        for batch, valid in data.evaluation_batches(split, batch_size, topology.rank, topology.size):
+        for batch, valid in batches.evaluation_batches(split, batch_size, topology.rank, topology.size):
             logits, labels = adapter.eval_step(session, batch.images)[:valid], batch.labels[:valid]
             correct += int(np.sum(logits.argmax(axis=1) == labels))
             loss += float(metrics.cross_entropy(logits, labels).sum())
@@ -105,9 +109,9 @@ def torch_padding(network: Any) -> None:
 def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
     import torch
 
-    from hvdkit.adapters import pytorch_update
+    from hvdkit.adapters.pytorch import update
 
-    class Inside(pytorch_update._SGD):
+    class Inside(update._SGD):
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
             for group in self.param_groups:
@@ -117,7 +121,7 @@ def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
                     velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"])
                     parameter.sub_(velocity)
 
-    with mock.patch.object(pytorch_update, "_SGD", Inside):
+    with mock.patch.object(update, "_SGD", Inside):
         yield
 
 
@@ -162,9 +166,9 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    recipe = config.load(recipe_file)
+    recipe = schema.load(recipe_file)
     topology = adapter.init("cpu", 1)
-    dataset = data.open_dataset(recipe.data, recipe.model.classes, recipe.seed)
+    dataset = batches.open_dataset(recipe.data, recipe.model.classes, recipe.seed)
     network = resnet.architecture(recipe.model.name, recipe.model.classes)
 
     def take_part(leads: bool) -> None:

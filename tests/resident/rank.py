@@ -6,7 +6,7 @@ cases, so all cases of one process have the same ranks and as many threads.
 """
 
 if __name__ == "__main__":
-    import hvdkit.core.boot  # noqa: F401 - before the framework, as in a recipe's script
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, as in a recipe's script
 
 import importlib.util
 import json
@@ -19,13 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hvdkit import adapters, config
-from hvdkit.config import Recipe
-from hvdkit.core import run
-from hvdkit.core.lifeline import Lifeline
+from hvdkit import adapters
+from hvdkit.core.heartbeat import Lifeline
 from hvdkit.core.topology import Topology
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
+from hvdkit.worker import train as run
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = int(os.environ["HOROVOD_RANK"])
@@ -71,7 +72,7 @@ def train(
     """What `hvdkit train` has its ranks do; the result."""
     lifeline = Holding()
     lifeline.step = hold_at
-    asked = config.load(Path(recipe), overrides)
+    asked = schema.load(Path(recipe), overrides)
     Path(out).mkdir(parents=True, exist_ok=True)
     return run.train(*loaded(framework), asked, Path(out), lifeline, resume).model_dump(mode="json")
 

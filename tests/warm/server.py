@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hvdkit.core.boot  # noqa: F401 - as the scripts do, before the framework
+import hvdkit.worker.startup  # noqa: F401 - as the scripts do, before the framework
 
 
 def serve(path: str, script: str) -> None:

@@ -1,0 +1,92 @@
+"""PyTorch's marks: by the processor's clock, on a GPU by events in its stream; details by hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from hvdkit.adapters import timing
+from hvdkit.core import trace_events
+from hvdkit.results.recording import Kind
+
+_events: list[tuple[str, Any]] = []  # marks whose time only the device knows
+
+
+def mark(name: str, device: torch.device) -> None:
+    """Mark what the device has been asked for until now."""
+    if not trace_events.recording():
+        return
+    if device.type != "cuda":
+        trace_events.mark(name)
+        return
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    _events.append((name, event))
+
+
+def settle() -> None:
+    """Give the events of this step their times; the device is idle."""
+    if not _events:
+        return
+    now = torch.cuda.Event(enable_timing=True)
+    now.record()
+    now.synchronize()
+    at = perf_counter_ns()
+    for name, event in _events:
+        trace_events.note(name, at - round(1e6 * event.elapsed_time(now)))
+    _events.clear()
+
+
+class Observer(timing.Observer):
+    """Hooks tell when backward has finished a parameter's gradient, and when a layer has made its output."""
+
+    def __init__(self, hvd: Any, model: torch.nn.Module, device: torch.device) -> None:
+        super().__init__(hvd)
+        self._model, self._device = model, device
+        self._hooks: list[Any] = []
+        self._profiler: Any = None
+        self._profile: Path | None = None
+
+    def watch(self, kind: Kind) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if kind != "detailed":
+            return
+        for name, module in self._model.named_modules():
+            if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+                self._hooks.append(module.register_forward_hook(self._marking(trace_events.LAYER + name)))
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(self._marking(trace_events.READY + name))
+                self._hooks.append(hook)
+
+    def _marking(self, name: str) -> Callable[..., None]:
+        return lambda *_: mark(name, self._device)
+
+    def start_own_profile(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._profile = folder / f"rank-{rank}.json"
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=True)
+        self._profiler.start()
+
+    def stop_own_profile(self) -> None:
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(self._profile))
+
+    def device_name(self) -> str:
+        if self._device.type != "cuda":
+            return super().device_name()
+        return str(torch.cuda.get_device_name(self._device))
+
+    def device_peak_mib(self) -> float | None:
+        if self._device.type != "cuda":
+            return None
+        return float(torch.cuda.max_memory_allocated(self._device)) / 2**20

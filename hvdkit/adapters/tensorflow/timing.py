@@ -1,0 +1,197 @@
+"""TensorFlow's marks: small Python operations in a step that is compiled once more with them; details by its profiler.
+
+Keras's steps are compiled by Keras, so there its function is made once more.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter_ns, time_ns
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdkit.adapters import timing
+from hvdkit.core import trace_events
+from hvdkit.core.state import layer_of
+from hvdkit.results.recording import Kind
+
+_THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # a weight is the same weight behind these
+
+
+class _Compiled(timing.Observer):
+    """Of steps that `update` (a DistributedUpdate) is traced into; a subclass knows where they are."""
+
+    def __init__(self, hvd: Any, update: Any) -> None:
+        super().__init__(hvd)
+        self._update, self._plain_stamp = update, update.stamp
+        self._functions: dict[bool, Any] = {}  # the step with marks and without
+        self._marked = False
+        self._forward: set[str] = set()  # names of operations that were there when the logits were
+        self._ends: dict[str, list[str]] = {}  # by operation's name, the marks that its end sets
+        self._folder: Path | None = None  # where the profiler writes
+
+    @abstractmethod
+    def _get(self) -> Any:
+        """The compiled step in use."""
+
+    @abstractmethod
+    def _set(self, function: Any) -> None:
+        """Use another."""
+
+    @abstractmethod
+    def _compile(self) -> Any:
+        """The step anew, to be traced with stamps."""
+
+    def watch(self, kind: Kind) -> None:
+        if self._folder is not None:
+            self._stop_details()
+        marked = kind != "plain"
+        if marked != self._marked:
+            self._functions[self._marked] = self._get()
+            self._update.stamp = self._stamp if marked else self._plain_stamp
+            if marked not in self._functions:
+                self._functions[marked] = self._compile()
+            self._set(self._functions[marked])
+            self._marked = marked
+        if kind == "detailed":
+            self._folder = Path(tempfile.mkdtemp(prefix="hvdkit-profile-"))
+            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
+            tf.profiler.experimental.start(str(self._folder), options=options)
+
+    @tf.autograph.experimental.do_not_convert
+    def _stamp(self, names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors, which go on once the marks are set."""
+        if trace_events.FORWARD in names:
+            self._forward = {operation.name for operation in tensors[0].graph.get_operations()}
+        elif trace_events.BACKWARD in names:
+            self._ends = _marking(self._update.named, tensors, self._forward)
+
+        def now(_: np.ndarray) -> np.int32:
+            for name in names:
+                trace_events.mark(name)
+            return np.int32(0)
+
+        with tf.control_dependencies(tensors):
+            some = tf.reshape(tensors[-1], [-1])[:1]  # which has to be there on the host, wherever it is computed
+            seen = tf.numpy_function(now, [some], tf.int32)
+        with tf.control_dependencies([seen]):
+            return [tf.identity(tensor) for tensor in tensors]
+
+    def _stop_details(self) -> None:
+        """Note when each operation of interest has ended in each step, by the profiler's own record."""
+        tf.profiler.experimental.stop()
+        assert self._folder is not None
+        found = sorted(self._folder.rglob("*.xplane.pb"))
+        ahead = time_ns() - perf_counter_ns()
+        for path in found:
+            for name, end in _ends(path):
+                for mark in self._ends.get(name, ()):
+                    trace_events.note(mark, end - ahead)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+
+
+class Observer(_Compiled):
+    """Of a session whose `step` is a function."""
+
+    def __init__(self, hvd: Any, update: Any, session: Any) -> None:
+        super().__init__(hvd, update)
+        self._session = session
+
+    def _get(self) -> Any:
+        return self._session.step
+
+    def _set(self, function: Any) -> None:
+        self._session.step = function
+
+    def _compile(self) -> Any:
+        return tf.function(self._session.step.python_function)
+
+
+class KerasObserver(_Compiled):
+    """Of a Keras model in `fit`."""
+
+    def __init__(self, hvd: Any, update: Any, model: Any) -> None:
+        super().__init__(hvd, update)
+        self._model = model
+
+    def _get(self) -> Any:
+        return self._model.train_function
+
+    def _set(self, function: Any) -> None:
+        self._model.train_function = function
+
+    def _compile(self) -> Any:
+        own = self._model.train_step
+
+        def train_step(data: Any) -> Any:
+            images, *rest = data
+            (images,) = self._stamp((trace_events.INPUTS,), [images])
+            return own((images, *rest))
+
+        self._model.train_step = train_step
+        try:
+            self._model.make_train_function(force=True)
+        finally:
+            self._model.train_step = own
+        return self._model.train_function
+
+
+def _marking(named: dict[str, Any], gradients: Sequence[tf.Tensor], forward: set[str]) -> dict[str, list[str]]:
+    """The marks that the end of an operation sets: of those that make gradients, and that read weights in forward.
+
+    An optimized graph may have lost an operation, so those that it takes from count too, and the last one tells.
+    """
+    found: dict[str, list[str]] = {}
+    for name, gradient in zip(named, gradients, strict=True):
+        for operation in (gradient.op, *(tensor.op for tensor in gradient.op.inputs)):
+            if operation.name not in forward:
+                found.setdefault(operation.name, []).append(trace_events.READY + name)
+    handles = {id(variable.handle): name for name, variable in named.items()}
+    for outside, inside in gradients[0].graph.captures:
+        if id(outside) not in handles:
+            continue
+        layer = layer_of(handles[id(outside)])
+        for operation in _users(inside):
+            if operation.name in forward:
+                found.setdefault(operation.name, []).append(trace_events.LAYER + layer)
+    return found
+
+
+def _users(tensor: tf.Tensor) -> Iterator[Any]:
+    for operation in tensor.consumers():
+        if operation.type in _THROUGH:
+            for output in operation.outputs:
+                yield from _users(output)
+        else:
+            yield operation
+
+
+def _ends(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and end of each operation, in nanoseconds of the wall clock, of a profile in TensorFlow's XSpace format."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(path.read_bytes())
+    zero = _start(space)
+    for plane in space.planes:
+        names = {key: each.name.partition(":")[0] for key, each in plane.event_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                name = names.get(event.metadata_id, "").rpartition("PartitionedCall/")[2]
+                yield name, zero + line.timestamp_ns + (event.offset_ps + event.duration_ps) // 1000
+
+
+def _start(space: Any) -> int:
+    """What a profile's times count from, in nanoseconds of the wall clock; 0 where they are the wall clock's."""
+    for plane in space.planes:
+        for stat in plane.stats:
+            if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
+                return int(stat.uint64_value or stat.int64_value)
+    return 0

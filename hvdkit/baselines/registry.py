@@ -1,0 +1,100 @@
+"""What hvdkit is measured against: other ways to train the same recipe. No framework is needed to ask about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hvdkit.errors import RequestError, nearest
+
+if TYPE_CHECKING:
+    from hvdkit.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One way: under which frameworks it exists, what it is, and how many ranks it needs at least.
+
+    One that is not `averaging` trains each process for itself, so nothing can be proved of it. One that does not
+    `travel` runs on this machine only. `compresses` and `accumulates` say whether it knows these keys of a recipe.
+    """
+
+    frameworks: tuple[str, ...]
+    what: str
+    least_np: int = 2
+    averaging: bool = True
+    travels: bool = False
+    compresses: bool = False
+    accumulates: bool = True
+
+
+RIVALS = {
+    "plain": Rival(
+        ("pytorch", "tensorflow", "keras", "mxnet"),
+        "Horovod as its documentation shows it, in its default settings",
+        least_np=1,
+        travels=True,
+        compresses=True,
+    ),
+    "ddp": Rival(("pytorch",), "torch.nn.parallel.DistributedDataParallel"),
+    "multiworker": Rival(("tensorflow", "keras"), "tf.distribute.MultiWorkerMirroredStrategy", accumulates=False),
+    "kvstore": Rival(("mxnet",), "MXNet's parameter server, kvstore dist_sync"),
+    "independent": Rival(
+        ("pytorch", "tensorflow", "keras", "mxnet"),
+        "as many processes at once without a word between them: the limit",
+        averaging=False,
+        compresses=True,
+    ),
+}
+
+
+def label(framework: str, rival: str | None) -> str:
+    """One name for both: `pytorch`, `pytorch-ddp`."""
+    return f"{framework}-{rival}" if rival else framework
+
+
+def check(names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
+    """What is wrong with asking for these rivals: one line each. One that fits some of the requested runs is right."""
+    faults = []
+    for name in dict.fromkeys(names):
+        rival = RIVALS.get(name)
+        if rival is None:
+            faults.append(f"--rival {name}: expected one of {', '.join(RIVALS)}{nearest(name, RIVALS)}")
+        elif not set(frameworks) & set(rival.frameworks):
+            faults.append(
+                f"--rival {name}: is there for {', '.join(rival.frameworks)} only, got --framework "
+                f"{', '.join(frameworks)}"
+            )
+        elif nps and max(nps) < rival.least_np:
+            faults.append(
+                f"--rival {name}: expected -np {rival.least_np} or more, got {', '.join(map(str, nps))}; "
+                "one rank has nobody to talk to"
+            )
+    return faults
+
+
+def fitting(names: list[str], framework: str, np: int) -> list[str]:
+    """Those of the names that are rivals of this framework and number of ranks."""
+    rivals = [(name, RIVALS[name]) for name in dict.fromkeys(names) if name in RIVALS]
+    return [name for name, rival in rivals if framework in rival.frameworks and np >= rival.least_np]
+
+
+def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
+    """Check that a rival can do what the recipe asks, there. Raises RequestError naming what it cannot."""
+    rival = RIVALS[name]
+    faults = []
+    able = ("none", "fp16") if rival.compresses else ("none",)
+    if recipe.compression.method not in able:
+        faults.append(f"--rival {name}: knows no compression: {recipe.compression}; choose compression=none")
+    if recipe.sync is not None:
+        faults.append(f"--rival {name}: knows no Local SGD; leave out the recipe's `sync`")
+    if recipe.allreduce != "ring":
+        faults.append(f"--rival {name}: knows no other way of adding up; choose allreduce=ring")
+    if recipe.accumulate > 1 and not rival.accumulates:
+        faults.append(f"--rival {name}: cannot reduce one update in several; choose accumulate=1")
+    if recipe.elastic:
+        faults.append(f"--rival {name}: cannot go on without a lost rank; leave out the recipe's `elastic`")
+    if not rival.travels and not hosts_are_here:
+        faults.append(f"--rival {name}: runs on this machine only; leave out -H")
+    if faults:
+        raise RequestError("\n".join(faults))

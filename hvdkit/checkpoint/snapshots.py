@@ -1,0 +1,252 @@
+"""Checkpoints: a folder of safetensors and JSON, the same for every framework.
+
+    checkpoints/step-00000440/model.safetensors       parameters and running statistics, torchvision's names and layouts
+                              optimizer.safetensors   slots and counts, as in an adapter's state
+                              communication.safetensors   what compression and Local SGD keep, where they keep anything
+                              checkpoint.json         where training stood, and a digest of each file
+    checkpoints/last -> step-00000440                 the newest
+    checkpoints/best -> step-00000440                 the highest validation accuracy
+
+A checkpoint is written beside its place and renamed, so it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from hvdkit.core.counters import Progress
+from hvdkit.errors import RequestError, RunError, first_fault
+from hvdkit.files import open_regular, read_bounded, write_atomic
+from hvdkit.recipe.schema import Checkpointing
+
+FORMAT = 1
+MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
+COMMUNICATION = "communication.safetensors"
+_LAST, _BEST = "last", "best"
+State = dict[str, np.ndarray]
+
+
+class Record(BaseModel):
+    """`checkpoint.json`: where training stood, what wrote it, and a digest of the rest.
+
+    `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = FORMAT
+    progress: Progress
+    np: int
+    framework: str
+    framework_version: str
+    hvdkit_version: str
+    recipe: dict[str, Any]
+    files: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory: its record, and the state as `Adapter.load_state` takes it."""
+
+    record: Record
+    state: State
+
+
+def read(folder: Path) -> Checkpoint:
+    """Read a checkpoint. Raises RequestError, naming the file, where it is missing, torn, damaged or foreign."""
+    path = folder / RECORD
+    try:
+        record = Record.model_validate_json(read_bounded(path))
+    except OSError as error:
+        raise RequestError(
+            f"{path}: cannot be read ({error.strerror}); expected a checkpoint's folder, such as RUN/checkpoints/best"
+        ) from None
+    except ValidationError as error:
+        raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
+    if min(record.progress.step, record.progress.epoch, record.progress.images) < 0:
+        raise RequestError(f"{path}: not a checkpoint of hvdkit: progress: expected no negative counts")
+    if set(record.files) - {COMMUNICATION} != {MODEL, OPTIMIZER}:
+        raise RequestError(f"{path}: files: expected {MODEL} and {OPTIMIZER}, got {', '.join(record.files) or 'none'}")
+    if record.format != FORMAT:
+        raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
+    state: State = {}
+    for name, expected in record.files.items():
+        state |= _read_tensors(folder / name, expected)
+    return Checkpoint(record, state)
+
+
+def _read_tensors(path: Path, expected: str) -> State:
+    try:
+        with open_regular(path) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected:
+            raise RequestError(
+                f"{path}: damaged: its SHA-256 is {found[:12]}…, {RECORD} says {expected[:12]}…; use another checkpoint"
+            )
+        return load_file(path)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from None
+    except SafetensorError as error:
+        raise RequestError(f"{path}: no safetensors file ({error}); use another checkpoint") from None
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint in `folder` that is whole, and a line for each later one that is not."""
+    complaints: list[str] = []
+    for place in reversed(_places(folder)):
+        try:
+            return read(place), complaints
+        except RequestError as error:
+            complaints.append(str(error))
+    return None, complaints
+
+
+class Checkpoints:
+    """A run's folder of checkpoints, on the one rank that writes. It keeps the newest few and the best."""
+
+    def __init__(self, folder: Path, settings: Checkpointing) -> None:
+        self._folder, self._settings = folder, settings
+        for left in folder.glob(".step-*.making"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        self._writing: threading.Thread | None = None
+        self._fault: Exception | None = None
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Start writing; training may go on meanwhile, and the arrays are the caller's again.
+
+        What takes processor time is done here, where no step is timed; the thread waits for the disk.
+        Raises RunError where the one before could not be written; older checkpoints stay as they are.
+        """
+        self.wait()
+        files = {name: save(part) for name, part in _parts(checkpoint.state).items()}
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        record = checkpoint.record.model_copy(update={"files": digests})
+        self._writing = threading.Thread(target=self._write_told, args=(record, files), name="checkpoint")
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Until all is written. Raises RunError where it could not be, and what else went wrong on the way."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+
+    def kept(self) -> dict[str, Path]:
+        """The folders to which `last` and, where there are accuracies, `best` point, once all is written."""
+        links = {name: self._folder / name for name in (_LAST, _BEST)}
+        return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
+
+    def _write_told(self, record: Record, files: Mapping[str, bytes]) -> None:
+        try:
+            self._write(record, files)
+        except OSError as error:
+            self._fault = RunError(
+                f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
+            )
+        except Exception as error:  # else nobody would hear of it: a thread's own end is silent
+            self._fault = error
+
+    def _write(self, record: Record, files: Mapping[str, bytes]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        place = self._folder / f"step-{record.progress.step:08}"
+        making = self._folder / f".{place.name}.making"
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir()
+        try:
+            for name, content in files.items():
+                _write_to_disk(making / name, content)
+            write_atomic(making / RECORD, record.model_dump_json(indent=1) + "\n")
+            _sync_folder(making)
+            if place.exists():  # written by a run that was killed behind this step, and the same
+                shutil.rmtree(place)
+            making.rename(place)
+            _sync_folder(self._folder)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        self._prune()
+
+    def _prune(self) -> None:
+        """Leave the newest few and the best, and let `last` and `best` point to theirs."""
+        places = _places(self._folder)
+        whole = [place for place in places if _progress(place) is not None]
+        scored = {place: accuracy for place in whole if (accuracy := _accuracy(place)) is not None}
+        best = max(scored, key=lambda place: (scored[place], place.name), default=None)
+        self._link(_LAST, whole[-1])  # first: no link ever points to what is gone
+        if best is not None:
+            self._link(_BEST, best)
+        for place in places[: -self._settings.keep]:
+            if place != best:
+                shutil.rmtree(place)
+
+    def _link(self, name: str, place: Path) -> None:
+        link = self._folder / f".{name}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(place.name)
+        link.replace(self._folder / name)
+
+
+def _places(folder: Path) -> list[Path]:
+    """All checkpoints by how far training was, the least first; those that cannot be read stand behind them.
+
+    Not by name: with another number of ranks updates are counted anew.
+    """
+    return sorted((place for place in folder.glob("step-*") if place.is_dir()), key=_position)
+
+
+def _position(place: Path) -> tuple[int, int, int, str]:
+    progress = _progress(place)
+    return (1, 0, 0, place.name) if progress is None else (0, *progress.position, place.name)
+
+
+def _accuracy(place: Path) -> float | None:
+    progress = _progress(place)
+    return progress.val_accuracy if progress is not None and progress.evaluated else None
+
+
+def _progress(place: Path) -> Progress | None:
+    """Where training stood; None where that cannot be read."""
+    try:
+        return Record.model_validate_json(read_bounded(place / RECORD)).progress
+    except (OSError, ValidationError):
+        return None
+
+
+def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:
+    """A state by the file that holds it."""
+    parts: dict[str, State] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}}
+    for name, array in state.items():
+        file = {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL)
+        parts[file][name] = np.asarray(array, order="C")
+    return {file: part for file, part in parts.items() if part or file != COMMUNICATION}
+
+
+def _write_to_disk(path: Path, content: bytes) -> None:
+    """Write a file to the disk itself."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk: without it a rename may be lost in a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

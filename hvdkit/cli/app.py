@@ -1,0 +1,381 @@
+"""The command line. Each command is a few lines that call a room below; those are imported when they are needed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hvdkit.cli import bench, help, predict
+from hvdkit.cli import terminal as console
+from hvdkit.cli.options import (
+    RIVALS,
+    App,
+    Framework,
+    Frameworks,
+    Hosts,
+    Launcher,
+    Overrides,
+    Overwrite,
+    Ranks,
+    RecipeFile,
+    Rivals,
+    StallTimeout,
+    loaded,
+    show,
+)
+from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.commands.plan import Plan
+
+app = App(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="One ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
+)
+runtime_app = App(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
+app.add_typer(runtime_app, name="runtime")
+recipes_app = App(no_args_is_help=True, help="The recipes that come with hvdkit.")
+app.add_typer(recipes_app, name="recipes")
+
+CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")]
+Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default="runs/<recipe>-<command>-<time>")]
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Framework = "pytorch",
+    np: Ranks = 1,
+    hosts: Hosts = None,
+    rival: Annotated[str | None, typer.Option(help="train by other means: " + RIVALS)] = None,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint in --out")] = False,
+    host_discovery_script: Annotated[
+        Path | None, typer.Option(help="a program that prints host:slots a line, for elastic runs")
+    ] = None,
+) -> None:
+    """Train a recipe under one framework."""
+    from hvdkit import paths
+    from hvdkit.commands import train as train_
+    from hvdkit.commands.plan import make_plan
+    from hvdkit.core.usage import process_began
+    from hvdkit.report.progress import RunProgress
+
+    checked = loaded(recipe, overrides)
+    if resume and (out is None or checked.checkpoint is None):
+        raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
+    plan = make_plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
+    plan = replace(plan, began=process_began())
+    out = out or paths.default_out(checked.name, "train")
+    with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
+        with RunProgress([_title(plan)]) as progress:
+            result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
+        from hvdkit.report.tables import result_lines
+        from hvdkit.results.runs import kept_lines
+
+        typer.echo(result_lines(result))
+        for line in kept_lines(result, out):
+            typer.echo(line)
+        typer.echo(f"written to {folder}")
+
+
+@app.command()
+def evaluate(
+    checkpoint: CheckpointFolder,
+    overrides: Overrides = None,
+    framework: Framework = "pytorch",
+    np: Ranks = 1,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Evaluate a checkpoint, whichever framework has written it, under any framework."""
+    from hvdkit import paths
+    from hvdkit.commands import evaluate as evaluate_
+
+    plan = evaluate_.plan(checkpoint, overrides or [], framework, np, launcher, stall_timeout)
+    if out and paths.lies_in(checkpoint, out):
+        raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
+    with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
+        result = evaluate_.run(plan, checkpoint, folder)
+        told = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
+        typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {told}")
+        typer.echo(f"written to {folder / 'evaluate.json'}")
+
+
+@app.command()
+def export(
+    checkpoint: CheckpointFolder,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors or FILE.keras")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file")] = False,
+) -> None:
+    """Write a checkpoint's network as one file: safetensors in torchvision's layout, or a Keras archive."""
+    from hvdkit.commands import export as export_
+
+    size = export_.run(export_.plan(checkpoint, out, overwrite))
+    typer.echo(f"written to {out} ({size / 2**20:.1f} MiB)")
+
+
+@app.command()
+def compare(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Frameworks = None,
+    np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated", show_default="1 and 2")] = None,
+    parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
+    no_parity: Annotated[bool, typer.Option("--no-parity", help="do not prove that all do the same work")] = False,
+    rival: Rivals = None,
+    rounds: Annotated[int | None, typer.Option(help="runs of each kind", show_default="1, with rivals 3")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
+    margin: Annotated[float, typer.Option(help="a sure loss against the baseline beyond this ends in status 1")] = 0.05,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
+) -> None:
+    """Prove that several frameworks do the same work, train a recipe under each, and lay the results side by side."""
+    from hvdkit import paths
+    from hvdkit.commands import compare as compare_
+    from hvdkit.commands import regression as baseline_
+    from hvdkit.report.parity import deviations
+    from hvdkit.report.progress import ComparisonProgress, StageProgress
+    from hvdkit.report.tables import comparison_tables
+    from hvdkit.runtimes.pins import FRAMEWORKS
+
+    began = time.monotonic()
+    checked = loaded(recipe, overrides)
+    names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
+    if resume and out is None:
+        raise RequestError("--resume: expected --out with the comparison's folder")
+    schedule = compare_.schedule(checked, names, nps, launcher, stall_timeout, rivals, rounds)
+    proof = compare_.proof(checked, names, parity, no_parity, launcher, stall_timeout, rivals)
+    old = baseline_.plan(baseline, margin, checked, schedule.plans) if baseline else None
+    out = out or paths.default_out(checked.name, "compare")
+    with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
+        for line in compare_.left_out(rivals, names, nps):
+            typer.echo(line, err=True)
+        with StageProgress("parity", proof.stages, began) as stages:
+            shown = proof.give(folder, stages.begin, resume)
+        runs = [(number, _title(plan), plan.np) for number, plan in schedule]
+        with ComparisonProgress(runs, checked.steps is None, began) as progress:
+            comparison = compare_.run(
+                schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
+            )
+        show(comparison_tables(comparison), 160)
+        for line in deviations(shown) if shown else []:
+            typer.echo(line)
+        typer.echo(f"written to {folder / 'compare.json'} and compare.md")
+    lost = any(row.verdict == "worse" for row in comparison.baseline or [])
+    raise typer.Exit(1 if lost or (shown is not None and not shown.passed) else 0)
+
+
+@app.command()
+def parity(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Frameworks = None,
+    steps: Annotated[int, typer.Option(help="steps to compare one by one")] = 20,
+    np: Ranks = 2,
+    rival: Rivals = None,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 where one does not."""
+    from hvdkit import paths
+    from hvdkit.commands import parity as parity_
+    from hvdkit.report.parity import deviations, parity_table
+    from hvdkit.report.progress import StageProgress
+    from hvdkit.runtimes.pins import FRAMEWORKS
+
+    checked = loaded(recipe, overrides)
+    plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, np, launcher, stall_timeout, rival)
+    out = out or paths.default_out(checked.name, "parity")
+    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
+        with StageProgress("parity", len(plan.plans)) as progress:
+            result = parity_.run(plan, folder, progress.begin)
+        show([parity_table(result)], max(120, 60 + 24 * len(result.frameworks)))
+        for line in deviations(result):
+            typer.echo(line)
+        typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")
+    raise typer.Exit(0 if result.passed else 1)
+
+
+bench.add(app)
+predict.add(app)
+
+
+@app.command()
+def profile(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    framework: Framework = "pytorch",
+    np: Ranks = 2,
+    hosts: Hosts = None,
+    steps: Annotated[int, typer.Option(help="steps to measure")] = 20,
+    torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="write PyTorch's own profile too")] = False,
+    launcher: Launcher = "direct",
+    stall_timeout: StallTimeout = 60.0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Measure where the time of a step goes, by layer and by rank, and say what bounds it."""
+    from hvdkit import paths
+    from hvdkit.commands import profile as profile_
+    from hvdkit.report.profile import sentences, tables
+
+    checked = loaded(recipe, overrides)
+    plan = profile_.plan(checked, framework, np, hosts, launcher, stall_timeout, steps, torch_profiler)
+    out = out or paths.default_out(checked.name, "profile")
+    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
+        for line in plan.left_out:
+            typer.echo(line, err=True)
+        found = profile_.run(plan, folder)
+        show(tables(found), 100)
+        for line in sentences(found):
+            typer.echo(line)
+        typer.echo(f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}")
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", readable=False, help="what `hvdkit compare` or `hvdkit train` has left")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it", show_default="DIR")] = None,
+) -> None:
+    """Make one page of a comparison or a run, report.html, and report.md for pull requests."""
+    from hvdkit.report import page
+
+    for path in page.write(folder, out):
+        typer.echo(f"written to {path}")
+
+
+@app.command()
+def doctor() -> None:
+    """What is there, what is broken, and the command that mends it."""
+    from rich.console import Console
+
+    from hvdkit.runtimes.doctor import examine
+
+    console = Console()
+    with console.status("examining the machine and the runtimes"):
+        report = examine()
+    report.render(console)
+    raise typer.Exit(report.exit_status)
+
+
+@runtime_app.command("build")
+def runtime_build(
+    names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all")] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
+) -> None:
+    """Build the runtimes that are missing or out of date, and prove each with two processes."""
+    from rich.console import Console
+
+    from hvdkit.commands.runtime import build
+
+    build(names or None, gpu, Console())
+
+
+@runtime_app.command("add")
+def runtime_add(
+    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet")],
+    python: Annotated[Path, typer.Option(help="the interpreter that has the framework and a Horovod")],
+) -> None:
+    """Use an interpreter of your own as a runtime."""
+    from hvdkit.commands.runtime import add, describe
+
+    typer.echo(f"{name}: {describe(add(name, python))}")
+
+
+@runtime_app.command("list")
+def runtime_list() -> None:
+    """The runtimes that are there."""
+    from hvdkit.commands.runtime import describe
+    from hvdkit.runtimes.store import installed
+
+    found = installed()
+    for runtime in found:
+        typer.echo(f"{runtime.name}: {describe(runtime)}")
+    if not found:
+        typer.echo("no runtime is built yet; run `hvdkit runtime build`")
+
+
+@recipes_app.command("list")
+def recipes_list() -> None:
+    """The recipes that come with hvdkit, each with a line of what it is."""
+    from hvdkit.recipe import registry
+
+    for entry in registry.entries():
+        typer.echo(f"{entry.name}: {entry.description}")
+
+
+@recipes_app.command("copy")
+def recipes_copy(
+    name: Annotated[str, typer.Argument(metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script")],
+    destination: Annotated[Path, typer.Argument(metavar="[DEST]", help="the folder to copy into")] = Path(),
+) -> None:
+    """Copy a recipe, or the script that runs recipes under a framework, for you to change."""
+    from hvdkit.recipe import registry
+
+    typer.echo(f"copied to {registry.copy(name, destination)}")
+
+
+def _title(plan: Plan) -> str:
+    from hvdkit.baselines.registry import RIVALS
+
+    by = f", {plan.rival}" if plan.rival else ""
+    if plan.rival and not RIVALS[plan.rival].averaging:  # whose lines are one process's
+        return f"{plan.framework}{by}, one of {plan.np}"
+    since = "begun with " if plan.recipe.elastic else ""  # and nobody knows how many there will be
+    return f"{plan.framework}{by}, {since}{plan.np} rank{'s' if plan.np > 1 else ''}"
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import hvdkit
+
+        typer.echo(f"hvdkit {hvdkit.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What goes without a command; the version is told before one is missed."""
+
+
+def main(own_process: bool = False) -> None:
+    """Entry point: every fault becomes its message on standard error and its exit status.
+
+    `own_process` says that the process is this command's alone, which may then decide what signals do.
+    """
+    try:
+        console.prepare()
+        console.end_on_signals(own_process)
+        if help.asked():
+            help.prepare()
+        app()
+    except BaseException as end:
+        if own_process:
+            console.forget_signals()
+        status = console.ended(end)
+    sys.exit(status)

@@ -1,0 +1,122 @@
+"""The commands that foresee: `hvdkit predict` and `hvdkit advise`. They load nothing before they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hvdkit.cli.options import Overwrite, loaded
+from hvdkit.errors import RequestError
+
+Cluster = Annotated[Path, typer.Option(metavar="CLUSTER.yaml", help="a cluster file, or the name of one of hvdkit's")]
+Policy = Annotated[str | None, typer.Option(help="when gradients go, such as horovod, ddp or mg-wfbp")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a what-if, such as batch_size=64")]
+Out = Annotated[
+    Path | None, typer.Option(help="the folder to write into", show_default="runs/<model>-<command>-<time>")
+]
+
+
+def predict(
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="what `hvdkit profile` has written")],
+    cluster: Cluster,
+    ranks: Annotated[list[int], typer.Option("-n", help="number of ranks; may be repeated")],
+    policy: Policy = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file."""
+    from hvdkit import paths
+    from hvdkit.commands import predict as foresee
+    from hvdkit.report.predict import prediction_lines
+
+    plan = foresee.plan(profile, cluster, ranks, set_ or [], policy)
+    out = out or paths.default_out(plan.profile.recipe, "predict")
+    with paths.claimed(out, overwrite, inputs=[profile, cluster]) as folder:
+        prediction = foresee.predict(plan, folder)
+        typer.echo("\n".join(prediction_lines(prediction)))
+        typer.echo(f"written to {folder / 'predict.json'}, predict.png and predict-trace.json")
+
+
+def advise(
+    subject: Annotated[
+        Path,
+        typer.Argument(metavar="PROFILE.json|RECIPE", help="a profile, or a recipe (file or name) to profile first"),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="of the recipe, such as epochs=2")
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CLUSTER.yaml", help="a file, or one of hvdkit's", show_default="the links of the profile"
+        ),
+    ] = None,
+    ranks: Annotated[int | None, typer.Option("-n", help="number of ranks", show_default="the profile's")] = None,
+    price: Annotated[float | None, typer.Option(help="of a GPU for an hour", show_default="the cluster file's")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="in an epoch", show_default="the recipe's data")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="of training", show_default="the recipe's")] = None,
+    apply: Annotated[
+        Path | None, typer.Option(metavar="NEW.yaml", help="write the recipe with the best sure gain")
+    ] = None,
+    policy: Policy = None,
+    set_: Set = None,
+    framework: Annotated[
+        str | None, typer.Option(help="to profile a recipe by: pytorch (default), tensorflow, keras or mxnet")
+    ] = None,
+    np: Annotated[int | None, typer.Option("-np", "--np", help="to profile a recipe by", show_default="2")] = None,
+    hosts: Annotated[
+        str | None, typer.Option("-H", "--hosts", help="to profile a recipe on", show_default="this machine")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="to measure of a recipe", show_default="20")] = None,
+    launcher: Annotated[str | None, typer.Option(help="of a recipe's ranks: direct (default) or horovodrun")] = None,
+    stall_timeout: Annotated[
+        float | None, typer.Option(help="seconds after which a rank that hangs ends the run", show_default="60")
+    ] = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="take the recipe's profile that is in --out")] = False,
+) -> None:
+    """Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain."""
+    from hvdkit import paths
+    from hvdkit.commands import advise as chain
+    from hvdkit.commands import predict as foresee
+    from hvdkit.report.predict import advice_lines
+
+    of_recipes = {
+        "key=value": overrides, "--framework": framework, "-np": np, "-H": hosts, "--steps": steps,
+        "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
+    }  # fmt: skip
+    foresee.check(price, apply)
+    question = foresee.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
+    if subject.suffix == ".json":
+        given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
+        if given:
+            raise RequestError(f"{given}: expected a recipe with it, got the profile {subject}, which is measured")
+        plan = question.of(foresee.read(subject))
+        settings, name = plan.profile.settings, plan.profile.recipe
+    else:
+        if resume and out is None:
+            raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
+        recipe = loaded(subject, overrides)
+        measuring = chain.plan(
+            recipe, question, framework or "pytorch", 2 if np is None else np, hosts, launcher or "direct",
+            60.0 if stall_timeout is None else stall_timeout, 20 if steps is None else steps,
+        )  # fmt: skip
+        settings, name = recipe.model_dump(), recipe.name
+    with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
+        if subject.suffix != ".json":
+            plan = chain.run(measuring, folder)
+        advice = foresee.advise(foresee.request(plan, price, images, epochs), folder)
+        typer.echo("\n".join(advice_lines(advice)))
+        typer.echo(f"written to {folder / 'advise.json'} and advise.md")
+        if apply is not None:
+            typer.echo(f"{apply}: the recipe with {foresee.apply(advice, settings, apply)}")
+
+
+def add(app: typer.Typer) -> None:
+    """Put the commands into the command line."""
+    app.command()(predict)
+    app.command()(advise)

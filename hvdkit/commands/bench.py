@@ -1,0 +1,280 @@
+"""`hvdkit bench`: how long a collective takes by size, and what that makes of the network between the hosts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+import hvdkit
+from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.commands import placement
+from hvdkit.core import tuning
+from hvdkit.core.topology import threads_per_rank
+from hvdkit.errors import RequestError
+from hvdkit.files import write_atomic
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
+from hvdkit.results.runs import this_machine
+from hvdkit.runtimes.store import Runtime
+from hvdkit.simulator import cluster, curves
+from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
+from hvdkit.simulator.costs import hop_pieces
+from hvdkit.worker.bench import RANKS, ROWS
+
+LARGEST_BYTES = 2**31 - 1  # Horovod counts a tensor's elements in 31 bits
+_FASTEST = 1e12  # Mbit/s: where times do not grow with the size there is no rate
+_ROWS = TypeAdapter(list[BenchRow])
+# Where a rank stands is no setting.
+_OF_A_RANK = (
+    "HOSTNAME",
+    "RANK",
+    "SIZE",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "GLOO_RENDEZVOUS_PORT",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A bench that has passed every check that can be made before it starts."""
+
+    request: BenchRequest
+    framework: str
+    runtime: Runtime
+    np: int
+    hosts: list[Host]
+    launcher: str
+    stall_timeout_s: float
+    link_mbit_per_s: float | None
+    known: Cluster | None  # what was measured before, which this is added to
+
+    def cluster_with(self, bench: Bench) -> Cluster:
+        """The cluster file that a finished bench makes."""
+        if self.known is None:
+            return network(bench)
+        found = measured(bench)
+        key = (found.operation, found.ranks, found.ranks_per_host, found.algorithm)
+        others = [m for m in self.known.measured if (m.operation, m.ranks, m.ranks_per_host, m.algorithm) != key]
+        return self.known.model_copy(update={"measured": [*others, found]})
+
+
+def plan(
+    collective: str,
+    framework: str,
+    np: int,
+    hosts: str | None,
+    launcher: str,
+    stall_timeout_s: float,
+    min_bytes: int,
+    max_bytes: int,
+    factor: float,
+    dtype: str,
+    redop: str,
+    seconds: float,
+    device: str,
+    link_mbit_per_s: float | None,
+    add_to: Path | None,
+) -> Plan:
+    """Check a request. Raises RequestError with all its faults."""
+    runtime, placed, faults = placement.check(framework, np, hosts, launcher, stall_timeout_s)
+    faults += _not_reduced(collective, framework, dtype, redop)
+    if np == 1:
+        faults.append("-np 1: expected 2 or more ranks; one has nobody to send to")
+    if not 1 <= min_bytes <= max_bytes <= LARGEST_BYTES:
+        faults.append(
+            f"--min-bytes {min_bytes}, --max-bytes {max_bytes}: expected 1 to {LARGEST_BYTES}, the smaller one first"
+        )
+    if not 1.1 <= factor <= 1024:
+        faults.append(f"--factor {factor:g}: expected 1.1 to 1024")
+    if not 0 < seconds <= 3600:
+        faults.append(f"--seconds {seconds:g}: expected more than 0, up to 3600")
+    if device not in ("auto", "cpu", "gpu"):
+        faults.append(f"--device {device}: expected auto, cpu or gpu")
+    if link_mbit_per_s is not None and not 0 < link_mbit_per_s < float("inf"):
+        faults.append(f"--link-mbit-per-s {link_mbit_per_s:g}: expected the link's rate, more than 0")
+    known = None
+    try:
+        known = cluster.load(add_to) if add_to else None
+    except RequestError as error:
+        faults.append(f"--add-to: {error}")
+    if faults or runtime is None:
+        raise RequestError("\n".join(faults))
+    step = step_bytes(collective, dtype, np)  # type: ignore[arg-type]  # checked above
+    request = BenchRequest.model_validate(
+        {
+            "collective": collective,
+            "dtype": dtype,
+            "redop": redop,
+            "sizes_bytes": sizes(min_bytes, max_bytes, factor, step),
+            "seconds": seconds,
+            "device": device,
+        }
+    )
+    return Plan(request, framework, runtime, np, placed, launcher, stall_timeout_s, link_mbit_per_s, known)
+
+
+def _not_reduced(collective: str, framework: str, dtype: str, redop: str) -> list[str]:
+    """Why nobody can do this to such elements; empty where the framework can."""
+    faults = []
+    if collective not in COLLECTIVES:
+        faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
+    if dtype not in DTYPES:
+        faults.append(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    elif framework in CAPABILITIES and dtype not in CAPABILITIES[framework]:
+        faults.append(f"--dtype {dtype}: {framework} does not reduce it")
+    redops = ("sum", "average") if collective == "reducescatter" else ("sum", "average", "min", "max")
+    if redop not in redops:
+        faults.append(f"--redop {redop}: expected one of {', '.join(redops)}")
+    return faults
+
+
+def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]:
+    """From the smallest to the largest, each `factor` times the one before, in whole multiples of `step`."""
+    found: list[int] = []
+    size = float(min_bytes)
+    while size <= max_bytes or not found:
+        rounded = max(step, round(size / step) * step)
+        if rounded not in found:
+            found.append(rounded)
+        size *= factor
+    return found
+
+
+def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = None) -> Bench:
+    """Measure, into `folder` (absolute, there and empty); `watch` sees each row as it is known.
+
+    Writes bench.json and cluster.yaml. Raises what the launcher raises.
+    """
+    request = folder / "request.json"
+    write_atomic(request, plan.request.model_dump_json(indent=2) + "\n")
+    environment = dict(plan.runtime.environment)
+    if all(host.here for host in plan.hosts):
+        environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, plan.np))
+    if tuning.CYCLE not in os.environ:
+        environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as training has it on CPUs
+    job = Job(
+        python=plan.runtime.python,
+        arguments=["-P", "-m", "hvdkit.worker.bench", plan.framework, str(request), str(folder)],
+        np=plan.np,
+        hosts=plan.hosts,
+        environment=environment,
+        log_dir=folder / "logs",
+        stall_timeout_s=plan.stall_timeout_s,
+    )
+    shown = 0
+
+    def look() -> None:
+        nonlocal shown
+        rows = _rows(plan, folder)
+        for row in rows[shown:]:
+            if watch:
+                watch(row)
+        shown = len(rows)
+
+    LAUNCHERS[plan.launcher](job, look)
+    look()
+    result = _result(plan, folder)
+    for name in (ROWS, RANKS):
+        (folder / name).unlink()
+    write_atomic(folder / "bench.json", result.model_dump_json(indent=2) + "\n")
+    cluster.save(plan.cluster_with(result), folder / "cluster.yaml")
+    return result
+
+
+def measured(bench: Bench) -> Measured:
+    """The medians by the bytes that a rank puts in, as pieces of latency and rate."""
+    share = bench.np if bench.collective == "allgather" else 1
+    sizes, seconds = [row.size_bytes // share for row in bench.rows], [1e-6 * row.p50_us for row in bench.rows]
+    fitted = curves.fit(sizes, seconds)
+    pieces = [piece.model_copy(update={"mbit_per_s": min(piece.mbit_per_s, _FASTEST)}) for piece in fitted]
+    # One run is off the median by the repeats' own spread; of a normal one this is the standard deviation.
+    spread = statistics.median(100 * (row.p95_us / row.p50_us - 1) / 1.645 for row in bench.rows)
+    return Measured(
+        operation=bench.collective,
+        ranks=bench.np,
+        ranks_per_host=max(bench.hosts.count(host) for host in bench.hosts),
+        algorithm=bench.algorithm,
+        pieces=pieces,
+        residual_percent=min(1000.0, max(spread, curves.residual_percent(pieces, sizes, seconds))),
+        smallest_bytes=min(sizes),
+        largest_bytes=max(1, *sizes),
+    )
+
+
+def network(bench: Bench) -> Cluster:
+    """The links between the ranks, by this collective alone."""
+    found = measured(bench)
+    return Cluster(
+        schema_version=1,
+        name=f"measured-{bench.np}-ranks",
+        description=f"{bench.np} ranks on {len(set(bench.hosts))} host(s), by `hvdkit bench`",
+        source=f"{bench.framework} {bench.framework_version}, Horovod {bench.horovod_version}, "
+        f"hvdkit {bench.hvdkit_version}; a hop is the whole time over the hops, Horovod's negotiation included",
+        ranks_per_host=found.ranks_per_host,
+        device=Device(name=bench.machine.processor[:100] or bench.device),
+        levels=[Level(name="link", pieces=_hops(found))],
+        software=Software(
+            negotiation_us=0,
+            negotiation_us_per_rank=0,
+            algorithms=[found.algorithm],
+            synchronous=bench.device == "cpu",
+        ),
+        measured=[found],
+        residual_percent=found.residual_percent,
+    )
+
+
+def _hops(found: Measured) -> list[Piece]:
+    """What one message takes, for the whole collective to come out as it was measured."""
+    if found.algorithm == "ring":
+        return hop_pieces(found)
+    # 2 log2(p) messages, of n/2, n/4, … bytes.
+    hops, sent = 2 * math.ceil(math.log2(found.ranks)), 2 * (found.ranks - 1) / found.ranks
+    return [
+        Piece(
+            from_bytes=round(piece.from_bytes * sent / hops),
+            latency_us=piece.latency_us / hops,
+            mbit_per_s=piece.mbit_per_s * sent,
+        )
+        for piece in found.pieces
+    ]
+
+
+def _rows(plan: Plan, folder: Path) -> list[BenchRow]:
+    path = folder / ROWS
+    rows = _ROWS.validate_json(path.read_bytes()) if path.exists() else []
+    link = plan.link_mbit_per_s
+    return [row.model_copy(update={"of_link": row.busbw_mbit_per_s / link}) for row in rows] if link else rows
+
+
+def _result(plan: Plan, folder: Path) -> Bench:
+    rows, told = _rows(plan, folder), json.loads((folder / RANKS).read_text())
+    versions = told["versions"]
+    own = {f"HOROVOD_{name}" for name in _OF_A_RANK}
+    return Bench(
+        collective=plan.request.collective,
+        framework=plan.framework,
+        framework_version=versions["framework"],
+        horovod_version=versions.get("horovod"),
+        hvdkit_version=hvdkit.__version__,
+        np=plan.np,
+        hosts=told["hosts"],
+        device=told["device"],
+        algorithm="ring",
+        link_mbit_per_s=plan.link_mbit_per_s,
+        settings={key: value for key, value in sorted(told["settings"].items()) if key not in own},
+        rows=rows,
+        machine=this_machine(),
+    )

@@ -1,0 +1,29 @@
+"""A checkpoint evaluated under any framework, whichever has written it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvdkit.checkpoint import snapshots
+from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.files import write_atomic
+from hvdkit.recipe import schema
+from hvdkit.results.runs import EvaluationResult, read_evaluation
+
+
+def plan(
+    folder: Path, overrides: list[str], framework: str, np: int, launcher: str, stall_timeout_s: float = 60.0
+) -> Plan:
+    """Check the checkpoint, whose recipe is evaluated with `overrides`, and the run. Raises RequestError."""
+    record = snapshots.read(folder).record
+    recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides)
+    recipe = recipe.model_copy(update={"elastic": None})  # how many ranks trained it does not bind these
+    return make_plan(recipe, framework, np, None, launcher, stall_timeout_s)
+
+
+def run(plan: Plan, checkpoint_folder: Path, folder: Path) -> EvaluationResult:
+    """Evaluate into `folder` (absolute, there and empty). Raises what the launcher raises."""
+    write_atomic(folder / "config.yaml", schema.dump(plan.recipe))
+    arguments = ["--evaluate", str(checkpoint_folder.absolute()), "--out", str(folder)]
+    launch(plan, folder / "config.yaml", arguments, folder / "logs")
+    return read_evaluation(folder / "evaluate.json")

@@ -1,0 +1,301 @@
+"""The same recipe under several frameworks: is it the same computation? Float64, step by step, against PyTorch.
+
+Ranks measure (`hvdkit/worker/parity.py`); here they are started one framework after the other, and their
+findings judged.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdkit.baselines import registry
+from hvdkit.checkpoint.resume import deciding
+from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.core.update_rules import slot_names
+from hvdkit.errors import RequestError, RunError
+from hvdkit.files import write_atomic
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
+from hvdkit.report.parity import parity_markdown
+from hvdkit.results.runs import FrameworkParity, Parity, this_machine
+from hvdkit.tasks import resnet
+from hvdkit.worker.parity import SINGLE_BATCHES
+from hvdkit.worker.parity_trace import INCOMPARABLE
+
+# The leader: PyTorch under Horovod as its documentation shows it, with nothing of hvdkit's own for speed.
+REFERENCE, LEADER = "pytorch", ("pytorch", "plain")
+# Largest errors that pass, in float64; batches and initial weights must be equal bit by bit.
+MARKS = {
+    "logits_f64": 1e-11,
+    "gradients_f64": 1e-9,
+    "applied_f64": 1e-12,
+    "buffers_f64": 1e-9,
+    "weights_f64": 1e-9,
+    "losses_f64": 1e-8,
+    "step_f64": 1e-9,
+    "evaluation_f64": 1e-9,
+}
+# Float32 may be so many times as far from float64 as the reference's own. Where a framework's batch norm adds up one
+# value after the other, its statistics alone are so far off (docs/parity.md has the proof).
+F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0
+
+MOST_STEPS = 100_000  # each leaves its weights on the disk until the others have followed
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ParityPlan:
+    """A parity run that has passed every check that can be made before it starts; `plans[0]` is the reference's."""
+
+    recipe: Recipe
+    plans: list[Plan]
+    steps: int
+    names: list[str]  # of all that are judged: frameworks, and their rivals as in `rivals.label`
+
+
+def plan(
+    recipe: Recipe,
+    frameworks: list[str],
+    steps: int,
+    np: int = 2,
+    launcher: str = "direct",
+    stall_timeout_s: float = 60.0,
+    rival_names: list[str] | None = None,
+) -> ParityPlan:
+    """Check all runs: frameworks, and of the named rivals those that average gradients, where they fit.
+
+    Raises RequestError with the faults of all of them.
+    """
+    named = rival_names or []
+    faults = registry.check(named, frameworks, [np])
+    for name in named:
+        if name in registry.RIVALS and not registry.RIVALS[name].averaging:
+            faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
+    faults += [] if 1 <= steps <= MOST_STEPS else [f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}"]
+    if recipe.data.name == "native":
+        faults.append(
+            "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
+            "choose one of them, or compare with --no-parity"
+        )
+    exact = recipe.model_copy(update={"precision": "fp64", "elastic": None})
+    plans: list[Plan] = []
+    for framework, rival in dict.fromkeys([LEADER, *_judged(frameworks, named, np)]):
+        try:
+            plans.append(make_plan(exact, framework, np, None, launcher, stall_timeout_s, rival=rival))
+        except RequestError as error:
+            faults += [line for line in str(error).splitlines() if line not in faults]
+    if faults:
+        raise RequestError("\n".join(faults))
+    return ParityPlan(recipe, plans, steps, names(frameworks, named, np))
+
+
+def names(frameworks: list[str], rival_names: list[str], np: int) -> list[str]:
+    """What a proof has a verdict of: the frameworks, each followed by those of the rivals that fit."""
+    return [registry.label(framework, rival) for framework, rival in _judged(frameworks, rival_names, np)]
+
+
+def _judged(frameworks: list[str], rival_names: list[str], np: int) -> list[tuple[str, str | None]]:
+    return [
+        (framework, rival)
+        for framework in dict.fromkeys(frameworks)
+        for rival in [None, *registry.fitting(rival_names, framework, np)]
+    ]
+
+
+def short(recipe: Recipe) -> Recipe:
+    """The recipe with batches of at most 16 images: enough for the proof, and affordable in float64."""
+    return recipe.model_copy(update={"batch_size": min(recipe.batch_size, 16)})
+
+
+def run(plan: ParityPlan, folder: Path, tell: Tell = lambda framework: None) -> Parity:
+    """Run the reference, then the frameworks, and write parity.json, parity.md and parity.png into `folder`.
+
+    `tell` hears each framework's name before it starts. The trace that the reference leaves for the others takes the
+    bytes of one state a step and is removed in the end. Raises what the launcher raises, RunError where the disk is too
+    small for the trace.
+    """
+    _check_room(plan, folder)
+    write_atomic(folder / "config.yaml", schema.dump(plan.recipe))
+    trace = folder / "trace"
+    trace.mkdir()
+    try:
+        for each in plan.plans:
+            name = registry.label(each.framework, each.rival)
+            tell(name)
+            leads = ["--leads"] if each is plan.plans[0] else []
+            arguments = ["--parity", str(trace), "--steps", str(plan.steps), *leads]
+            launch(each, folder / "config.yaml", arguments, folder / "logs" / name)
+        findings = {name: json.loads((trace / f"{name}.json").read_text()) for name in plan.names}
+    finally:
+        shutil.rmtree(trace, ignore_errors=True)
+    parity = judge(plan, findings)
+    write_atomic(folder / "parity.json", parity.model_dump_json(indent=2) + "\n")
+    write_atomic(folder / "parity.md", parity_markdown(parity))
+    from hvdkit.report.plots import parity_plot
+
+    parity_plot(parity, folder / "parity.png")
+    return parity
+
+
+def judge(plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]]) -> Parity:
+    """Hold each framework's findings against the marks."""
+    frameworks = {name: _framework(found) for name, found in findings.items()}
+    return Parity(
+        passed=all(each.passed for each in frameworks.values()),
+        reference=REFERENCE,
+        recipe=plan.recipe.name,
+        model=plan.recipe.model.name,
+        optimizer=plan.recipe.optimizer.name,
+        batch_size=plan.recipe.batch_size,
+        np=plan.plans[0].np,
+        steps=min(found["steps"] for found in findings.values()),
+        seed=plan.recipe.seed,
+        recipe_keys=_proved(plan.recipe),
+        marks=MARKS,
+        frameworks=frameworks,
+        machine=this_machine(),
+    )
+
+
+def _alike(own: list[dict[str, float]], reference: list[dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """The two batches by which gradients in float32 are compared, one of each side's.
+
+    Rounding may flip a sign in front of a ReLU, which makes the error of that batch ten thousand times as large.
+    Whether it does so in one of a few batches is luck. So either the worst batches of both sides are compared or the
+    best ones, whichever errors are more alike: the worst where flips are common, the best where they are rare.
+    """
+
+    def size(batch: dict[str, float]) -> float:
+        return _worst(batch)[1]
+
+    def ratio(pair: tuple[dict[str, float], dict[str, float]]) -> float:
+        return size(pair[0]) / max(size(pair[1]), sys.float_info.min)
+
+    worst = max(own, key=size), max(reference, key=size)
+    if size(worst[0]) >= INCOMPARABLE:
+        return worst
+    return min(worst, (min(own, key=size), min(reference, key=size)), key=ratio)
+
+
+def _framework(found: Mapping[str, Any]) -> FrameworkParity:
+    worst = {key: _worst(found[key]) for key in ("gradients_f64", "applied_f64", "buffers_f64", "weights_f64")}
+    figures = {
+        "logits_f64": found["logits_f64"],
+        **{key: value for key, (_, value) in worst.items()},
+        "losses_f64": max(found["losses_f64"]),
+        "step_f64": max(found["step_f64"]),
+        "evaluation_f64": found["evaluation_f64"],
+    }
+    own_f32, reference_f32 = _alike(found["gradients_f32"], found["reference_gradients_f32"])
+    single = {
+        "logits_f32": found["logits_f32"],
+        "gradients_f32": _worst(own_f32)[1],
+        "reference_logits_f32": found["reference_logits_f32"],
+        "reference_gradients_f32": _worst(reference_f32)[1],
+    }
+    factor = F32_FACTOR if found["exact_sums"] else F32_FACTOR_PLAIN_SUMS
+    references = {key: single[f"reference_{key}"] for key in ("logits_f32", "gradients_f32")}
+    missed = _missed(found["batches_equal"], found["initial_weights_equal"], figures | single, references, factor)
+    return FrameworkParity(
+        passed=not missed,
+        missed=missed,
+        f32_factor=factor,
+        version=found["versions"]["framework"],
+        batches_equal=found["batches_equal"],
+        initial_weights_equal=found["initial_weights_equal"],
+        worst_gradient=worst["gradients_f64"][0],
+        worst_buffer=worst["buffers_f64"][0],
+        worst_weight=worst["weights_f64"][0],
+        worst_step=1 + found["step_f64"].index(max(found["step_f64"])),
+        gradient_errors_f64=found["gradients_f64"],
+        gradient_errors_f32=own_f32,
+        reference_gradient_errors_f32=reference_f32,
+        step_errors_f64=found["step_f64"],
+        evaluation_correct=found["correct"],
+        evaluation_total=found["total"],
+        first_deviation=found["first_deviation"],
+        likely_cause=found["likely_cause"],
+        **figures,
+        **single,
+    )
+
+
+def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
+    """The tensor that is furthest off, and how far."""
+    name = max(errors, key=lambda each: errors[each], default="")
+    return name, errors.get(name, 0.0)
+
+
+def _check_room(plan: ParityPlan, folder: Path) -> None:
+    network = resnet.architecture(plan.recipe.model.name, plan.recipe.model.classes)
+    slots = len(slot_names(plan.recipe.optimizer))
+    states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
+    needed = 8 * resnet.parameter_count(network) * (states + probes)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise RunError(
+            f"{folder}: up to {needed / 2**20:,.0f} MiB are needed for the states of {plan.steps} steps, "
+            f"{free / 2**20:,.0f} MiB are free; free space, choose another --out or fewer --steps"
+        )
+
+
+def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> None:
+    """Check that an earlier proof holds together, and is of this recipe and of all these frameworks.
+
+    Raises RequestError naming the first fault.
+    """
+    mine, theirs = _proved(recipe), parity.recipe_keys
+    known = theirs.keys() | {key for key in mine if not _has_default(recipe, key)}  # others came after the proof
+    apart = [key for key in sorted(known) if mine.get(key) != theirs.get(key)]
+    if apart:
+        key = apart[0]
+        raise RequestError(
+            f"--parity {path}: expected a proof of this recipe; {key}: the proof has {theirs.get(key, 'nothing')}, the "
+            f"recipe {mine.get(key, 'nothing')}"
+        )
+    missing = [name for name in frameworks if name not in parity.frameworks]
+    if missing:
+        raise RequestError(
+            f"--parity {path}: expected {', '.join(frameworks)}, got no {', '.join(missing)}; run `hvdkit parity` again"
+        )
+    sound = parity.marks == MARKS and parity.passed == all(each.passed for each in parity.frameworks.values())
+    for each in parity.frameworks.values():
+        figures = {key: getattr(each, key) for key in (*MARKS, "logits_f32", "gradients_f32")}
+        references = {key: getattr(each, f"reference_{key}") for key in ("logits_f32", "gradients_f32")}
+        sound &= each.passed == (not each.missed)
+        sound &= (
+            _missed(each.batches_equal, each.initial_weights_equal, figures, references, each.f32_factor) == each.missed
+        )
+    if not sound:
+        raise RequestError(f"--parity {path}: its verdict does not follow from its figures; run `hvdkit parity` again")
+
+
+def _proved(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe a proof is about. How many and how large batches are makes no other program."""
+    return {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
+
+
+def _has_default(recipe: Recipe, key: str) -> bool:
+    section, _, leaf = key.rpartition(".")
+    model = getattr(recipe, section) if section else recipe
+    return bool(getattr(model, leaf) == type(model).model_fields[leaf].default)
+
+
+def _missed(
+    batches_equal: bool,
+    initial_weights_equal: bool,
+    figures: Mapping[str, float],
+    references: Mapping[str, float],
+    factor: float,
+) -> list[str]:
+    missed = [] if batches_equal else ["batches_equal"]
+    missed += [] if initial_weights_equal else ["initial_weights_equal"]
+    missed += [key for key in MARKS if not figures[key] <= MARKS[key]]
+    return missed + [key for key, own in references.items() if not figures[key] <= factor * own]

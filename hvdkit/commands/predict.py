@@ -1,0 +1,199 @@
+"""`hvdkit predict` and `hvdkit advise`: what is asked for, checked; the answer, written."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdkit.errors import LARGEST, RequestError, RunError
+from hvdkit.files import write_atomic
+from hvdkit.report import gantt
+from hvdkit.results import profile as profiles
+from hvdkit.results.profile import Profile
+from hvdkit.simulator import basis as basis_
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import predict as predicting
+from hvdkit.simulator import settings as settings_
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.predict import Prediction
+from hvdkit.simulator.settings import Settings
+
+if TYPE_CHECKING:  # advice is loaded where it is asked for: predictions need nothing of it
+    from hvdkit.simulator.advise import Advice, Money
+
+NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A question that can be answered."""
+
+    profile: Profile
+    cluster: Cluster
+    ranks: list[int]
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Question:
+    """What can be checked before there is a profile. Without a `cluster` the links are those that the profile timed,
+    without `ranks` it is asked for the profile's number of them.
+    """
+
+    cluster: Cluster | None
+    ranks: list[int]
+    settings: Settings
+
+    def of(self, profile: Profile) -> Plan:
+        """The question of a profile. Raises RequestError where that leaves something open, or does not fit."""
+        cluster = self.cluster or basis_.own_network(profile)
+        if cluster is None:
+            raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
+        links = settings_.applied(cluster, self.settings)
+        return Plan(profile, links, predicting.checked(self.ranks or [profile.np], links), self.settings)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question for advice: on `plan`'s one number of ranks."""
+
+    plan: Plan
+    money: Money
+
+
+def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Question:
+    """Read and check. Raises RequestError with file, key and what was expected."""
+    what_if = settings_.read(texts, policy)
+    links = clusters.load(cluster) if cluster else None
+    if links is not None:
+        settings_.applied(links, what_if)
+    return Question(links, predicting.checked(ranks, links), what_if)
+
+
+def plan(profile: Path, cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Plan:
+    """Read and check. Raises RequestError with file, key and what was expected."""
+    return question(cluster, ranks, texts, policy).of(read(profile))
+
+
+def read(profile: Path) -> Profile:
+    """A profile whose numbers can be reckoned with. Raises RequestError with file, key and what was expected."""
+    found = profiles.load(profile)
+    for key, value in _numbers(found.model_dump(exclude={"settings"}), ()):
+        # what no run can have; sums and squares of it would leave the range of numbers
+        most = 1e15 if isinstance(value, int) else 1e9
+        if value > most:
+            raise RequestError(
+                f"{profile}: {'.'.join(key)}: expected at most {most:g}, got {float(min(value, 10**300)):g}"
+            )
+    return found
+
+
+def _numbers(value: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """All numbers in a document, each with the keys that lead to it."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, (*key, str(name)))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _numbers(inner, (*key, str(place)))
+    elif isinstance(value, int | float):
+        yield key, value
+
+
+def predict(plan: Plan, folder: Path) -> Prediction:
+    """Answer, and write `predict.json`, and picture and trace of the step at the most ranks, into the folder.
+
+    Raises RunError where it cannot be written.
+    """
+    found = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
+    write_atomic(folder / "predict.json", found.model_dump_json(indent=2) + "\n")
+    most = max(plan.ranks)
+    schedule = predicting.schedule(basis_.basis(plan.profile), plan.cluster, most, plan.settings)
+    title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms a step"
+    gantt.picture(schedule, title, folder / "predict.png")
+    gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
+    return found
+
+
+def check(price: float | None, apply: Path | None) -> None:
+    """Check what advice needs beside a question. Raises RequestError for a price, or a file that is there already."""
+    if price is not None and not 0 <= price < 1e9:
+        raise RequestError(f"--price {price}: expected the price of a GPU for an hour, such as 2.5")
+    if apply is None:
+        return
+    if os.path.lexists(apply):
+        raise RequestError(f"--apply {apply}: is there already and is not overwritten; name another file")
+    if not os.access(apply.parent, os.W_OK | os.X_OK):
+        raise RequestError(f"--apply {apply}: {apply.parent} is no folder that can be written; name another file")
+
+
+def request(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Request:
+    """A plan with what it is to cost; what is not given is the recipe's and the cluster's."""
+    from hvdkit.simulator.advise import Money
+
+    settings = plan.profile.settings
+    return Request(
+        plan,
+        Money(
+            images=images or _images(settings),
+            epochs=epochs or _count(settings.get("epochs")),
+            price=plan.cluster.price_per_gpu_hour if price is None else price,
+        ),
+    )
+
+
+def advise(request: Request, folder: Path) -> Advice:
+    """Answer, and write `advise.json` and `advise.md`. Raises RunError where they cannot be written."""
+    from hvdkit.report.predict import advice_markdown
+    from hvdkit.simulator import advise as advising
+
+    asked = request.plan
+    found = advising.advise(asked.profile, asked.cluster, asked.ranks[0], asked.settings, request.money)
+    write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
+    write_atomic(folder / "advise.md", advice_markdown(found))
+    return found
+
+
+def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
+    """Write the recipe that follows the advice; what was applied. Raises as `applied` does."""
+    what, text = applied(advice, settings)
+    write_atomic(path, text)
+    return what
+
+
+def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
+    """(what was applied, the recipe as YAML): the best suggestion that a recipe can say and that is a sure gain.
+
+    `settings` are the recipe that is to follow it. Raises RunError where there is none, or they are no whole recipe.
+    """
+    from hvdkit.recipe import schema
+
+    refused = ""
+    for each in advice.suggestions:
+        if each.recipe is None or not each.sure:
+            continue
+        try:
+            recipe = schema.revise(copy.deepcopy(settings) | each.recipe, "the profile's recipe")
+        except RequestError as error:
+            refused = refused or f" ({each.what}: {str(error).splitlines()[0]})"
+            continue
+        return each.what, schema.dump(recipe)
+    raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
+
+
+def _images(settings: dict[str, Any]) -> int | None:
+    """Training images an epoch, where the recipe's data tells them."""
+    data = settings.get("data")
+    if not isinstance(data, dict):
+        return None
+    given = _count(data.get("train_images"))
+    return given or {"digits": 1437, "mnist5k": 4000, "cifar10": 50_000}.get(str(data.get("name")))
+
+
+def _count(value: Any) -> int | None:
+    """What a profile's recipe, which nobody has checked, says of a number of things; None where that is no count."""
+    return value if isinstance(value, int) and 1 <= value <= LARGEST else None

@@ -1,0 +1,227 @@
+"""`hvdkit runtime build` and `hvdkit runtime add`: from pins to environments in which Horovod is proved.
+
+While one runtime's Horovod compiles, the others' packages are fetched and installed, and Horovod is proved where it is
+compiled already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from hvdkit.commands.prove import prove
+from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.runtimes import environment, machine, pins, store, wheel
+from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
+from hvdkit.runtimes.store import Runtime
+
+# The quickest to install first, so that the compiler is soon at work; two builds at once take their locks in this
+# one order and so cannot wait for each other in a circle.
+_ORDER = ("mxnet", "pytorch", "tensorflow")
+
+_INSTALLS = 2
+_CORES_OF_A_COMPILE = 3  # what one keeps busy: three large sources, then one process that links
+
+
+def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
+    """Build the runtimes `names` (None: all) that are not there yet; those that are, are left as they are.
+
+    `gpu` forces a build with (True) or without (False) CUDA and NCCL; None takes them where both are found. A user's
+    own interpreter, added under a runtime's name, is replaced only where that name is asked for.
+    Raises RequestError where a name is unknown or this machine lacks a tool, RunError where a build fails; the other
+    runtimes are still built.
+    """
+    wanted = _checked(names)
+    on_gpu = {name: machine.decide_gpu(name, gpu) for name in wanted}
+    ready = [runtime for name in wanted if (runtime := store.load(name)) and _serves(runtime, gpu, bool(names))]
+    if ready:
+        told = ", ".join(f"{runtime.name} ({describe(runtime)})" for runtime in ready)
+        console.print(f"ready: {told}", markup=False, highlight=False, soft_wrap=True)
+    if todo := {name: on_gpu[name] for name in _ORDER if name in on_gpu.keys() - {runtime.name for runtime in ready}}:
+        machine.require(todo)
+        _Build(todo, console).run()
+
+
+def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
+    """Whether a whole runtime answers the request, so that nothing is to be built."""
+    if runtime.added:
+        return not named
+    # Without --gpu or --cpu, what was once chosen stays: a CUDA installed since is the doctor's to mention.
+    return gpu in (None, runtime.gpu) and runtime.key == current_key(runtime.name, runtime.gpu)
+
+
+def describe(runtime: Runtime) -> str:
+    """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1 with gloo`."""
+    module = pins.RUNTIMES[runtime.name].module
+    versions, operations = runtime.versions, " and ".join(runtime.operations)
+    text = f"{module} {versions.get(module, '?')}, Horovod {versions.get('horovod', '?')} with {operations}"
+    return f"{text}, added: {runtime.python}" if runtime.added else text
+
+
+def _checked(names: Iterable[str] | None) -> list[str]:
+    chosen = set(names or pins.RUNTIMES)
+    if faults := [store.unknown("runtime", name, pins.RUNTIMES) for name in sorted(chosen - set(pins.RUNTIMES))]:
+        raise RequestError("\n".join(faults))
+    return [name for name in pins.RUNTIMES if name in chosen]
+
+
+def current_key(name: str, gpu: bool) -> str:
+    """The key that the runtime `name` would be built under now."""
+    return wheel.key(wheel.runtime_ingredients(name, gpu))
+
+
+def _compiles() -> int:
+    """How many compiles run at once."""
+    return max(1, len(os.sched_getaffinity(0)) // _CORES_OF_A_COMPILE)
+
+
+class _Build:
+    """One run of the build, in three lanes: installing, compiling, proving.
+
+    Each lane takes the runtimes in order. Installing is one process that waits for the network and the disk, so two
+    are at it at once. A compile keeps all cores busy, but not at its ends, where others install or prove.
+    """
+
+    def __init__(self, gpu: dict[str, bool], console: Console) -> None:
+        """`gpu` has for each runtime to build, in order, whether with CUDA and NCCL."""
+        self._gpu = gpu
+        self._progress = BuildProgress(console, list(gpu))
+        self._cancelled = threading.Event()
+
+    def run(self) -> None:
+        """Build all; raises RunError with every failure at the end."""
+        with (
+            self._progress,
+            ThreadPoolExecutor(_INSTALLS, "install") as install,
+            ThreadPoolExecutor(_compiles(), "compile") as compile_,
+            ThreadPoolExecutor(len(self._gpu), "prove") as prove_,
+        ):
+            try:
+                ends: list[Future[None]] = []
+                for name in self._gpu:
+                    held = ExitStack()
+                    prepared = install.submit(self._prepare, name, held)
+                    compiled = compile_.submit(self._compile, name, prepared)
+                    ends.append(prove_.submit(self._finish, name, held, prepared, compiled))
+                faults = [fault for end in ends if (fault := end.exception()) is not None]
+            except BaseException:
+                # Ctrl-C: end what runs, start nothing more; leaving the pools then waits a moment only.
+                self._cancelled.set()
+                raise
+        for fault in faults:
+            if not isinstance(fault, HvdkitError):
+                raise fault
+        if faults:
+            raise RunError("\n".join(str(fault) for fault in faults))
+
+    def _prepare(self, name: str, held: ExitStack) -> Log | None:
+        """Take the lock, make the environment, install the framework. None where nothing is left to do.
+
+        The lock is taken by who is in the lane already: two builds that wait for each other's locks cannot both wait.
+        """
+
+        def on_wait() -> None:
+            self._progress.waits(name, "another build is at work on it; waiting")
+
+        self._stop_if_cancelled()
+        held.enter_context(store.lock(name, on_wait, self._cancelled))
+        runtime = store.load(name)
+        if runtime is not None and runtime.key == current_key(name, self._gpu[name]):
+            return None
+        log = Log(store.root() / "logs" / f"{name}.log", self._cancelled)
+        held.callback(log.close)
+        self._progress.stage(name, CREATE, "making the environment")
+        environment.create(name, log)
+        self._progress.stage(name, INSTALL, "installing the framework")
+        environment.install_framework(name, self._gpu[name], log)
+        return log
+
+    def _compile(self, name: str, prepared: Future[Log | None]) -> Path | None:
+        """Horovod's wheel, from the cache or compiled; None where nothing is left to do."""
+        log = prepared.result()
+        if log is None:
+            return None
+        versions = environment.installed_versions(name)
+        if wheel.cached(name, self._gpu[name], versions):
+            self._progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
+            self._progress.skip(name)
+        else:
+            self._progress.stage(name, COMPILE, "compiling Horovod")
+
+        def on_percent(percent: int) -> None:
+            self._progress.advance(name, percent / 100)
+
+        return wheel.obtain(name, self._gpu[name], store.python_of(name), versions, log, on_percent)
+
+    def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None], compiled: Future[Path | None]) -> None:
+        """Install Horovod and prove it; the runtime is whole at the end. The lock and the log are released here."""
+        try:
+            with held:
+                made = compiled.result()
+                log = prepared.result()
+                if made is None or log is None:
+                    text = "made by another build"
+                else:
+                    text = f"ready: {describe(self._complete(name, made, log))}"
+            self._progress.end(name, text, good=True)
+        except BaseException as error:
+            self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
+            if isinstance(error, OSError):
+                raise RunError(f"runtime '{name}': {error.filename or store.root()}: {error.strerror}") from error
+            if isinstance(error, HvdkitError):
+                raise RunError(f"runtime '{name}': {error}") from error
+            raise
+
+    def _complete(self, name: str, made: Path, log: Log) -> Runtime:
+        self._progress.stage(name, PROVE, "installing Horovod and proving it on two processes")
+        environment.install_horovod(name, made, log)
+        python = store.python_of(name)
+        runtime = _examined(name, python, key=current_key(name, self._gpu[name]), gpu=self._gpu[name], added=False)
+        prove(runtime, name, self._stop_if_cancelled)
+        store.save(runtime)
+        return runtime
+
+    def _stop_if_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise RunError("cancelled")
+
+
+def _examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> Runtime:
+    """The runtime as probe.py finds it. Raises RequestError, all faults at once, where it cannot serve."""
+    draft = Runtime(name=name, python=python, key=key, gpu=gpu, added=added, versions={}, controllers=[], operations=[])
+    found = environment.probe(name, python, draft.environment)
+    machine.refuse(f"{python} cannot serve as the runtime '{name}'", environment.faults(name, python, added, found))
+    return draft.model_copy(update={part: found[part] for part in ("versions", "controllers", "operations")})
+
+
+def add(name: str, python: Path) -> Runtime:
+    """Take a user's own interpreter as the runtime `name`: it must have the framework, Horovod and a few packages.
+
+    Raises RequestError where the name is unknown, the interpreter cannot be run or lacks something, RunError
+    where Horovod's proof fails in it. A runtime of that name which is there already is replaced after the proof.
+    """
+    _checked([name])
+    # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
+    python = python.expanduser().absolute()
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
+    with store.lock(name, lambda: print(f"another build is at work on '{name}'; waiting", file=sys.stderr)):
+        store.link_hvdkit()
+        try:
+            runtime = _examined(name, python, key="added", gpu=False, added=True)
+        except RunError as error:
+            raise RequestError(str(error)) from error
+        runtime = runtime.model_copy(update={"gpu": "nccl" in runtime.operations})
+        prove(runtime, name)
+        environment.remove(name)
+        store.folder(name).mkdir()
+        store.save(runtime)
+    return runtime

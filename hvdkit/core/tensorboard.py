@@ -1,0 +1,85 @@
+"""TensorBoard's event file: `tensorboard/events.out.tfevents.…`, from the same lines as `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hvdkit.errors import RequestError, RunError
+from hvdkit.results.runs import MetricLine
+
+FOLDER = "tensorboard"
+
+
+def check_installed() -> None:
+    """Raises RequestError where the library that writes events is missing."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise RequestError(
+            "tensorboard: tensorboardX, which writes TensorBoard's files, is not installed beside the framework; "
+            "run `python -m pip install tensorboardX` there, or set tensorboard=false"
+        )
+
+
+def scalars(line: MetricLine) -> dict[str, float]:
+    """What TensorBoard shows of a line, by tag; its step is the line's. Figures that are None are left out."""
+    if line.ends_epoch:
+        found = {
+            "epoch/train_loss": line.loss,
+            "validation/accuracy": line.val_accuracy,
+            "validation/loss": line.val_loss,
+        }
+    else:
+        found = {
+            "train/loss": line.loss,
+            "train/learning_rate": line.learning_rate,
+            "train/images_per_second": line.images_per_second,
+        }
+    return {tag: value for tag, value in found.items() if value is not None}
+
+
+class EventFile:
+    """The event file in `folder`, on the one rank that writes. TensorBoard's scalars are float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: Any = None
+
+    def begin(self, lines: Iterable[MetricLine]) -> None:
+        """Replace what earlier runs have left by a file that holds `lines`; their times are lost and become now.
+
+        Raises RunError where the folder cannot be written.
+        """
+        # Here, as it takes a tenth of a second, two where it finds PyTorch beside it.
+        from tensorboardX.event_file_writer import EventsWriter
+
+        try:
+            self._folder.mkdir(exist_ok=True)
+            for earlier in self._folder.glob("events.out.tfevents.*"):
+                earlier.unlink()
+            self._file = EventsWriter(str(self._folder / "events"))
+            for line in lines:
+                self._append(line)
+            self._file.flush()
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
+
+    def write(self, line: MetricLine) -> None:
+        """Append one line's scalars. Raises RunError where the disk is full."""
+        try:
+            self._append(line)
+            self._file.flush()
+        except OSError as error:
+            raise self._cannot_be_written(error) from error
+
+    def _append(self, line: MetricLine) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
+        self._file.write_event(Event(wall_time=time.time(), step=line.step, summary=Summary(value=values)))
+
+    def _cannot_be_written(self, error: OSError) -> RunError:
+        return RunError(f"{self._folder}: cannot be written ({error.strerror}); free space and start again")

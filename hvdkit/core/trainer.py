@@ -1,0 +1,349 @@
+"""Training as a set of hooks, which `drive` calls for most frameworks and a callback calls for Keras."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import metrics
+from hvdkit.core.counters import Progress
+from hvdkit.core.preemption import Stopping
+from hvdkit.core.schedule import learning_rate
+from hvdkit.core.seam import Adapter, Session, Strategy, Tensor
+from hvdkit.core.state import digest, is_statistic, parameters_of
+from hvdkit.core.topology import Topology
+from hvdkit.data import batches as data_
+from hvdkit.data.batches import Batch, Dataset, Split
+from hvdkit.errors import RequestError, RunError, Stopped
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.runs import MetricLine
+
+
+class Loop:
+    """One run: what happens at each epoch and step, whoever turns the crank.
+
+    The crank begins with epoch `progress.epoch` and calls begin_epoch, then for each of `groups`: begin_step, the
+    update, end_step; then end_epoch. A group has `accumulate` batches, the last of an epoch what is left.
+    `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update that the epoch has left.
+    `tell(phase, step)` hears what the rank does and how many updates it has finished. `keep` writes a checkpoint of the
+    progress, `commit` keeps it in memory (all ranks call them); where `asked_to_stop` says so on any rank, an update
+    within seconds ends in Stopped. `strategy` hears of epochs and steps, and brings ranks together where there is
+    to be one model; None where every update does so by Horovod's own reduction.
+    Raises RequestError where the training split is smaller than one global batch.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        session: Session,
+        recipe: Recipe,
+        topology: Topology,
+        dataset: Dataset,
+        metrics_file: metrics.MetricsFile,
+        tell: Callable[[str, int], None] = lambda phase, step: None,
+        progress: Progress | None = None,
+        keep: Callable[[Progress], None] | None = None,
+        commit: Callable[[Progress], None] | None = None,
+        asked_to_stop: Callable[[], bool] | None = None,
+        strategy: Strategy | None = None,
+    ) -> None:
+        self._adapter, self._session = adapter, session
+        self._recipe, self._topology, self._dataset = recipe, topology, dataset
+        self._metrics_file, self._tell = metrics_file, tell
+        self._keep, self._commit, self._strategy = keep, commit, strategy
+        self._unchecked = False  # whether ranks are to be compared as soon as they have one model
+        self._global_batch = recipe.batch_size * topology.size
+        if len(dataset.train) < self._global_batch:
+            ranks = f"{topology.size} rank{'s' if topology.size > 1 else ''}"
+            raise RequestError(
+                f"batch_size: expected at most {len(dataset.train)} images over {ranks}, "
+                f"got {recipe.batch_size} × {topology.size} = {self._global_batch}"
+            )
+        self.steps_per_epoch = len(self.sizes(0))
+        whole = recipe.epochs * self.steps_per_epoch
+        self.total_steps = min(whole, recipe.steps or whole)
+        self.epochs = -(-self.total_steps // self.steps_per_epoch)
+        self.rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
+        self.progress = progress or Progress()
+        if self.progress.images:  # begun under another size of updates, of which `steps` allowed more epochs
+            self.epochs = max(self.epochs, self.progress.epoch + 1)
+        self._stopping = asked_to_stop and Stopping(adapter, topology, asked_to_stop, self.progress.step)
+        if self.progress.step > self.total_steps:
+            raise RequestError(
+                f"epochs, steps: the recipe ends at step {self.total_steps}, the checkpoint is at {self.progress.step}"
+            )
+        self.group_sizes: list[int] = []  # batches in each update of the epoch that is left to do
+        self.step_images: list[int] = []  # of all ranks, for each update of this process, beside clock.seconds
+        self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
+        self._unread: list[Tensor] = []  # losses still on the device
+        self.enter_epoch(self.progress.epoch)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step has been taken."""
+        return self.progress.step >= self.total_steps
+
+    def sizes(self, images: int) -> list[int]:
+        """Batches in each update of what an epoch has left behind so many images."""
+        batches = (len(self._dataset.train) - images) // self._global_batch
+        whole_groups, rest = divmod(batches, self._recipe.accumulate)
+        return [self._recipe.accumulate] * whole_groups + ([rest] if rest else [])
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Set `group_sizes`; an epoch that has been left in its middle goes on from there."""
+        if epoch != self.progress.epoch:
+            self.progress.epoch, self.progress.images = epoch, 0
+            self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
+        self.group_sizes = self.sizes(self.progress.images)[: max(0, self.total_steps - self.progress.step)]
+        self._step_in_epoch = 0
+
+    def groups(self, epoch: int) -> Iterator[list[Batch]]:
+        """This rank's batches of what is left of an epoch, one list an update."""
+        recipe, topology = self._recipe, self._topology
+        left = self.progress.epoch == epoch
+        first, sizes = (self.progress.images, self.group_sizes) if left else (0, self.sizes(0))
+        shard = data_.epoch_batches(
+            self._dataset.train,
+            recipe.batch_size,
+            recipe.seed,
+            epoch,
+            topology.rank,
+            topology.size,
+            recipe.data.augment,
+            first,
+        )
+        with closing(shard):  # ends what reads ahead, wherever training stops
+            for size in sizes:
+                yield list(itertools.islice(shard, size))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Start the clock. Epochs count from 0."""
+        self._tell("input", self.progress.step)
+        self.enter_epoch(epoch)
+        if self._strategy:
+            self._strategy.begin_epoch(epoch)
+        self.clock.resume()
+
+    def begin_step(self) -> None:
+        """Set the step's learning rate."""
+        self._tell("train step", self.progress.step)
+        self._adapter.set_learning_rate(self._session, self.rate(self.progress.step))
+        if self._strategy:
+            self._strategy.begin_step(self.progress.step, self.steps_per_epoch)
+
+    def end_step(self, loss: Tensor) -> None:
+        """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks.
+
+        Raises Stopped where a rank has been asked to, behind a checkpoint where the recipe has them, RunError where
+        ranks have come to differ (`check_ranks`) or a file cannot be written.
+        """
+        self._tell("end of step", self.progress.step)
+        if self._strategy:
+            self._strategy.end_step()
+        self._adapter.synchronize()
+        self.clock.tick()
+        progress = self.progress
+        self.step_images.append(self.group_sizes[self._step_in_epoch] * self._global_batch)
+        self._step_in_epoch += 1
+        progress.step += 1
+        progress.evaluated = False
+        progress.images += self.step_images[-1]
+        self._unread.append(loss)
+        self._unchecked |= _due(self._recipe.check_ranks, progress.step)
+        if self._unchecked and not (self._strategy and self._strategy.diverged):
+            self._unchecked = False
+            self._tell("comparing ranks", progress.step)
+            check_ranks(self._adapter, self._session, self._topology, progress.step)  # its time counts to the next step
+        stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
+        if _due(self._recipe.log_every, progress.step):
+            self._read_losses()
+            self._write(progress.line_loss / progress.line_steps, self._speed(progress.line_steps))
+            progress.line_loss, progress.line_steps = 0.0, 0
+        settings = self._recipe.checkpoint
+        if stopping or (settings and _due(settings.every_steps, progress.step)):
+            self._checkpoint()
+        elastic = self._recipe.elastic
+        if self._commit and elastic and _due(elastic.commit_every, progress.step):
+            self._tell("commit", progress.step)
+            self._settle()
+            self._read_losses()
+            self._commit(progress)  # its time counts to the next step
+        if stopping:
+            raise Stopped(f"stopped after step {progress.step} of {self.total_steps}, as asked")
+        self._tell("input", progress.step)
+
+    def end_epoch(self) -> None:
+        """Evaluate, write the epoch's line and a checkpoint where one is due. Raises RunError where that cannot be."""
+        self._read_losses()
+        progress = self.progress
+        progress.train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
+        speed = self._speed(progress.epoch_steps)
+        progress.val_accuracy, progress.val_loss = self.evaluate()
+        progress.evaluated = True
+        self._write(
+            progress.train_loss, speed, ends_epoch=True, val_accuracy=progress.val_accuracy, val_loss=progress.val_loss
+        )
+        if self._topology.is_root:
+            told = f"loss {progress.train_loss:.4f}, {speed:.1f} images/s"
+            if progress.val_accuracy is not None:
+                told += f", validation accuracy {progress.val_accuracy:.4f}"
+            print(f"epoch {progress.epoch + 1}/{self.epochs}: {told}", flush=True)
+        settings = self._recipe.checkpoint
+        if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
+            if not self.sizes(progress.images):  # `steps` may have ended it before
+                self.enter_epoch(progress.epoch + 1)
+            self._checkpoint()
+
+    def evaluate(self) -> tuple[float | None, float | None]:
+        """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as `evaluate` below."""
+        if self._strategy:
+            self._strategy.synchronize()
+        merge_statistics(self._adapter, self._session, self._topology)
+        split, batch_size = self._dataset.val, self._recipe.batch_size
+        on_batch = partial(self._tell, "evaluation", self.progress.step)
+        return evaluate(self._adapter, self._session, split, batch_size, self._topology, on_batch)
+
+    def _checkpoint(self) -> None:
+        if self._keep is None:
+            return
+        self._tell("checkpoint", self.progress.step)
+        self._settle()
+        self._read_losses()
+        merge_statistics(self._adapter, self._session, self._topology)
+        self._keep(self.progress)
+        # Rank 0 alone copies and waits for its disk; without a word from it the others would time that as their step.
+        metrics.reduce_sums(self._adapter, kept=1.0)
+        self.clock.resume()
+
+    def _settle(self) -> None:
+        if self._strategy:
+            self._strategy.settle()
+
+    def _read_losses(self) -> None:
+        """Fetch the losses left on the device, averaged over all ranks."""
+        local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
+        sums = metrics.reduce_sums(self._adapter, loss=local)
+        mean, steps = sums["loss"] / self._topology.size, len(self._unread)
+        if not np.isfinite(mean):
+            rate = self.rate(max(0, self.progress.step - 1))
+            raise RunError(
+                f"the loss is no longer a number within the {steps} step(s) before step {self.progress.step}, learning "
+                f"rate {rate:.3g}; lower optimizer.learning_rate, or give schedule.warmup_epochs or optimizer.clip_norm"
+            )
+        self.progress.line_loss += mean
+        self.progress.line_steps += steps
+        self.progress.epoch_loss += mean
+        self.progress.epoch_steps += steps
+        self._unread.clear()
+
+    def _speed(self, steps: int) -> float:
+        """Images per second over all ranks in the last `steps` steps of this process, by this rank's clock."""
+        seconds = self.clock.seconds[-steps:]
+        return sum(self.step_images[-steps:]) / sum(seconds) if seconds else 0.0
+
+    def _write(self, loss: float, speed: float, **rest: Any) -> None:
+        self._metrics_file.write(
+            MetricLine(
+                step=self.progress.step,
+                total_steps=self.total_steps,
+                epoch=self.progress.epoch,
+                loss=loss,
+                learning_rate=self.rate(self.progress.step - 1),
+                images_per_second=speed,
+                bytes_per_step=self._strategy.bytes_per_step if self._strategy else None,
+                **rest,
+            )
+        )
+
+
+def _due(every: int, count: int) -> bool:
+    return every > 0 and count % every == 0
+
+
+def drive(adapter: Adapter, session: Session, loop: Loop) -> None:
+    """The plain loop."""
+    for epoch in range(loop.progress.epoch, loop.epochs):
+        loop.begin_epoch(epoch)
+        for group in loop.groups(epoch):
+            loop.begin_step()
+            loop.end_step(adapter.train_step(session, group))
+        loop.end_epoch()
+
+
+def merge_statistics(adapter: Adapter, session: Session, topology: Topology) -> None:
+    """Give every rank the mean over all ranks of batch norm's running statistics; collective.
+
+    Each rank keeps its own of its own batches. What is evaluated and kept is one network, not one a rank.
+    """
+    if topology.size == 1:
+        return
+    state = adapter.state(session)
+    names = [name for name in state if is_statistic(name)]
+    if names:
+        means = adapter.allreduce([adapter.from_numpy(state[name]) for name in names], name="running_statistics")
+        merged = {name: adapter.to_numpy(mean) for name, mean in zip(names, means, strict=True)}
+        adapter.load_state(session, state | merged)
+
+
+def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: int) -> None:
+    """Compare the weights of all ranks, bit by bit; collective. `step` counts finished updates.
+
+    Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
+    """
+    parameters = parameters_of(adapter.state(session))
+    mine = {name: digest({name: value}) for name, value in parameters.items()}
+    everyone = adapter.allgather_object(mine, name="check_ranks")
+    for name in mine:
+        apart = [rank for rank in range(topology.size) if everyone[rank][name] != everyone[0][name]]
+        if apart:
+            ranks = f"rank{'s' if len(apart) > 1 else ''} {', '.join(map(str, apart))}"
+            raise RunError(
+                f"check_ranks: after step {step} the weights of {ranks} differ from rank 0's, first in {name}; "
+                "expected the same bits everywhere"
+            )
+
+
+def evaluate(
+    adapter: Adapter,
+    session: Session,
+    split: Split,
+    batch_size: int,
+    topology: Topology,
+    on_batch: Callable[[], None] = lambda: None,
+) -> tuple[float | None, float | None]:
+    """Accuracy (a fraction of 1) and mean cross-entropy over all ranks, each sample counted once.
+
+    None where the split is empty. No label smoothing. Collective: all ranks call it, all get the same figures.
+    """
+    correct, total, loss = count(adapter, session, split, batch_size, topology, on_batch)
+    return (correct / total, loss / total) if total else (None, None)
+
+
+def count(
+    adapter: Adapter,
+    session: Session,
+    split: Split,
+    batch_size: int,
+    topology: Topology,
+    on_batch: Callable[[], None] = lambda: None,
+) -> tuple[int, int, float]:
+    """How many samples of the split are classified rightly, how many there are, and the sum of their cross-entropies.
+
+    Collective, as `evaluate`.
+    """
+    correct, loss, total = 0, 0.0, 0
+    for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):
+        on_batch()
+        logits = adapter.eval_step(session, batch.images)[:valid]
+        labels = batch.labels[:valid]
+        correct += int(np.sum(logits.argmax(axis=1) == labels))
+        loss += float(metrics.cross_entropy(logits, labels).sum())
+        total += valid
+    sums = metrics.reduce_sums(adapter, correct=correct, loss=loss, count=total)
+    return round(sums["correct"]), round(sums["count"]), sums["loss"]

@@ -1,0 +1,116 @@
+"""Batches in an order that depends on (seed, epoch) alone: the same bytes reach every framework.
+
+The data sets themselves are in `data/small_images.py` (small images) and `data/imagefolder.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator
+
+import numpy as np
+
+from hvdkit.data import imagefolder, small_images, user_pipeline
+from hvdkit.data.augment import augment
+from hvdkit.data.dataset import ArraySplit, Batch, Dataset, Drawing, NativeSplit, PoolSplit, Split, StreamedSplit
+from hvdkit.data.shard import Shard
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, Synthetic
+
+__all__ = [
+    "ArraySplit",
+    "Batch",
+    "Dataset",
+    "PoolSplit",
+    "Split",
+    "epoch_batches",
+    "evaluation_batches",
+    "open_dataset",
+    "steps_per_epoch",
+]
+
+
+def open_dataset(data: AnyData, classes: int, seed: int, shard: Shard | None = None, batch_size: int = 1) -> Dataset:
+    """The recipe's dataset. Raises RequestError where the model has fewer classes, or files are missing or wrong.
+
+    `shard` and `batch_size` matter to those kinds that work ahead or divide the samples themselves.
+    """
+    dataset = _open(data, classes, seed, shard or Shard(), batch_size)
+    if classes < dataset.classes:
+        raise RequestError(f"model.classes: expected at least {dataset.classes} for data {data.name!r}, got {classes}")
+    return dataset
+
+
+def _open(data: AnyData, classes: int, seed: int, shard: Shard, batch_size: int) -> Dataset:
+    if isinstance(data, Digits):
+        return small_images.digits()
+    if isinstance(data, Mnist5k):
+        return small_images.mnist5k()
+    if isinstance(data, Cifar10):
+        return small_images.cifar10(data)
+    if isinstance(data, Synthetic):
+        return small_images.synthetic(data, classes, seed)
+    if isinstance(data, ImageFolder):
+        return imagefolder.open_folder(data, shard.local_size)
+    return user_pipeline.open_native(data, user_pipeline.NativeJob(batch_size, classes, seed, shard, data.options))
+
+
+def epoch_batches(
+    split: Split,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    rank: int,
+    size: int,
+    augmentation: str = "none",
+    first: int = 0,
+) -> Generator[Batch, None, None]:
+    """This rank's batches of one epoch. All ranks share one permutation; the incomplete last global batch is left out.
+
+    `first` samples of the permutation have been seen already, by however many ranks.
+
+    Global batch k is the k-th run of batch_size × size samples, rank r's part the r-th batch_size of it: no sample
+    is on two ranks, and two ranks of 32 see together what one rank of 64 sees.
+    """
+    if isinstance(split, NativeSplit):
+        done = first // (batch_size * size)
+        batches = split.train_batches(epoch, done + steps_per_epoch(len(split) - first, batch_size, size))
+        yield from itertools.islice(batches, done, None)
+        return
+    order = np.random.default_rng([seed, epoch]).permutation(len(split))
+    starts = (
+        first + (step * size + rank) * batch_size
+        for step in range(steps_per_epoch(len(split) - first, batch_size, size))
+    )
+    runs = (order[start : start + batch_size] for start in starts)
+    if isinstance(split, StreamedSplit):
+        yield from split.stream(runs, Drawing(augmentation, seed, epoch))
+        return
+    if isinstance(split, PoolSplit) and augmentation == "none":
+        yield from map(split.pooled, runs)
+        return
+    for samples in runs:
+        batch = split.batch(samples)
+        yield Batch(augment(batch.images, augmentation, seed, epoch, samples), batch.labels)
+
+
+def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:
+    """Whole global batches in an epoch, each of `batch_size` samples on `size` ranks."""
+    return samples // (batch_size * size)
+
+
+def evaluation_batches(split: Split, batch_size: int, rank: int, size: int) -> Iterator[tuple[Batch, int]]:
+    """Every `size`-th sample from `rank` on, so that each is evaluated exactly once over all ranks.
+
+    Yields (batch, valid): a short last batch is filled up by repeating its first sample, as some frameworks compile
+    a step for one shape; only the first `valid` rows count.
+    """
+    if isinstance(split, NativeSplit):
+        yield from split.evaluation_batches()
+        return
+    mine = np.arange(rank, len(split), size)
+    parts = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
+    runs = [np.concatenate([part, np.full(batch_size - len(part), part[0])]) for part in parts]
+    batches = split.stream(runs, None) if isinstance(split, StreamedSplit) else map(split.batch, runs)
+    for batch, part in zip(batches, parts, strict=True):
+        yield batch, len(part)

@@ -1,0 +1,15 @@
+"""Which part of the data a rank reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `rank` of `size` equal ones. `local_rank` and `local_size` count those that one host reads."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1

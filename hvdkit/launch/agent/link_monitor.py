@@ -1,0 +1,91 @@
+"""Whether a host still reaches the others, as its guard sees it.
+
+Two signs: the interface that ranks use is down or has lost its carrier; or another host has left several sendings of
+the same bytes without an answer, as it does where packets vanish on the way or its machine is dead. A process that is
+dead or frozen gives neither: its kernel answers for it.
+
+Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+LOOK_S = 1.0
+DOWN_S = 5.0  # a link that comes back sooner is no fault: TCP sends again
+SENDINGS = 4  # without an answer; Linux takes 3 s for so many on a near network
+RECENT_S = 5.0  # a rank that gives up on a host takes its connections along
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40
+_ESTABLISHED, _RETRANSMITS = 1, 1  # of /proc/net/tcp: state, kind of timer
+
+
+class Link:
+    """The host's link that is called `interface`; without a name, or with the loopback's, there is nothing to see."""
+
+    def __init__(self, interface: str | None) -> None:
+        self._interface = "" if interface in (None, "lo") else str(interface)
+        self._down_since: float | None = None
+        self._told = False
+        self._unanswered: dict[str, float] = {}  # by address, when it was last seen
+        self._address = self._own_address()
+
+    @property
+    def interval_s(self) -> float | None:
+        """How often to look; None for never."""
+        return LOOK_S if self._interface else None
+
+    def cut(self) -> dict[str, Any] | None:
+        """Look now. Once, when the link has been down for DOWN_S seconds: `interface`, and whether it is `up` (then it
+        lacks its carrier); else None."""
+        self._look()
+        flags, now = self._flags(), time.monotonic()
+        if flags is None or (flags & _IFF_UP and flags & _IFF_RUNNING):
+            self._down_since = None
+            return None
+        self._down_since = self._down_since or now
+        if self._told or now < self._down_since + DOWN_S:
+            return None
+        self._told = True
+        return {"interface": self._interface, "up": bool(flags & _IFF_UP)}
+
+    def facts(self) -> dict[str, Any]:
+        """This host's `address` (None where unknown), and the addresses that leave it `unanswered`."""
+        self._look()
+        recent = time.monotonic() - RECENT_S
+        return {"address": self._address, "unanswered": sorted(a for a, t in self._unanswered.items() if t > recent)}
+
+    def _look(self) -> None:
+        """Note who does not answer now."""
+        if not self._interface:
+            return
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+                fields = line.split()
+                state, timer, retransmits = int(fields[3], 16), int(fields[5].partition(":")[0]), int(fields[6], 16)
+                if state == _ESTABLISHED and timer == _RETRANSMITS and retransmits >= SENDINGS:
+                    # Hexadecimal, in the machine's own byte order.
+                    address = socket.inet_ntoa(struct.pack("=I", int(fields[2].partition(":")[0], 16)))
+                    self._unanswered[address] = time.monotonic()
+
+    def _own_address(self) -> str | None:
+        answer = self._ask(_SIOCGIFADDR)
+        return None if answer is None else socket.inet_ntoa(answer[20:24])
+
+    def _flags(self) -> int | None:
+        answer = self._ask(_SIOCGIFFLAGS)
+        return None if answer is None else int(struct.unpack_from("=H", answer, 16)[0])
+
+    def _ask(self, request: int) -> bytes | None:
+        """An interface request's answer (struct ifreq); None where there is no such interface."""
+        if not self._interface:
+            return None
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            return fcntl.ioctl(any_socket, request, struct.pack("256s", self._interface.encode()[:15]))
+        return None

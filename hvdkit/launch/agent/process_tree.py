@@ -1,0 +1,26 @@
+"""The processes below one. Standard library only, as rank_agent.py, which it is a part of."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid` that has not ended, in no particular order."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                # pid (name, which may hold anything) state ppid …
+                stat = (entry / "stat").read_text(errors="replace")
+                state, parent = stat[stat.rindex(")") + 1 :].split()[:2]
+                if state not in "ZX":  # an ended process has no children any more
+                    children.setdefault(int(parent), []).append(int(entry.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        todo += below
+        found += below
+    return found

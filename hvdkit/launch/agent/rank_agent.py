@@ -1,0 +1,400 @@
+"""Start one command, say how it ended, leave nothing of it behind.
+
+usage: python -I -S rank_agent.py ROLE FOLDER GRACE_S STALL_S COMMAND...
+
+Every rank has a guard above it, on the host where the rank runs. The guard
+- writes the command's output to FOLDER/rank-<r>.log (worker-<place>.log under an elastic launcher);
+- tells its standard output, which leads to the launcher, that the rank has started, how it ended, with the record that
+  the rank may have left in FOLDER/rank-<r>.failure.json, and that nothing is left of it (`MARK` + JSON, one line each);
+- tells it too when the rank has not moved for STALL_S seconds (watchdog.py; 0: never) and when it does again, or that
+  its host's link is down (link_monitor.py);
+- on SIGTERM, or as soon as nobody reads its standard output any more (the launcher was killed, the ssh connection
+  broke), ends the rank: SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
+- gives the rank a folder of its own for temporary files and removes it (scratch.py);
+- kills whatever the rank leaves behind. A guard is a "subreaper": descendants whose parent died become its children
+  instead of init's, so a daemonized grandchild cannot get away.
+
+A parent-death signal alone would not do: it covers no grandchild, gives no grace and does not cross ssh. The guard uses
+it for one case, its own death by SIGKILL.
+
+ROLE is
+- `rank`;
+- `shell-rank` for a rank that horovodrun starts. horovodrun ends all ranks as soon as one has failed, which may be one
+  that only lost another: so the guard of a failed rank stays until the launcher ends all ranks;
+- `horovodrun` for horovodrun itself, whose output carries the lines of the ranks' guards: these go on to the launcher,
+  the rest to FOLDER/horovodrun.log.
+
+Standard library only, and no syntax newer than Python 3.8: it runs under whatever interpreter has the framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+if __package__:
+    from hvdkit.launch.agent.link_monitor import Link
+    from hvdkit.launch.agent.process_tree import descendants
+    from hvdkit.launch.agent.reports import MARK, own_name, own_rank, report, tell
+    from hvdkit.launch.agent.scratch import Scratch
+    from hvdkit.launch.agent.watchdog import Pulse
+else:
+    # -I leaves this folder out of sys.path; behind the standard library it can hide nothing.
+    sys.path.append(str(Path(__file__).resolve().parent))
+    from link_monitor import Link  # type: ignore[import-not-found,no-redef]
+    from process_tree import descendants  # type: ignore[import-not-found,no-redef]
+    from reports import MARK, own_name, own_rank, report, tell  # type: ignore[import-not-found,no-redef]
+    from scratch import Scratch  # type: ignore[import-not-found,no-redef]
+    from watchdog import Pulse  # type: ignore[import-not-found,no-redef]
+
+TAIL_BYTES = 8192
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as multiprocessing's resource tracker
+
+
+def main() -> int:
+    """Guard the command of this command line; the exit status is the command's, 128 + n for signal n."""
+    role, folder, grace_s, stall_s, *command = sys.argv[1:]
+    rank = None if role == "horovodrun" else own_rank()
+    if role == "shell-rank":
+        status = step_aside(rank)
+        if status is not None:
+            return status
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guard = Guard(rank, own_name(rank), Path(folder), float(grace_s), float(stall_s))
+    status = guard.run(command)
+    if role == "shell-rank" and status != 0 and os.environ.get("HOROVOD_ELASTIC") != "1":
+        guard.wait_for_stop()
+    return status
+
+
+def step_aside(rank: int | None) -> int | None:
+    """Fork; the child goes on (None), the parent gets the child's exit status. Where the child, and so the rank, is
+    killed, the parent says so.
+
+    To end a rank, horovodrun sends SIGTERM to the children of the process it started, then freezes that process. It
+    starts a shell, which may stay or become its command: so the first or the second process from there gets the
+    signal. The guard is always the second, and what is frozen is never the guard.
+    """
+    child = os.fork()
+    if child == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        return None
+    asked = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked)}
+        ended = report(rank, own_name(rank), "ended", failed_at=time.monotonic(), **facts)
+        tell(b"\n" + ended + b"\n" + report(rank, own_name(rank), "left"))  # the child's last line may have no end
+    return exit_status(status)
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2), Linux only; its failure is ignored."""
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def exit_status(status: int) -> int:
+    """A waitpid status as a shell shows it."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+class Guard:
+    """One command's life. `rank` is None for horovodrun itself."""
+
+    def __init__(self, rank: int | None, name: str, folder: Path, grace_s: float, stall_s: float) -> None:
+        self.rank = rank
+        self.name = name
+        self.grace_s = grace_s
+        self.stall_s = stall_s
+        self.folder = folder
+        self.log_path = folder / f"{name}.log"
+        self.failure_path = folder / f"{name}.failure.json"
+        self.scratch = Scratch(None if rank is None else f"hvdkit-{name}-{os.getpid()}")
+        self.log_error: str | None = None
+        self.log = -1
+        self.tail = b""
+        self.unfinished_line = b""
+        self.child = 0
+        self.stop_requests = 0
+        self.stopped_at: float | None = None
+        self.kill_at: float | None = None
+        self.look_at = 0.0
+        self.pulse: Pulse | None = None
+        self.link = Link(None if rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
+        self.frozen = False
+
+    def run(self, command: list[str]) -> int:
+        """Start `command`, wait for its end, report both; returns its exit status, 127 where it cannot be started."""
+        self._catch_signals()
+        self._open_log()
+        self.started_at = time.monotonic()
+        try:
+            process = self._start(command)
+        except OSError as error:
+            self.scratch.remove()
+            self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
+            self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
+            return 127
+        self.child = process.pid
+        self.pulse = None if self.rank is None else Pulse(self.folder, self.name, self.child, self.stall_s)
+        self._report("started", pid=self.child)
+        status, ended_at = self._wait()
+        process.returncode = exit_status(status)  # reaped here, not by Popen
+        self._read_output()
+        self._report("ended", **self._how_it_ended(status, ended_at))
+        self._end_descendants()
+        self._read_output()
+        # A rank ended while it wrote its record (files.write_atomic) leaves the temporary file.
+        for leftover in self.failure_path.parent.glob(f".{self.failure_path.name}.*"):
+            leftover.unlink()
+        for trace in (self.log_path.with_suffix(".beat"), self.log_path.with_suffix(".stack")):
+            trace.unlink(missing_ok=True)
+        self.scratch.remove()
+        self._report("left")
+        return exit_status(status)
+
+    def wait_for_stop(self) -> None:
+        """Wait until the launcher ends all ranks, or is gone."""
+        poller = select.poll()
+        poller.register(self.wakeups, select.POLLIN)
+        poller.register(1, 0)
+        while self.stopped_at is None and not self.stop_requests:
+            if any(descriptor == 1 for descriptor, _ in poller.poll()):
+                return
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wakeups, 4096)
+
+    def _catch_signals(self) -> None:
+        """From here on signals only wake `_wait`, which acts on them one after the other."""
+        self.wakeups, wake = os.pipe()
+        os.set_blocking(self.wakeups, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_stop_signal)
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start the command with its output led here."""
+        guard = os.getpid()
+
+        def die_with_guard() -> None:
+            # Set by the guard's only thread: the signal would come with the end of the thread that forked.
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard:
+                os._exit(1)
+
+        self.output, theirs = os.pipe()
+        os.set_blocking(self.output, False)
+        try:
+            # A session of its own: a terminal's Ctrl-C reaches the launcher alone, which ends all ranks in order.
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.scratch.make(), "HVDKIT_TRACE": self.name},
+                start_new_session=True,
+                preexec_fn=die_with_guard,
+            )
+        finally:
+            os.close(theirs)
+
+    def _wait(self) -> tuple[int, float]:
+        """Pump output and obey signals until the command ends; its waitpid status and when it came."""
+        poller = select.poll()
+        poller.register(self.wakeups, select.POLLIN)
+        poller.register(self.output, select.POLLIN)
+        poller.register(1, 0)  # reports only that the reader is gone
+        while True:
+            ready = dict(poller.poll(self._patience_ms()))
+            now = time.monotonic()
+            if self.wakeups in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.wakeups, 4096)
+            status = self._reap()
+            if status is not None:
+                return status, now
+            if 1 in ready:
+                poller.unregister(1)
+                self.stop_requests += 1
+            self._obey()
+            if self.output in ready and self._read_output():
+                poller.unregister(self.output)
+            if self._look_s and self.stopped_at is None and now >= self.look_at:
+                self.look_at = now + self._look_s
+                self._look()
+
+    @property
+    def _look_s(self) -> float | None:
+        """How often to look after rank and link; None for never."""
+        watches = [self.link.interval_s, None if self.pulse is None else self.pulse.interval_s]
+        return min((each for each in watches if each), default=None)
+
+    def _look(self) -> None:
+        """Tell the launcher where the rank stands still or moves again, or the host is cut off."""
+        stall = self.pulse.stall() if self.pulse and self.pulse.interval_s else None
+        if stall:
+            self._report("stalled", **stall, **self.link.facts())
+        elif self.pulse and self.pulse.resumed:
+            self._report("resumed")
+        cut = self.link.cut()
+        if cut:
+            self._report("cut off", **cut)
+
+    def _patience_ms(self) -> float | None:
+        """How long to wait for events before the next thing to do by the clock."""
+        due = [] if self.kill_at is None else [self.kill_at]
+        if self._look_s and self.stopped_at is None:
+            due.append(self.look_at)
+        return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
+
+    def _on_stop_signal(self, *_: object) -> None:
+        self.stop_requests += 1
+
+    def _obey(self) -> None:
+        """End the command as far as was asked: first SIGTERM, then, asked again or after the grace, SIGKILL."""
+        if self.stop_requests and self.stopped_at is None:
+            self.stopped_at = time.monotonic()
+            self.frozen = self.pulse is not None and self.pulse.frozen()
+            self.stop_requests -= 1
+            self.kill_at = self.stopped_at + self.grace_s
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child, signal.SIGTERM)
+                os.killpg(self.child, signal.SIGCONT)  # a frozen rank could not obey
+        overdue = self.kill_at is not None and time.monotonic() >= self.kill_at
+        if self.stopped_at is not None and (self.stop_requests or overdue):
+            self.kill_at = None
+            self.stop_requests = 0
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> int | None:
+        """Collect ended children, adopted ones too; the command's waitpid status once it is among them."""
+        found = None
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self.child:
+                    found = status
+        return found
+
+    def _end_descendants(self) -> None:
+        """Give what the command left behind a moment to end by itself, then kill it, until nothing is left."""
+        patience = time.monotonic() + AFTERMATH_S
+        give_up = patience + 2.0
+        while time.monotonic() < give_up:
+            self._reap()
+            left = descendants(os.getpid())
+            if not left:
+                return
+            if time.monotonic() >= patience:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            self._read_output()
+            time.sleep(0.01)
+
+    def _how_it_ended(self, status: int, ended_at: float) -> dict[str, object]:
+        """The facts of the end. Times are in seconds of this machine's monotonic clock."""
+        failure = self._read_failure()
+        failed_at = ended_at
+        if failure is not None:
+            made_at = failure["clock"]
+            if made_at is None:  # by its age, so a clock set long before does no harm
+                made_at = time.monotonic() - (time.time() - failure["time"])
+            failed_at = min(ended_at, max(self.started_at, made_at))
+        by_signal = os.WIFSIGNALED(status)
+        return {
+            "exit_code": None if by_signal else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if by_signal else None,
+            "stopped": self.stopped_at is not None,
+            "frozen": self.frozen,
+            "after_stop": self.stopped_at is not None and failed_at > self.stopped_at,
+            "seconds": ended_at - self.started_at,
+            "failed_at": failed_at,
+            "failure": failure,
+            "tail": self.tail.decode("utf-8", "replace"),
+            "log_error": self.log_error,
+            **self.link.facts(),
+        }
+
+    def _read_failure(self) -> dict[str, Any] | None:
+        """The rank's own record of its failure, if it left a readable one."""
+        try:
+            record = json.loads(self.failure_path.read_text(encoding="utf-8"))
+            clock = record.get("clock")
+            times = {"time": float(record["time"]), "clock": None if clock is None else float(clock)}
+            return {**times, **{key: record.get(key) for key in ("step", "kind", "message")}}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _report(self, event: str, **facts: object) -> None:
+        tell(report(self.rank, self.name, event, **facts))
+
+    def _open_log(self) -> None:
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            for trace in (self.failure_path, self.log_path.with_suffix(".beat"), self.log_path.with_suffix(".stack")):
+                trace.unlink(missing_ok=True)
+            self.log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        except OSError as error:
+            self.log_error = error.strerror
+
+    def _read_output(self) -> bool:
+        """Take what the command has printed so far; True at its end."""
+        while True:
+            try:
+                data = os.read(self.output, 65536)
+            except BlockingIOError:
+                return False
+            if not data:
+                return True
+            if self.rank is None:
+                data = self._pass_on_reports(data)
+            self._keep(data)
+
+    def _pass_on_reports(self, data: bytes) -> bytes:
+        """Send the lines of the ranks' guards to the launcher; the other whole lines are returned."""
+        *lines, self.unfinished_line = (self.unfinished_line + data).split(b"\n")
+        others = []
+        for line in lines:
+            _, mark, told = line.partition(MARK.encode())
+            if mark:
+                tell(mark + told)
+            else:
+                others.append(line + b"\n")
+        return b"".join(others)
+
+    def _keep(self, data: bytes) -> None:
+        """To the log and to the tail. A full disk costs the log, not the training."""
+        self.tail = (self.tail + data)[-TAIL_BYTES:]
+        try:
+            while data and self.log_error is None:
+                data = data[os.write(self.log, data) :]
+        except OSError as error:
+            self.log_error = error.strerror
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Which rank is to blame for the end of a job, and when that is known. Evidence decides, not what arrives first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from hvdkit.errors import HvdkitError, RequestError
+from hvdkit.launch.diagnosis.exits import Cause, RankEnd, RankFailure, shown_tail
+from hvdkit.launch.job import Job
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rank to blame, and the ranks `lost_by` which it was lost where it has not failed by itself."""
+
+    end: RankEnd
+    lost_by: tuple[RankEnd, ...] = ()
+    others: tuple[RankEnd, ...] = ()  # that may have been lost, where several may
+
+
+def judge(ends: Iterable[RankEnd]) -> Verdict | None:
+    """Who is to blame; None where no rank failed. It depends on the ends alone, not on their order.
+
+    The strongest cause decides (`Cause`), the earliest failure among alike. Peers of a dead rank fail within
+    milliseconds, and may end before a rank that still tidies up; so a rank that lost a peer is to blame only where
+    nothing speaks against another one. Where a single rank had neither failed nor ended, that is the one they lost.
+    """
+    every = list(ends)
+    failed = [end for end in every if end.failed]
+    if not failed:
+        return None
+    frozen = [end for end in every if end.cause is Cause.FROZEN]
+    first = min(failed + frozen, key=lambda end: (end.cause, end.failed_at, end.rank, end.name))
+    if first.cause is not Cause.LOST:
+        return Verdict(first)
+    lost_it = tuple(sorted(failed, key=lambda end: (end.rank, end.name)))
+    left = sorted((end for end in every if end.cause is Cause.STOPPED), key=lambda end: (end.rank, end.name))
+    if len(left) == 1:
+        return Verdict(left[0], lost_by=lost_it)
+    well = (end for end in every if end.cause is Cause.WELL)
+    return Verdict(first, others=(*left, *sorted(well, key=lambda end: end.rank)))
+
+
+def decided(ends: Collection[RankEnd], np: int, now: float, settle_s: float) -> bool:
+    """Whether enough is known to end the ranks that are left: a rank has failed, and not for another's sake.
+
+    Where all that failed only lost a peer, that peer has `settle_s` seconds from the first of them to end by itself.
+    """
+    failed = [end for end in ends if end.failed]
+    if not failed:
+        return False
+    if any(not end.secondary for end in failed) or len(ends) == np:
+        return True
+    return now >= min(end.heard_at for end in failed) + settle_s
+
+
+def failure(job: Job, verdict: Verdict) -> HvdkitError:
+    """The error that tells the user of it: RequestError where the rank itself found the request wrong, else
+    RankFailure."""
+    end = verdict.end
+    if end.record is not None and end.record.kind == "request" and not end.after_stop:
+        return RequestError(end.record.message)
+    path = job.log(end.rank, end.name)
+    log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
+    if end.log_error is not None:
+        log += f" (cut short: {end.log_error})"
+    told = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
+    if verdict.others:
+        told.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
+    return RankFailure(f"{'; '.join(told)}; all ranks were ended; {shown_tail(log, end.tail)}", end)
+
+
+def _who(end: RankEnd) -> str:
+    return f"rank {end.rank} on {end.host}"
+
+
+def _how(end: RankEnd) -> str:
+    """How a rank failed, in words."""
+    after = "" if end.seconds is None else f" after {end.seconds:.1f} s"
+    if end.frozen:
+        how = "did not answer: it was frozen by a signal (SIGSTOP, or a debugger)"
+    elif end.signal is not None:
+        how = f"was killed by {end.signal}{after}"
+        if end.signal == "SIGKILL":
+            how += " (often the kernel's out-of-memory killer: see `dmesg`, or use a smaller batch)"
+    elif end.exit_code is not None:
+        how = f"ended with exit code {end.exit_code}{after}"
+    else:
+        how = f"vanished{after}: nothing is known of its end"
+    if end.record is not None:
+        step = "" if end.record.step is None else f" at step {end.record.step}"
+        how = f"failed{step}: {end.record.message.strip().partition(chr(10))[0]} ({how})"
+    return how
+
+
+def _lost(verdict: Verdict) -> str:
+    """What is known of a rank that others lost before it had ended."""
+    ranks = ", ".join(str(end.rank) for end in verdict.lost_by)
+    state = "had not ended by itself" if verdict.end.known else "nothing is known of its end"
+    return f"was lost by rank{'s' if len(verdict.lost_by) > 1 else ''} {ranks}, and {state}"
+
+
+def _meanwhile(other: RankEnd) -> str:
+    """What became of a rank that may be the one that was lost."""
+    if other.cause is not Cause.WELL:
+        return "had not ended by then"
+    return "ended with exit code 0" + ("" if other.seconds is None else f" after {other.seconds:.1f} s")

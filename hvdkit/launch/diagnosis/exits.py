@@ -1,0 +1,157 @@
+"""How ranks ended, and what that tells of the cause. Which rank is to blame is decided in blame.py."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hvdkit.core.heartbeat import LOST_A_PEER, SAID_BY_HOROVOD
+from hvdkit.errors import RunError
+from hvdkit.files import write_atomic
+
+_TAIL_LINES = 15
+_CRASH = "Fatal Python error: "  # of faulthandler
+_LINE_LIMIT = 400
+
+
+class RankFailure(RunError):
+    """A rank failed and the job was ended. Carries `rank`, `host`, and `exit_code` or `signal` (the other is None).
+
+    `record` is what the rank itself left about its failure, if anything.
+    """
+
+    def __init__(self, message: str, end: RankEnd) -> None:
+        super().__init__(message)
+        self.rank = end.rank
+        self.host = end.host
+        self.exit_code = end.exit_code
+        self.signal = end.signal
+        self.record = end.record
+
+
+class Terminated(RunError):
+    """The launcher got SIGTERM and has ended all ranks."""
+
+    exit_status = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank wrote about its own failure. `kind` is request, error or communication (a peer was lost)."""
+
+    kind: str
+    message: str
+    step: int | None
+
+    @classmethod
+    def read(cls, record: Any) -> Record | None:
+        """The record in a guard's report; None where there is none or no sense in it."""
+        if not isinstance(record, dict) or record.get("kind") not in ("request", "error", "communication"):
+            return None
+        step = record.get("step")
+        return cls(record["kind"], str(record.get("message")), step if isinstance(step, int) else None)
+
+
+class Cause(IntEnum):
+    """Why a rank ended, in the order of blame: a smaller one is never the consequence of a larger one."""
+
+    OWN = 0  # an exit code or a signal of its own, or an error that it wrote down
+    FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it answered nobody
+    UNKNOWN = 2  # nobody asked it to stop, and nothing is known of its end
+    PERHAPS_LOST = 3  # it failed, and its output tells of a broken connection, which may not be Horovod's
+    LOST = 4  # it failed because another rank was gone
+    STOPPED = 5  # it was asked to stop, by the launcher or by horovodrun
+    WELL = 6  # exit code 0
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
+
+    `stopped` says that it was being ended by the launcher, `frozen` that SIGSTOP held it by then, `after_stop` that it
+    failed only after it was asked to stop; `pid` and `seconds` are None where it never started.
+    """
+
+    rank: int
+    host: str
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    stopped: bool = False
+    frozen: bool = False
+    after_stop: bool = False
+    seconds: float | None = None
+    failed_at: float = float("inf")
+    heard_at: float = float("-inf")  # when the launcher learned of it
+    record: Record | None = None
+    tail: str = ""
+    log_error: str | None = None
+    name: str = ""  # of its traces; rank-<r> where nothing else is said
+    address: str | None = None  # of its host's link
+    unanswered: tuple[str, ...] = ()  # addresses that did not answer its host any more
+
+    @property
+    def known(self) -> bool:
+        """Whether anything tells how the rank ended."""
+        return not (self.exit_code is None and self.signal is None and self.record is None)
+
+    @cached_property
+    def cause(self) -> Cause:
+        """Why it ended, as far as its own traces tell."""
+        if self.record is not None and not self.after_stop:
+            return Cause.LOST if self.record.kind == "communication" else Cause.OWN
+        if self.stopped:
+            return Cause.FROZEN if self.frozen else Cause.STOPPED
+        if self.exit_code == 0:
+            return Cause.WELL
+        if not self.known:
+            return Cause.UNKNOWN
+        # SIGKILL is sent by others. Any other signal may be how a framework dies of an error that it has just told of.
+        lost = [] if self.signal == "SIGKILL" else [line for line in self.tail.splitlines() if LOST_A_PEER.search(line)]
+        if not lost:
+            return Cause.OWN
+        return Cause.LOST if any(SAID_BY_HOROVOD.search(line) for line in lost) else Cause.PERHAPS_LOST
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rank ended otherwise than well and without being asked to."""
+        return self.cause in (Cause.OWN, Cause.UNKNOWN) or self.secondary
+
+    @property
+    def secondary(self) -> bool:
+        """Whether it failed only because another rank was gone."""
+        return self.cause in (Cause.LOST, Cause.PERHAPS_LOST)
+
+
+def signal_name(number: int | None) -> str | None:
+    """SIGKILL for 9; real-time signals by number."""
+    try:
+        return None if number is None else signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shown_tail(log: str, tail: str) -> str:
+    """`log` ends: and the last lines; of a line that was overwritten (a progress bar), what was last seen.
+
+    At most 15 lines of 400 characters. A crash is shown from its beginning, as Python tells the innermost call first.
+    """
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in tail.rstrip().split("\n")]
+    crash = next((place for place, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)
+    lines = lines[max(0, crash) :][:_TAIL_LINES]
+    if not any(lines):
+        return f"{log}, is empty"
+    return f"{log}, ends:\n" + "\n".join("    " + line[:_LINE_LIMIT] for line in lines)
+
+
+def write_exits(path: Path, ends: Iterable[RankEnd]) -> None:
+    """exits.json: how each rank ended, in rank order. Raises RunError where it cannot be written."""
+    keys = ("rank", "host", "pid", "exit_code", "signal", "stopped", "seconds", "log_error")
+    rows = [{key: getattr(end, key) for key in keys} for end in ends]
+    write_atomic(path, json.dumps(rows, indent=2) + "\n")

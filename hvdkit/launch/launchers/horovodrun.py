@@ -1,0 +1,79 @@
+"""The `horovodrun` launcher: Horovod's own, which reaches other machines by ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hvdkit.errors import RequestError
+from hvdkit.launch import namespaces
+from hvdkit.launch.agents import Guarded, guard_command
+from hvdkit.launch.hosts import is_this_machine, shown
+from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
+from hvdkit.launch.launchers import elastic
+from hvdkit.launch.supervise import supervise
+
+# horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
+_HOROVODRUN_GRACE_S = GRACE_S + 1.0
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
+
+
+def run(job: Job, on_tick: Tick | None = None) -> None:
+    """Run the job to its end; `on_tick` is called every 0.1 s.
+
+    Every host needs the interpreter, the script and hvdkit under the paths that they have here; no shared folder is
+    needed: what ranks tell of their end comes back over horovodrun's own channel.
+
+    Raises RequestError (no horovodrun or interpreter, an unwritable folder; nothing was started), RankFailure or
+    RunError (a rank or horovodrun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
+    """
+    horovodrun = job.python.with_name("horovodrun")
+    if not os.access(horovodrun, os.X_OK):
+        raise RequestError(f"{horovodrun}: no horovodrun there; use --launcher direct or `hvdkit runtime build`")
+    namespaces.check(job.hosts, "horovodrun")
+    remote = [host.name for host in job.hosts if not is_this_machine(host.name)]
+    if remote and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
+        # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
+        raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
+    prepare(job)
+    guarded = Guarded("horovodrun", None, _command(job, horovodrun), _environment(job), _HOROVODRUN_GRACE_S)
+    if job.elastic is not None:
+        elastic.supervise(job, guarded, on_tick)
+    else:
+        supervise(job, [guarded], on_tick)
+
+
+def _command(job: Job, horovodrun: Path) -> list[str]:
+    """horovodrun's command line: each rank runs under a guard, which alone knows how its rank ends."""
+    controller = [] if {"--gloo", "--mpi", "--jsrun"} & set(job.horovodrun_options) else ["--gloo"]
+    return [
+        # Through the interpreter: a script's first line breaks where a path is long or has a space.
+        str(job.python),
+        str(horovodrun),
+        *("-np", str(job.np)),
+        *_places(job),
+        *controller,
+        *job.horovodrun_options,
+        *guard_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
+    ]
+
+
+def _places(job: Job) -> list[str]:
+    """Which hosts there are, and how many ranks there may be."""
+    hosts = ["-H", shown(job.hosts)]
+    if job.elastic is None:
+        return hosts
+    bounds = ["--min-np", str(job.elastic.min_np), "--max-np", str(job.elastic.max_np)]
+    if job.elastic.discovery is not None:
+        hosts = ["--host-discovery-script", str(job.elastic.discovery.absolute())]
+    if job.here:
+        bounds += ["--network-interfaces", "lo"]  # it would wait for a second host to find one that both have
+    return [*hosts, *bounds]
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """horovodrun hands its environment on; it quotes the values for the shell, but not the names."""
+    environment = {**job.base_environment(), "HVDKIT_LAUNCHER": "horovodrun"}
+    return {name: value for name, value in environment.items() if _PLAIN_NAME.fullmatch(name)}

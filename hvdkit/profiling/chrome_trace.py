@@ -1,0 +1,105 @@
+"""The measured steps of all ranks as a Chrome trace, by one clock; https://ui.perfetto.dev opens it.
+
+Format: "Trace Event Format", Duffy et al., the JSON object with `traceEvents`; times are microseconds. They are whole
+ones: Perfetto cuts fractions off, and leaves out a span that then ends behind the next one's begin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hvdkit.core import trace_events
+from hvdkit.core.state import layer_of
+from hvdkit.profiling.assemble import Findings
+from hvdkit.profiling.split import Phase, Step, stretches
+from hvdkit.profiling.timeline import Operation
+
+_LANES = {"step": 1, "phases": 2, "gradients": 3}
+_FIRST = 100  # rank 0's process: Perfetto puts a lane of its process's own number first, whatever it is
+_HOROVOD = 1_000_000  # as a process, behind all ranks
+
+
+def dump(found: Findings) -> str:
+    """Marked, detailed and traced steps as JSON; the first one begins at 0."""
+    rows = [("marked", found.marked), ("detailed", found.detailed), ("with the timeline", found.traced)]
+    zero = min((step.open for _, steps in rows for row in steps for step in row), default=0)
+    events = list(_named(found))
+    share = found.negotiation
+    for title, steps in rows:
+        for number, row in enumerate(steps):
+            for rank, step in enumerate(row):
+                phases = stretches(step, row, None if step.operations else share)
+                events += _step(step, phases, f"step {number + 1}, {title}", rank, zero)
+    events += _operations([each for row in found.traced for each in row[0].operations], zero)
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
+
+
+def _named(found: Findings) -> Iterator[dict[str, Any]]:
+    for rank in found.record.ranks:
+        process = _FIRST + rank.rank
+        yield _meta("process_name", process, name=f"rank {rank.rank} on {rank.host}")
+        yield _meta("process_sort_index", process, sort_index=process)
+        for name, lane in _LANES.items():
+            yield from _lane(process, lane, name)
+    if any(step.operations for row in found.traced for step in row):
+        yield _meta("process_name", _HOROVOD, name="Horovod, as rank 0 saw it")
+        yield _meta("process_sort_index", _HOROVOD, sort_index=_HOROVOD)
+        yield from _lane(_HOROVOD, 1, "negotiation")
+        yield from _lane(_HOROVOD, 2, "collectives")
+
+
+def _lane(process: int, lane: int, name: str) -> Iterator[dict[str, Any]]:
+    yield _meta("thread_name", process, lane, name=name)
+    yield _meta("thread_sort_index", process, lane, sort_index=lane)
+
+
+def _meta(kind: str, process: int, lane: int = 0, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": arguments}
+
+
+def _step(step: Step, phases: Sequence[Phase], title: str, rank: int, zero: int) -> Iterator[dict[str, Any]]:
+    process = _FIRST + rank
+    yield _span(title, "step", process, _LANES["step"], step.open, step.end, zero)
+    for phase in phases:
+        if phase.end > phase.start:
+            yield _span(phase.kind, "phase", process, _LANES["phases"], phase.start, phase.end, zero)
+    yield from _details(step.details, step.phases, process, zero)
+
+
+def _details(
+    details: Sequence[tuple[str, int]], phases: Sequence[Phase], process: int, zero: int
+) -> Iterator[dict[str, Any]]:
+    """Layers as spans that end when the layer ends, one behind the other in their phase."""
+    starts = sorted(phase.start for phase in phases)
+    before = 0
+    for name, at in details:
+        if name.startswith(trace_events.PUT):
+            continue
+        forward = name.startswith(trace_events.LAYER)
+        bare = name.removeprefix(trace_events.LAYER) if forward else name.removeprefix(trace_events.READY)
+        begun = max([start for start in starts if start <= at], default=at)
+        label = f"forward {bare}" if forward else f"gradient {bare}"
+        begin = max(before, begun)
+        yield _span(label, layer_of(bare), process, _LANES["gradients"], min(begin, at), at, zero)
+        before = at
+
+
+def _operations(operations: Sequence[Operation], zero: int) -> Iterator[dict[str, Any]]:
+    """Collectives in the order in which they began, and when Horovod negotiated: spans of a lane never overlap."""
+    negotiated = ended = zero
+    for each in operations:
+        told = {"tensors": len(each.names), "bytes": each.bytes, "first": each.names[0] if each.names else ""}
+        asked = each.start if each.asked is None else max(each.asked, negotiated)
+        if asked < each.start:
+            yield _span("negotiation", "horovod", _HOROVOD, 1, asked, each.start, zero)
+        start = max(each.start, ended)
+        yield _span(each.operation, "horovod", _HOROVOD, 2, start, max(start, each.end), zero) | {"args": told}
+        negotiated, ended = max(negotiated, each.start), max(ended, each.end)
+
+
+def _span(name: str, category: str, process: int, lane: int, start: int, end: int, zero: int) -> dict[str, Any]:
+    span = {"ph": "X", "name": name, "cat": category, "pid": process, "tid": lane}
+    begin = round((start - zero) / 1e3)
+    return span | {"ts": begin, "dur": round((end - zero) / 1e3) - begin}

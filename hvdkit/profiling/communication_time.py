@@ -1,0 +1,104 @@
+"""What the network gave: collectives of a step, collectives alone, and their bandwidth beside the link's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hvdkit.core import trace_events
+from hvdkit.profiling.split import FORWARD, Step, spread
+from hvdkit.profiling.timeline import Operation
+from hvdkit.results.bench import COLLECTIVES, bus_factor
+from hvdkit.results.profile import Communication, Latency, Link
+from hvdkit.results.recording import RankRecord
+
+Clock = Callable[[int], int]
+
+
+def sent_bytes(operation: str, size: int, ranks: int) -> float:
+    """What a rank's link carries one way for a collective into which it puts `size` bytes."""
+    whole = size * ranks if operation == "allgather" else size
+    return next((bus_factor(known, ranks) * whole for known in COLLECTIVES if known == operation), float(whole))
+
+
+def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:
+    """The collectives of a step; medians over rank 0's `steps`, of those that have as many as most that have any."""
+    counts = Counter(len(step.operations) for step in steps if step.operations)
+    if not counts:
+        return []
+    usual = max(counts, key=lambda count: (counts[count], count))
+    rows = [(step, step.operations) for step in steps if len(step.operations) == usual]
+    found = []
+    for number in range(usual):
+        mine = [operations[number] for _, operations in rows]
+        carried = mine[0].link_bytes
+        starts = [operations[number].start - _backward_start(step) for step, operations in rows]
+        found.append(
+            Communication(
+                operation=mine[0].operation,
+                tensors=len(mine[0].names),
+                bytes=mine[0].bytes,
+                start_ms=float(np.median(starts)) / 1e6,
+                ms=float(np.median([each.end - each.start for each in mine])) / 1e6,
+                link_bytes=sent_bytes(mine[0].operation, mine[0].bytes, ranks) if carried is None else carried,
+            )
+        )
+    return found
+
+
+def alone(ranks: Sequence[RankRecord], clocks: Sequence[Clock]) -> list[Latency]:
+    """Each probed collective, from when the last rank had begun it to when the last had it."""
+    found = []
+    for probes in zip(*(rank.collectives for rank in ranks), strict=True):
+        lengths = []
+        for times in zip(*(probe.times for probe in probes), strict=True):
+            begun = max(clock(begin) for clock, (begin, _) in zip(clocks, times, strict=True))
+            ended = max(clock(end) for clock, (_, end) in zip(clocks, times, strict=True))
+            lengths.append(max(0, ended - begun))
+        found.append(
+            Latency(
+                operation=probes[0].operation, bytes=probes[0].bytes, ms=spread(lengths), samples=len(probes[0].times)
+            )
+        )
+    return found
+
+
+def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], latencies: Sequence[Latency]) -> Link:
+    """The slowest interface, and the bandwidth that a step and that the best collective alone had."""
+    count = len(ranks)
+    rates = [rank.rated_mbit_per_s for rank in ranks if rank.rated_mbit_per_s]
+    busy = sum(each.ms for each in communications if each.link_bytes)
+    carried = sum(each.link_bytes or 0.0 for each in communications)
+    best = max(
+        (sent_bytes(each.operation, each.bytes, count) / each.ms.median for each in latencies if each.ms.median),
+        default=0.0,
+    )
+    return Link(
+        interface=ranks[0].interface,
+        rated_mbit_per_s=min(rates, default=None),
+        measured_mbit_per_s=8e-3 * best or None,
+        achieved_mbit_per_s=8e-3 * carried / busy if busy and carried else None,
+    )
+
+
+def within(operations: Sequence[Operation], step: Step) -> list[Operation]:
+    """Those that ran in the step, with the bytes that core has put into them and on a link, where it was core."""
+    put: dict[str, list[tuple[int, int]]] = {}
+    for name, _ in step.details:
+        if name.startswith(trace_events.PUT):
+            kind, *sizes = name.removeprefix(trace_events.PUT).split(":")
+            put.setdefault(kind, []).append((int(sizes[0]), int(sizes[1])))
+    mine = [each for each in operations if step.open <= each.start and each.end <= step.end]
+    for kind, told in put.items():
+        places = [place for place, each in enumerate(mine) if each.operation == kind]
+        if len(places) == len(told):
+            for place, (given, carried) in zip(places, told, strict=True):
+                mine[place] = replace(mine[place], bytes=given, link_bytes=float(carried))
+    return mine
+
+
+def _backward_start(step: Step) -> int:
+    return [phase for phase in step.phases if phase.kind == FORWARD][-1].end

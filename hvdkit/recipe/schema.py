@@ -1,0 +1,281 @@
+"""The recipe: one YAML file for all four frameworks, typed and strict.
+
+`load` tells every fault of a file and its overrides at once, each with its key, what was expected and
+what was received, before anything is started or written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from hvdkit.errors import RequestError, nearest
+from hvdkit.recipe import communication, yaml_files
+from hvdkit.recipe.communication import METHODS, AnyCompression, Outer, Sync, Uncompressed
+from hvdkit.recipe.data import (  # noqa: F401 - the recipe's classes, wherever they are written
+    DATA_KINDS,
+    AnyData,
+    Cifar10,
+    Digits,
+    ImageFolder,
+    Mnist5k,
+    Native,
+    Strict,
+    Synthetic,
+)
+from hvdkit.recipe.optimizer import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - as those
+from hvdkit.recipe.yaml_files import brief, named
+
+ModelName = Literal[
+    "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+]  # fmt: skip
+
+
+class Model(Strict):
+    """The network; its layers are in `hvdkit/tasks/resnet.py`."""
+
+    name: ModelName
+    classes: int = Field(10, ge=2, le=1_000_000)
+    weights: str | None = Field(
+        None, description="safetensors file to start from, with torchvision's names and layouts"
+    )
+    new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
+    zero_init_residual: bool = Field(
+        False, description="start each block's last batch norm with scale 0 (Goyal et al. 2017, section 5.1)"
+    )
+
+    @model_validator(mode="after")
+    def _a_new_head_belongs_to_weights(self) -> Model:
+        if self.new_head and self.weights is None:
+            raise ValueError("expected new_head only where weights are given, got new_head true and no weights")
+        return self
+
+
+class Schedule(Strict):
+    """Learning rate by the step: linear scaling, gradual warm-up (Goyal et al. 2017), then decay.
+
+    Formulas: `hvdkit/core/schedule.py`.
+    """
+
+    scale: Literal["linear", "none"] = "linear"
+    base_batch_size: int = Field(256, ge=1)
+    warmup_epochs: float = Field(0.0, ge=0, le=100_000)
+    decay: Literal["constant", "step", "cosine", "polynomial"] = "cosine"
+    milestones: list[float] = Field(default_factory=list, description="epochs; for decay: step")
+    gamma: float = Field(0.1, gt=0, le=1, description="factor at each milestone")
+    power: float = Field(2.0, gt=0, description="for decay: polynomial")
+
+    @model_validator(mode="after")
+    def _milestones_belong_to_step(self) -> Schedule:
+        if (self.decay == "step") != bool(self.milestones):
+            raise ValueError("expected milestones exactly where decay is 'step'")
+        if self.milestones != sorted(self.milestones) or any(m <= 0 for m in self.milestones):
+            raise ValueError(f"expected rising milestones above 0, got {self.milestones}")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Schedule:
+        # By their values, as a run's resolved recipe has all keys.
+        for key, reads_it, needed in (
+            ("gamma", self.decay == "step", "decay is 'step'"),
+            ("power", self.decay == "polynomial", "decay is 'polynomial'"),
+            ("base_batch_size", self.scale == "linear", "scale is 'linear'"),
+        ):
+            default, got = type(self).model_fields[key].default, getattr(self, key)
+            if not reads_it and got != default:
+                raise ValueError(f"expected {key} other than {default} only where {needed}, got {got}")
+        return self
+
+
+class Loss(Strict):
+    """Softmax cross-entropy, averaged over the batch.
+
+    `label_smoothing` is the share that is spread evenly over all classes (Szegedy et al. 2016, section 7).
+    """
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+
+
+class Checkpointing(Strict):
+    """When the state of training is written, and how many are kept beside the best. The end is always kept."""
+
+    every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, behind the evaluation; 0: none")
+    every_steps: int = Field(0, ge=0, description="updates between two checkpoints; 0: none")
+    keep: int = Field(2, ge=1, description="newest ones that are kept")
+
+    @model_validator(mode="after")
+    def _something_is_written(self) -> Checkpointing:
+        if not self.every_epochs and not self.every_steps:
+            raise ValueError("expected every_epochs or every_steps above 0; for no checkpoints give checkpoint: null")
+        return self
+
+
+class Elastic(Strict):
+    """Training that outlives lost ranks and takes in new ones, with `min_np` to `max_np` ranks.
+
+    Every `commit_every` updates all ranks copy the state into their memory: what a lost rank throws training back to.
+    """
+
+    min_np: int = Field(1, ge=1)
+    max_np: int = Field(ge=1)
+    commit_every: int = Field(10, ge=1, description="updates between two commits")
+
+    @model_validator(mode="after")
+    def _from_few_to_many(self) -> Elastic:
+        if self.min_np > self.max_np:
+            raise ValueError(f"expected min_np at most max_np, got {self.min_np} and {self.max_np}")
+        return self
+
+
+class Recipe(Strict):
+    """Everything that decides what is computed. The framework and the number of ranks are no part of it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    model: Model
+    data: Annotated[AnyData, Field(discriminator="name")]
+    batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
+    epochs: int = Field(1, ge=1, le=100_000)
+    steps: int | None = Field(None, ge=1, le=2**48, description="stop after so many steps")
+    seed: int = Field(1, ge=0, lt=2**32)
+    optimizer: AnyOptimizer
+    schedule: Schedule = Schedule()
+    loss: Loss = Loss()
+    compression: AnyCompression = Field(Uncompressed(), description="of gradients on the wire")
+    sync: Sync | None = Field(None, description="updates by a rank's own gradients between two meetings of all")
+    allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="by which way sums are made")
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
+        "fp32", description="of the network's arithmetic; weights are fp32, under fp64 fp64"
+    )
+    accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
+    recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
+    check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
+    checkpoint: Checkpointing | None = Field(Checkpointing(), description="null: no weights are kept")
+    elastic: Elastic | None = None
+    tune: Literal["rule", "measure", "none"] = Field(
+        "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"
+    )
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
+    log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
+    warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
+
+    @model_validator(mode="after")
+    def _communication_goes_together(self) -> Recipe:
+        found = communication.faults(self)
+        if found:
+            raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(found)})
+        return self
+
+
+_MOST_FAULTS = 50  # listed one by one; the rest are counted
+_KINDS: dict[str, dict[str, type[BaseModel]]] = {
+    "data": DATA_KINDS,
+    "compression": dict(METHODS),
+    "optimizer": dict(OPTIMIZERS),
+}
+
+
+# Keys that are 'auto' or a number; pydantic tells what each half of such a key expects.
+_AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
+
+
+def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe file and apply `key=value` overrides (nested keys with dots, values as YAML).
+
+    Raises RequestError with all faults, one a line.
+    """
+    return revise(_read(path), named(path), overrides)
+
+
+def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """The recipe of a document that has been read, with overrides; `where` it comes from stands before each fault.
+
+    Raises RequestError with all faults, one a line.
+    """
+    faults = [fault for text in overrides if (fault := yaml_files.override(document, text))]
+    try:
+        recipe = Recipe.model_validate(document)
+    except ValidationError as error:
+        faults += [f"{where}: {line}" for line in _explain(error)]
+    if len(faults) > _MOST_FAULTS:
+        faults = [*faults[:_MOST_FAULTS], f"{where}: {len(faults) - _MOST_FAULTS} more faults; no YAML recipe"]
+    if faults:
+        raise RequestError("\n".join(faults))
+    return recipe
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as YAML; `load` reads it back to an equal Recipe."""
+    return yaml.safe_dump(recipe.model_dump(), sort_keys=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document = yaml_files.load(path, "a YAML recipe", "a YAML recipe such as recipes/resnet20-digits.yaml")
+    if not isinstance(document, dict):
+        raise RequestError(f"{named(path)}: expected keys with values (a mapping), got {brief(document)}")
+    return document
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines: dict[str, None] = {}  # each once, in order
+    for number, fault in enumerate(error.errors(include_url=False)):
+        if fault["type"] == "together":
+            lines |= dict.fromkeys(fault["msg"].splitlines())
+            continue
+        loc = [str(part) for part in fault["loc"]]
+        # pydantic names the chosen kind of data or optimizer as if it were a key
+        kind = None
+        if len(loc) > 1 and loc[1] in _KINDS.get(loc[0], ()):
+            kind = _KINDS[loc[0]][loc.pop(1)]
+        for union, bounds in _AUTO_OR_NUMBER.items():
+            if loc[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
+                loc = list(union)
+                fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
+        # a key with a line break in it must not break the message's line
+        key = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in loc) or "recipe"
+        # of a file that is something else altogether nobody reads more, and looking for near names takes its time
+        lines[f"{key}: {_reason(fault, loc, kind) if number <= _MOST_FAULTS else fault['type']}"] = None
+    return list(lines)
+
+
+def _reason(fault: Any, loc: list[str], section: type[BaseModel] | None) -> str:
+    kind, received = fault["type"], fault.get("input")
+    if kind == "extra_forbidden":
+        return f"unknown key{_did_you_mean(loc, section)}"
+    if kind == "missing":
+        return "required key is missing"
+    if kind == "union_tag_not_found":
+        tag = f"{loc[0]}.{'method' if loc[0] == 'compression' else 'name'}"
+        return f"required key {tag} is missing; expected one of {', '.join(map(repr, _KINDS[loc[0]]))}"
+    if kind == "value_error":
+        return str(fault["ctx"]["error"])
+    if kind == "model_type":
+        return f"expected keys with values (a mapping), got {brief(received)}"
+    if kind == "union_tag_invalid":
+        tag = "method" if loc[0] == "compression" else "name"
+        return f"expected {loc[0]}.{tag} to be {fault['ctx']['expected_tags']}, got {brief(fault['ctx']['tag'])}"
+    if kind == "string_pattern_mismatch":
+        allowed = "letters, digits, '.', '_' or '-', at most 100, the first a letter or digit"
+        return f"expected {allowed}; got {brief(received)}"
+    message = str(fault["msg"]).replace("Input should be", "expected", 1)
+    return f"{message}, got {brief(received)}"
+
+
+def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
+    sections: dict[str, list[type[BaseModel]]] = {
+        "model": [Model],
+        "schedule": [Schedule],
+        "loss": [Loss],
+        "checkpoint": [Checkpointing],
+        "elastic": [Elastic],
+        "sync": [Outer] if loc[1:2] == ["outer"] and len(loc) > 2 else [Sync],
+    }
+    models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
+    known = {key for model in models for key in model.model_fields}
+    return nearest(str(loc[-1]), known) or (f"; known keys: {', '.join(sorted(known))}" if known else "")

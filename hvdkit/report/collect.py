@@ -1,0 +1,164 @@
+"""What lies in a folder that `hvdkit compare` or `hvdkit train` has left, read and checked, nothing computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hvdkit.errors import RequestError
+from hvdkit.files import open_regular
+from hvdkit.recipe import schema as config
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.runs import Comparison, MetricLine, TrainResult, read_comparison, read_result
+
+_MOST_KEPT = 4000  # lines a run of each kind; charts draw a tenth of them
+_MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
+_LONGEST_LINE = 65536  # bytes; one has a few hundred
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its result and what its folder holds beside it.
+
+    `lines` are those of metrics.jsonl that could be read (of many, a sample), `unread` counts the others; `recipe` is
+    the resolved one in the file `config`. Both are empty where the folder is gone.
+    """
+
+    result: TrainResult
+    lines: list[MetricLine]
+    unread: int = 0
+    config: Path | None = None
+    recipe: Recipe | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder's runs, in the order in which they ran; `comparison` is None where the folder is one run's."""
+
+    folder: Path
+    runs: list[Run]
+    comparison: Comparison | None
+
+
+def read(folder: Path) -> Found:
+    """Read all that a report is made from. Raises RequestError with the first thing that is missing or damaged."""
+    expected = "expected a folder that `hvdkit compare` or `hvdkit train` has written"
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        raise RequestError(f"{_shown(folder)}: no such folder; {expected}") from None
+    except NotADirectoryError:
+        raise RequestError(f"{_shown(folder)}: is a file; {expected}") from None
+    except OSError as error:
+        raise RequestError(f"{_shown(folder)}: cannot be read ({error.strerror}); {expected}") from None
+    if "compare.json" in names:
+        return _comparison(folder)
+    if "result.json" in names:
+        return Found(folder, [_run(folder, _sound(read_result(folder / "result.json"), folder / "result.json"))], None)
+    if "runs" in names:
+        raise RequestError(f"{_shown(folder)}: a comparison that has not come to its end (no compare.json); {expected}")
+    if not names:
+        raise RequestError(f"{_shown(folder)}: the folder is empty; {expected}")
+    raise RequestError(f"{_shown(folder)}: neither compare.json nor result.json is in it; {expected}")
+
+
+def _comparison(folder: Path) -> Found:
+    path = folder / "compare.json"
+    comparison = read_comparison(path)
+    _fits_a_page(comparison, path)
+    places = {}
+    for place in sorted((folder / "runs").glob("*/result.json")):
+        places[_key(read_result(place))] = place.parent
+    runs = []
+    for result in comparison.runs:
+        home = places.get(_key(_sound(result, path)))
+        runs.append(_run(home, result) if home else Run(result, []))
+    return Found(folder, runs, comparison)
+
+
+def _fits_a_page(comparison: Comparison, path: Path) -> None:
+    kinds = len({(result.framework, result.np, result.rival) for result in comparison.runs})
+    nps = len({result.np for result in comparison.runs})
+    for found, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
+        if found > most:
+            raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {found}")
+
+
+def _key(result: TrainResult) -> tuple[object, ...]:
+    """What tells a comparison's runs from each other; the digest makes sure that a folder is of this comparison."""
+    return (result.framework, result.np, result.rival, result.round, result.final_weights_sha256)
+
+
+def _sound(result: TrainResult, path: Path) -> TrainResult:
+    """Refuse figures that no run can have, which the types let pass."""
+    positive = {
+        "np": result.np,
+        "batch_size": result.batch_size,
+        "epochs": result.epochs,
+        "images_per_second": result.images_per_second,
+    }
+    for name, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise RequestError(f"{path}: damaged: {name}: expected a number above 0, got {value}")
+    return result
+
+
+def _run(folder: Path, result: TrainResult) -> Run:
+    try:
+        lines, unread = _lines(folder / "metrics.jsonl")
+    except OSError:
+        lines, unread = [], 0  # the page says that there are no curves
+    path = folder / "config.yaml"
+    try:
+        return Run(result, lines, unread, path, config.load(path))
+    except RequestError:
+        return Run(result, lines, unread)  # started without hvdkit's command line, or by another version of it
+
+
+def _lines(path: Path) -> tuple[list[MetricLine], int]:
+    """The lines of a metrics.jsonl, and how many could not be read; of a long file a sample along the whole run.
+
+    It takes as much memory for a file without end as for a short one. Raises OSError.
+    """
+    steps, ends, unread = _Sample(), _Sample(), 0
+    with open_regular(path) as file:
+        for number, text in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b"")):
+            try:
+                line = MetricLine.model_validate_json(text)
+            except ValidationError:
+                unread += 1
+                continue
+            (ends if line.ends_epoch else steps).add(number, line)
+    return [line for _, line in sorted(steps.kept() + ends.kept(), key=lambda each: each[0])], unread
+
+
+class _Sample:
+    """Of a series of any length at most _MOST_KEPT lines with their places: evenly spaced, and the last one."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[int, MetricLine]] = []
+        self._seen, self._stride = 0, 1
+        self._last: tuple[int, MetricLine] | None = None
+
+    def add(self, place: int, line: MetricLine) -> None:
+        self._last = (place, line)
+        if self._seen % self._stride == 0:
+            if len(self._lines) == _MOST_KEPT - 1:
+                self._lines, self._stride = self._lines[::2], 2 * self._stride
+            if self._seen % self._stride == 0:
+                self._lines.append(self._last)
+        self._seen += 1
+
+    def kept(self) -> list[tuple[int, MetricLine]]:
+        if self._last is None or self._lines[-1] is self._last:
+            return self._lines
+        return [*self._lines, self._last]
+
+
+def _shown(path: Path) -> str:
+    """A path in a message of one line."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)

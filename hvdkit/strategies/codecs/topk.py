@@ -1,0 +1,91 @@
+"""The largest values and their places; what is not sent waits for its turn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hvdkit.recipe.communication import TopK
+from hvdkit.strategies.codecs.base import MOMENTUM, RESIDUAL, SENT, Call, State, Tensor, corrected, rows_of
+
+
+class Sparse:
+    """Of each bucket its largest values in size, by a gather of values and places; dense where that is fewer bytes.
+
+    With momentum correction (Lin et al. 2018, algorithm 1) each rank has u = m u + g, chooses from v = v + u, and sets
+    both to zero where it has sent (momentum factor masking, section 3.2). The optimizer has the same momentum, so what
+    is given back is d - m d', d the mean sent and d' the one before: its velocity is d then, and the momentum of weight
+    decay stays. Clipping is each rank's own, of g, to clip_norm / √N.
+    """
+
+    def __init__(self, settings: TopK, momentum: float = 0.0, clip_norm: float | None = None) -> None:
+        self._settings, self._clip_norm = settings, clip_norm
+        self._momentum = momentum if settings.momentum_correction else None
+
+    def ratio(self, epoch: int) -> float:
+        """The share sent: over `warmup_epochs` W it falls as ratio^((epoch + 1) / (W + 1))."""
+        share = (epoch + 1) / (self._settings.warmup_epochs + 1)
+        return float(self._settings.ratio ** min(1.0, share))
+
+    def reduce(self, call: Call, vector: Tensor, state: State) -> tuple[Tensor, State]:
+        """As `Method.reduce`."""
+        state = dict(state)
+        if self._momentum is not None:
+            vector = self._clipped(call, vector)
+            if MOMENTUM in state:
+                vector = self._momentum * state[MOMENTUM] + vector
+            state[MOMENTUM] = vector
+        if self._settings.error_feedback:
+            vector = corrected(vector, state)
+        mean = self._mean(call, vector, state)
+        if self._momentum is None:
+            return mean, state
+        before = state.get(SENT)
+        state[SENT] = mean
+        return (mean if before is None else mean - self._momentum * before), state
+
+    def _mean(self, call: Call, vector: Tensor, state: State) -> Tensor:
+        length, dtype = int(vector.shape[0]), call.dtype(vector)
+        itemsize = np.dtype(dtype).itemsize
+        longest = max(1, int(self._settings.bucket_mib * 2**20) // itemsize)
+        rows = rows_of(call, vector, longest)
+        count, columns = (int(size) for size in rows.shape)
+        chosen = min(columns, max(1, math.ceil(self.ratio(call.epoch) * columns - 1e-9)))
+        if count * chosen * (itemsize + 4) * call.ranks >= 2 * length * itemsize:  # a gather's bytes, and a ring's
+            if self._settings.error_feedback:
+                state[RESIDUAL] = call.zeros((length,), dtype)
+            return call.transport.mean(vector)
+        return self._gathered(call, rows, chosen, length, state)
+
+    def _gathered(self, call: Call, rows: Tensor, chosen: int, length: int, state: State) -> Tensor:
+        ops, dtype = call.ops, call.dtype(rows)
+        count, columns = (int(size) for size in rows.shape)
+        starts = call.constant(np.arange(count, dtype=np.int32).reshape(count, 1) * np.int32(columns))
+        places = ops.reshape(ops.top_k(ops.absolute(rows), chosen) + starts, (-1,))
+        vector = ops.reshape(rows, (-1,))
+        values = ops.gather(vector, places)
+        sent = ops.concat([ops.to_bytes(values), ops.to_bytes(places)])
+        if self._settings.error_feedback:
+            state[RESIDUAL] = self._without(call, vector, places, values)[:length]
+        if self._momentum is not None:
+            padded = ops.reshape(rows_of(call, state[MOMENTUM], columns), (-1,))
+            state[MOMENTUM] = self._without(call, padded, places, ops.gather(padded, places))[:length]
+        got, size = call.transport.gather(sent), int(sent.shape[0])
+        border = chosen * count * np.dtype(dtype).itemsize
+        total = call.zeros((count * columns,), dtype)
+        for rank in range(call.ranks):  # one after the other: the same sum, bit by bit, on every rank
+            part = got[rank * size : (rank + 1) * size]
+            values, places = ops.from_bytes(part[:border], dtype), ops.from_bytes(part[border:], "int32")
+            total = ops.scatter_add(total, places, values)
+        return total[:length] / call.ranks
+
+    def _without(self, call: Call, vector: Tensor, places: Tensor, values: Tensor) -> Tensor:
+        """The vector with zeros at `places`, where it has `values`."""
+        return call.ops.scatter_add(vector * 1.0, places, values * -1.0)
+
+    def _clipped(self, call: Call, vector: Tensor) -> Tensor:
+        if self._clip_norm is None:
+            return vector
+        longest, norm = self._clip_norm / math.sqrt(call.ranks), call.ops.norm(vector)
+        return vector * call.ops.where(norm > longest, longest / norm, norm * 0 + 1)

@@ -1,0 +1,172 @@
+"""How what ranks have to say reaches the others, and the bytes that one rank sends for it.
+
+Bytes are payload, without what protocols add. Horovod over Gloo reduces and gathers in a ring, where each rank sends as
+much; the busiest rank is counted where they differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import trace_events
+from hvdkit.core.seam import Adapter, Tensor
+from hvdkit.core.topology import Topology
+
+
+def ring_bytes(payload: float, size: int) -> float:
+    """What each of `size` ranks sends where `payload` bytes are reduced in a ring (Patarasuk and Yuan 2009)."""
+    return 2 * (size - 1) / size * payload
+
+
+Collective = Callable[[Any, Tensor], Tensor]
+
+
+def _marked(collective: Collective) -> Collective:
+    """For whom watches steps: a mark when the tensor is handed over, and when the result is there."""
+
+    @functools.wraps(collective)
+    def mark(transport: Ring, tensor: Tensor) -> Tensor:
+        if not trace_events.recording():
+            return collective(transport, tensor)
+        transport.adapter.to_numpy(tensor[:1])  # a framework that works in the background has it now
+        trace_events.mark(trace_events.SENT)
+        result = collective(transport, tensor)
+        transport.adapter.to_numpy(result[:1])
+        trace_events.mark(trace_events.RECEIVED)
+        return result
+
+    return mark
+
+
+class Ring:
+    """Horovod's own collectives. `sent` counts the bytes since the start; `name` labels what is sent."""
+
+    def __init__(self, adapter: Adapter, topology: Topology, name: str = "reducer") -> None:
+        self.adapter, self.topology, self.sent = adapter, topology, 0.0
+        self._name = name
+
+    @_marked
+    def mean(self, vector: Tensor) -> Tensor:
+        """The mean over all ranks of vectors of one length and dtype."""
+        if self.topology.size == 1:
+            return vector
+        sent = ring_bytes(self.bytes_of(vector), self.topology.size)
+        self.sent += sent
+        self._put("allreduce", vector, sent)
+        return self.adapter.allreduce([vector], name=f"{self._name}.mean")[0]
+
+    @_marked
+    def gather(self, tensor: Tensor) -> Tensor:
+        """All ranks' tensors of one shape, joined along the first axis in the order of ranks."""
+        if self.topology.size == 1:
+            return tensor
+        sent = (self.topology.size - 1) * self.bytes_of(tensor)
+        self.sent += sent
+        self._put("allgather", tensor, sent)
+        return self.adapter.allgather(tensor, name=f"{self._name}.gather")
+
+    @_marked
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """Give rank r the r-th of as many equal parts along the first axis as there are ranks.
+
+        Returns the parts got, in the order of ranks.
+        """
+        size = self.topology.size
+        if size == 1:
+            return tensor
+        sent = (size - 1) / size * self.bytes_of(tensor)
+        self.sent += sent
+        self._put("alltoall", tensor, sent)
+        return self.adapter.alltoall(tensor, name=f"{self._name}.exchange")
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """A tensor's size in bytes."""
+        return int(np.prod(tensor.shape)) * np.dtype(self.adapter.dtype(tensor)).itemsize
+
+    def _put(self, kind: str, tensor: Tensor, crossing: float) -> None:
+        """Mark what a collective gets: Horovod's timeline tells results, and not all of those.
+
+        `crossing` are the bytes that it makes the busiest link carry one way: of those between hosts where there are
+        several, else of those between ranks.
+        """
+        if trace_events.recording():
+            trace_events.mark(f"{trace_events.PUT}{kind}:{self.bytes_of(tensor)}:{crossing:.0f}")
+
+
+class Central(Ring):
+    """The parameter server that the ring has replaced: rank 0 gets all, adds up, and sends the mean back."""
+
+    @_marked
+    def mean(self, vector: Tensor) -> Tensor:
+        """As `Ring.mean`; rank 0 sends and receives as much as all others together."""
+        adapter, size, length = self.adapter, self.topology.size, int(vector.shape[0])
+        if size == 1:
+            return vector
+        self.sent += (size - 1) * self.bytes_of(vector)  # rank 0's, to each of the others
+        # An element for each of the others, as not every framework knows tensors without any.
+        filling = adapter.cast(adapter.from_numpy(np.zeros(size - 1, np.float32)), adapter.dtype(vector))
+        pushed = adapter.tensors.concat([vector, filling])
+        there = size - (self.topology.local_size if self.topology.cross_size > 1 else 1)
+        self._put("alltoall", pushed, there * self.bytes_of(vector))
+        got = adapter.alltoall(pushed, name=f"{self._name}.push", splits=[length] + [1] * (size - 1))
+        total = vector
+        if self.topology.is_root:
+            total = sum((got[rank * length : (rank + 1) * length] for rank in range(1, size)), got[:length])
+            total = total / size
+        self._put("broadcast", total, self.bytes_of(total))
+        return adapter.broadcast(total, root_rank=0, name=f"{self._name}.pull")
+
+
+class Hierarchical(Ring):
+    """Sums within each host, then over the hosts between their first ranks, then back within each host.
+
+    By Horovod's process sets: the slow network between hosts carries one ring of as many ranks as there are hosts.
+    """
+
+    def __init__(self, adapter: Adapter, topology: Topology, name: str = "reducer") -> None:
+        super().__init__(adapter, topology, name)
+        hosts: dict[int, list[int]] = {}
+        for rank, host in enumerate(adapter.allgather_object(topology.cross_rank, name=f"{name}.hosts")):
+            hosts.setdefault(host, []).append(rank)
+        self._roots = sorted(ranks[0] for ranks in hosts.values())
+        self._mine = next(ranks for ranks in hosts.values() if topology.rank in ranks)
+        groups = [ranks for ranks in [*hosts.values(), self._roots] if 1 < len(ranks) < topology.size]
+        self._sets: dict[tuple[int, ...], Any] = {tuple(ranks): adapter.process_set(ranks) for ranks in groups}
+        self._sets[tuple(range(topology.size))] = None  # all, for which Horovod has a set already
+
+    @_marked
+    def mean(self, vector: Tensor) -> Tensor:
+        """As `Ring.mean`; counted are the bytes of a host's first rank, of which part stays inside of the host."""
+        adapter, size = self.adapter, self.topology.size
+        total, payload = vector, self.bytes_of(vector)
+        if len(self._mine) > 1:
+            self.sent += ring_bytes(payload, len(self._mine))
+            crossing = ring_bytes(payload, len(self._mine)) if len(self._roots) == 1 else 0.0
+            total = self._within(self._mine, total, "inside", crossing)
+        if len(self._roots) > 1:
+            crossing = ring_bytes(payload, len(self._roots))
+            self.sent += crossing
+            if self.topology.rank in self._roots:
+                total = self._within(self._roots, total, "between", crossing)
+            if len(self._mine) > 1:
+                self.sent += payload
+                group = self._sets[tuple(self._mine)]
+                self._put("broadcast", total, 0.0)
+                total = adapter.broadcast(total, self._mine[0], f"{self._name}.back.{self._mine[0]}", group)
+        return total / size
+
+    def _within(self, ranks: list[int], tensor: Tensor, what: str, crossing: float) -> Tensor:
+        group = self._sets[tuple(ranks)]
+        self._put("allreduce", tensor, crossing)
+        return self.adapter.allreduce([tensor], "sum", f"{self._name}.{what}.{ranks[0]}", group)[0]
+
+
+TRANSPORTS: dict[str, Callable[[Adapter, Topology, str], Ring]] = {
+    "ring": Ring,
+    "hierarchical": Hierarchical,
+    "central": Central,
+}

@@ -1,0 +1,201 @@
+"""One rank of `hvdkit bench`: time a collective over sizes, and check each element of what it makes.
+
+usage: python -P -m hvdkit.worker.bench FRAMEWORK REQUEST.json OUT
+
+Rank 0 leaves `rows.json` in OUT, after each size, and `ranks.json` at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.seam import Adapter, Tensor
+from hvdkit.core.topology import Topology
+from hvdkit.files import write_atomic
+from hvdkit.results.bench import DTYPES, BenchRequest, BenchRow, bus_factor
+from hvdkit.worker.entry import end_as_rank
+
+ROWS, RANKS = "rows.json", "ranks.json"
+_PERIOD = 11  # of the values; no power of two, so that a tensor's parts differ
+_WARMUPS, _WARMUP_S = 5, 0.5  # so many at most, after the first as long as this lasts
+_FEWEST, _MOST = 3, 2000
+
+
+def measure(
+    adapter: Adapter,
+    topology: Topology,
+    request: BenchRequest,
+    after: Callable[[BenchRow], None] | None = None,
+    moved: Callable[[], None] = lambda: None,
+) -> list[BenchRow]:
+    """Time the request's sizes one after the other; all ranks call it, all get the same rows.
+
+    `after` sees each row as soon as it is known; `moved` is called before each repeat.
+    """
+    rows = []
+    for size in request.sizes_bytes:
+        rows.append(_row(adapter, topology, request, size, moved))
+        if after:
+            after(rows[-1])
+    return rows
+
+
+def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int, moved: Callable[[], None]) -> BenchRow:
+    count, name = size // DTYPES[request.dtype], f"bench.{request.collective}.{size}"
+    mine, expected = _arrays(request, topology, count)
+    tensor = adapter.from_numpy(mine)
+
+    def once() -> tuple[float, Tensor]:
+        moved()
+        adapter.synchronize()
+        # No rank may start before the last one is here: the time would count its coming.
+        adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], op="sum", name="bench.barrier")
+        adapter.synchronize()
+        start = time.perf_counter()
+        result = _collective(adapter, request, tensor, name)
+        adapter.synchronize()
+        return time.perf_counter() - start, result
+
+    seconds, result = once()  # the first negotiates the name, and fills caches
+    wrong = _faults(adapter.to_numpy(result), expected)
+    warm_until = time.perf_counter() + _WARMUP_S
+    for _ in range(_WARMUPS):
+        if not _all_agree(adapter, time.perf_counter() < warm_until):
+            break
+        seconds, result = once()
+    slowest = max(adapter.allgather_object(seconds, name="bench.warm"))
+    repeats = min(_MOST, max(_FEWEST, math.ceil(request.seconds / max(slowest, 1e-6))))
+    times = np.zeros(repeats)
+    for repeat in range(repeats):
+        times[repeat], result = once()
+    wrong += _faults(adapter.to_numpy(result), expected)
+    everyone = adapter.allgather_object((times.tolist(), wrong), name="bench.gather")
+    slowest_us = 1e6 * np.max([each for each, _ in everyone], axis=0)
+    mean_us = float(slowest_us.mean())
+    p50, p95, p99 = (float(value) for value in np.percentile(slowest_us, [50, 95, 99]))
+    algbw = 8 * size / mean_us
+    return BenchRow(
+        size_bytes=size,
+        count=count,
+        dtype=request.dtype,
+        redop=request.redop if request.collective in ("allreduce", "reducescatter") else "none",
+        time_us=mean_us,
+        p50_us=p50,
+        p95_us=p95,
+        p99_us=p99,
+        algbw_mbit_per_s=algbw,
+        busbw_mbit_per_s=algbw * bus_factor(request.collective, topology.size),
+        repeats=repeats,
+        wrong=sum(each for _, each in everyone),
+    )
+
+
+def _all_agree(adapter: Adapter, mine: bool) -> bool:
+    return all(adapter.allgather_object(mine, name="bench.agree"))
+
+
+def _collective(adapter: Adapter, request: BenchRequest, tensor: Tensor, name: str) -> Tensor:
+    if request.collective == "allreduce":
+        return adapter.allreduce([tensor], op=request.redop, name=name)[0]
+    if request.collective == "reducescatter":
+        return adapter.reducescatter(tensor, op=request.redop, name=name)
+    if request.collective == "broadcast":
+        return adapter.broadcast(tensor, 0, name=name)
+    return (adapter.allgather if request.collective == "allgather" else adapter.alltoall)(tensor, name=name)
+
+
+def _arrays(request: BenchRequest, topology: Topology, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's input, and what the collective has to make of all ranks'; (n,), exact in the request's dtype.
+
+    Values are whole numbers of 0 to 10 that differ from rank to rank and along the tensor, times the number of ranks
+    where an average is asked for. Whole numbers add up without rounding, in any order.
+    """
+    size, rank = topology.size, topology.rank
+    scale = size if request.redop == "average" else 1
+    part = count // size
+
+    def period(of_rank: int) -> np.ndarray:
+        return (np.arange(_PERIOD) + 3 * of_rank) % _PERIOD * scale
+
+    def along(values: np.ndarray, start: int, length: int) -> np.ndarray:
+        # In the request's dtype from the first: 64-bit numbers would be eight times a tensor of bytes.
+        return np.resize(np.roll(values.astype(request.dtype), -(start % _PERIOD)), length)
+
+    def values(of_rank: int, start: int, length: int) -> np.ndarray:
+        return along(period(of_rank), start, length)
+
+    def reduced(start: int, length: int) -> np.ndarray:
+        total = period(0)
+        for each in range(1, size):
+            total = _COMBINE[request.redop](total, period(each))
+        return along(total // size if request.redop == "average" else total, start, length)
+
+    if request.collective == "allreduce":
+        mine, expected = values(rank, 0, count), reduced(0, count)
+    elif request.collective == "reducescatter":
+        mine, expected = values(rank, 0, count), reduced(rank * part, part)
+    elif request.collective == "broadcast":
+        mine, expected = values(rank, 0, count), values(0, 0, count)
+    elif request.collective == "allgather":
+        mine, expected = values(rank, 0, part), np.concatenate([values(each, 0, part) for each in range(size)])
+    else:
+        mine = values(rank, 0, count)
+        expected = np.concatenate([values(each, rank * part, part) for each in range(size)])
+    return mine, expected
+
+
+_COMBINE: dict[str, Any] = {"sum": np.add, "average": np.add, "min": np.minimum, "max": np.maximum}
+
+
+def _faults(got: np.ndarray, expected: np.ndarray) -> int:
+    """How many elements are not as expected; all, where shape or dtype are not."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return max(1, expected.size)
+    return int(np.count_nonzero(got != expected))
+
+
+def main(argv: list[str]) -> None:
+    """Take part as the command line says, and end the process."""
+    framework, request, out = argv[0], BenchRequest.model_validate_json(Path(argv[1]).read_bytes()), Path(argv[2])
+    end_as_rank(lambda lifeline: _take_part(framework, request, out, lifeline))
+
+
+def _take_part(framework: str, request: BenchRequest, out: Path, lifeline: Lifeline) -> None:
+    from hvdkit import adapters
+
+    lifeline.beat("loading the framework")
+    adapter = adapters.load(framework)
+    lifeline.beat("starting Horovod")
+    topology = adapter.init(request.device)
+    rows: list[BenchRow] = []
+
+    def after(row: BenchRow) -> None:
+        rows.append(row)
+        lifeline.beat(f"{row.size_bytes} bytes done", len(rows))
+        if topology.is_root:
+            write_atomic(out / ROWS, json.dumps([each.model_dump() for each in rows]))
+
+    lifeline.beat("measuring")
+    # A large tensor over a slow link takes a minute and more: each repeat is a step of its own.
+    measure(adapter, topology, request, after, lambda: lifeline.beat("measuring", len(rows)))
+    hosts = adapter.allgather_object(os.environ.get("HOROVOD_HOSTNAME", "localhost"), name="bench.hosts")
+    if topology.is_root:
+        settings = {key: value for key, value in os.environ.items() if key.startswith("HOROVOD_")}
+        told = {"hosts": hosts, "device": topology.device, "versions": adapter.versions(), "settings": settings}
+        write_atomic(out / RANKS, json.dumps(told))
+    lifeline.beat("leaving Horovod")
+    adapter.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

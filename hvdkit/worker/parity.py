@@ -1,0 +1,303 @@
+"""One rank's part in `hvdkit parity`: does this framework compute what the reference computes?
+
+The leader (the reference's ranks) trains a few steps in float64 and leaves a trace: what one batch makes of the initial
+weights, and the whole state after each step. A follower does the same from the same states and measures how far off it
+is. Every rank computes; rank 0 writes and compares, as all ranks' weights are equal and its own buffers serve as well
+as another's. Errors of arrays are ‖a − reference‖ / ‖reference‖, of numbers |a − reference| / |reference|.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from hvdkit.baselines.registry import label
+from hvdkit.core.metrics import MetricsFile
+from hvdkit.core.seam import Adapter, Gradients, Session, rival_of
+from hvdkit.core.topology import Topology
+from hvdkit.core.trainer import Loop, evaluate
+from hvdkit.data.batches import Batch, Dataset, Split
+from hvdkit.errors import RunError
+from hvdkit.files import write_atomic
+from hvdkit.recipe.communication import Uncompressed
+from hvdkit.recipe.schema import Recipe
+from hvdkit.tasks import resnet
+from hvdkit.worker import deviation as diagnosis
+from hvdkit.worker.parity_trace import (
+    INCOMPARABLE,
+    Arrays,
+    Figures,
+    Part,
+    buffers,
+    error,
+    errors,
+    named,
+    same,
+    save_arrays,
+    unnamed,
+    weights,
+)
+
+if TYPE_CHECKING:
+    from hvdkit.core.heartbeat import Lifeline
+
+FREE_STEPS = 5  # free-running losses that are compared; after that chaos has the word
+# Batches whose float32 gradients are compared. Rounding flips the sign of a few values in front of a ReLU, and a flip
+# moves gradients a thousand times as far as rounding itself; over several batches everyone has some.
+SINGLE_BATCHES = 5
+Open = Callable[[Recipe], Session]
+
+
+class Participant:
+    """Measures as a rank of one framework; collective. `open_session` gives fresh sessions of the recipe's network.
+
+    Gradients go uncompressed over the wire, whatever the recipe says: rounding them is no difference of frameworks.
+    Raises RequestError as `open_session` and `Loop` do.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        open_session: Open,
+        recipe: Recipe,
+        topology: Topology,
+        dataset: Dataset,
+        part: Part,
+        lifeline: Lifeline,
+    ) -> None:
+        recipe = recipe.model_copy(update={"compression": Uncompressed(), "steps": part.steps, "check_ranks": 0})
+        self._adapter, self._topology, self._dataset, self._part = adapter, topology, dataset, part
+        self._recipe, self._lifeline = recipe, lifeline
+        self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))
+        self._single = open_session(recipe.model_copy(update={"precision": "fp32"}))
+        self._loop = Loop(adapter, self._exact, recipe, topology, dataset, MetricsFile(None))
+        self._steps = self._loop.total_steps
+        self._network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
+        self._initial = adapter.state(self._exact)
+
+    def take_part(self) -> None:
+        """Lead where asked to, then follow and leave the findings.
+
+        Raises RunError where a file cannot be written, FileNotFoundError where nobody has led.
+        """
+        if self._part.leads:
+            self.lead()
+        findings = self.follow()
+        if self._topology.is_root:
+            write_atomic(
+                self._part.findings(label(self._adapter.NAME, rival_of(self._adapter))),
+                json.dumps(findings, indent=1) + "\n",
+            )
+
+    def lead(self) -> None:
+        """Leave the trace."""
+        adapter, part, root = self._adapter, self._part, self._topology.is_root
+        figures = Figures(batches=self._batches())
+        for number, batch in self._probed():
+            exact = adapter.gradients(self._exact, batch)
+            if root:
+                save_arrays(part.probe(number), named(exact))
+        adapter.load_state(self._exact, self._initial)
+        self._wait("probes")
+        figures.logits_f32, figures.gradients_f32 = self._single_errors()
+        self._keep(0)
+        for step, group in self._groups():
+            figures.losses.append(self._step(step, group))
+            if not np.isfinite(figures.losses[-1]):
+                raise RunError(
+                    f"the reference's own loss is no number after step {step + 1}, so nothing can be compared; lower "
+                    "optimizer.learning_rate"
+                )
+            self._keep(step + 1)
+        self._wait("steps")
+        adapter.load_state(self._exact, load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
+        figures.correct, figures.total, figures.val_loss = self._evaluate()
+        if root:
+            save_arrays(part.folder / "evaluation.safetensors", {"logits": self._eval_logits()})
+            write_atomic(part.figures, json.dumps(asdict(figures)) + "\n")
+        self._wait("trace")
+
+    def follow(self) -> dict[str, Any]:
+        """Compare with the trace; returns the findings, which are rank 0's."""
+        adapter, part = self._adapter, self._part
+        led = Figures(**json.loads(part.figures.read_text()))
+        batches = self._batches()
+        start, after, reference = load_file(part.state(0)), load_file(part.state(1)), unnamed(load_file(part.probe(0)))
+
+        adapter.load_state(self._exact, self._initial)
+        exact = adapter.gradients(self._exact, self._first_batch())
+        logits_f32, gradients_f32 = self._single_errors()
+        applied = errors(exact.averaged, self._mean_of_own(exact))
+
+        free, first = self._free_run()
+        forced = self._forced_steps()
+
+        adapter.load_state(self._exact, load_file(part.state(self._steps)))
+        correct, total, val_loss = self._evaluate()
+        logits = load_file(part.folder / "evaluation.safetensors")["logits"]
+        eval_logits = error(self._eval_logits(), logits)
+        evaluation = eval_logits if (correct, total) == (led.correct, led.total) else INCOMPARABLE
+
+        losses = [error(np.array([a]), np.array([b])) for a, b in zip(free, led.losses, strict=False)]
+        found: dict[str, Any] = {
+            "framework": adapter.NAME,
+            "versions": adapter.versions(),
+            "steps": self._steps,
+            "exact_sums": "exact-sums" in adapter.CAPABILITIES,
+            "batches_equal": batches == led.batches,
+            "initial_weights_equal": same(self._initial, start),
+            "logits_f64": error(exact.logits, reference.logits),
+            "gradients_f64": self._by_layer(exact.own, reference.own),
+            "applied_f64": applied,
+            "buffers_f64": errors(buffers(first), buffers(after)),
+            "weights_f64": errors(weights(first), weights(after)),
+            "losses_f64": losses,
+            "step_f64": [max(each.values()) for each in forced],
+            "evaluation_f64": max(evaluation, abs(val_loss - led.val_loss) / abs(led.val_loss)),
+            "logits_f32": logits_f32,
+            "gradients_f32": gradients_f32,
+            "reference_logits_f32": led.logits_f32,
+            "reference_gradients_f32": led.gradients_f32,
+            "correct": correct,
+            "total": total,
+        }
+        evidence = diagnosis.Evidence(
+            recipe=self._recipe,
+            network=self._network,
+            rate=self._loop.rate(0),
+            labels=self._first_batch().labels,
+            batches_equal=found["batches_equal"],
+            initial=(self._initial, start),
+            gradients=(exact, reference),
+            applied=applied,
+            after=(first, after),
+            forced=forced,
+            eval_logits=eval_logits,
+            evaluation=found["evaluation_f64"],
+        )
+        deviation = diagnosis.first_deviation(evidence)
+        return found | {
+            "first_deviation": deviation.tensor if deviation else None,
+            "likely_cause": deviation.cause if deviation else None,
+        }
+
+    def _free_run(self) -> tuple[list[float], Arrays]:
+        """The losses of a few steps from the initial weights on, and the state after the first."""
+        self._adapter.load_state(self._exact, self._initial)
+        losses: list[float] = []
+        first: Arrays = {}
+        for step, group in itertools.islice(self._groups(), FREE_STEPS):
+            losses.append(self._step(step, group))
+            first = first or self._adapter.state(self._exact)
+        return losses, first
+
+    def _forced_steps(self) -> list[dict[str, float]]:
+        """The errors after each step that is taken from the reference's own state, by tensor."""
+        found = []
+        for step, group in self._groups():
+            self._adapter.load_state(self._exact, load_file(self._part.state(step)))
+            self._step(step, group)
+            found.append(errors(self._adapter.state(self._exact), load_file(self._part.state(step + 1))))
+        return found
+
+    def _by_layer(self, got: Arrays, reference: Arrays) -> dict[str, float]:
+        """Errors of parameters, from the network's input to its output."""
+        found = errors(got, reference)
+        return {name: found[name] for name in resnet.parameter_shapes(self._network)}
+
+    def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
+        """Each update's number and this rank's batches."""
+        every = itertools.chain.from_iterable(self._loop.groups(epoch) for epoch in range(self._loop.epochs))
+        for step, group in enumerate(itertools.islice(every, self._steps)):
+            self._lifeline.beat("parity step", step)
+            yield step, group
+
+    def _first_batch(self) -> Batch:
+        return next(self._groups())[1][0]
+
+    def _step(self, step: int, group: list[Batch]) -> float:
+        """One update; returns the mean loss over all ranks."""
+        adapter = self._adapter
+        adapter.set_learning_rate(self._exact, self._loop.rate(step))
+        own = float(adapter.to_numpy(adapter.train_step(self._exact, group)).mean())
+        return float(np.mean(adapter.allgather_object(own, name="parity.loss")))
+
+    def _probed(self) -> Iterator[tuple[int, Batch]]:
+        for number, group in itertools.islice(self._groups(), SINGLE_BATCHES):
+            yield number, group[0]
+
+    def _single_errors(self) -> tuple[float, list[dict[str, float]]]:
+        """How far float32 is off the reference's float64 on the initial weights, over a few batches.
+
+        Of the logits in the worst batch, and of each batch's gradients by parameter.
+        """
+        logits: list[float] = []
+        gradients: list[dict[str, float]] = []
+        for number, batch in self._probed():
+            single = self._adapter.gradients(self._single, batch)
+            reference = unnamed(load_file(self._part.probe(number)))
+            logits.append(error(single.logits, reference.logits))
+            gradients.append(self._by_layer(single.own, reference.own))
+        return max(logits), gradients
+
+    def _mean_of_own(self, gradients: Gradients) -> dict[str, np.ndarray]:
+        """The ranks' own gradients averaged without Horovod's arithmetic: gathered as they are, summed by NumPy."""
+        adapter, means = self._adapter, {}
+        for name, own in gradients.own.items():
+            flat = adapter.to_numpy(adapter.allgather(adapter.from_numpy(own.reshape(1, -1)), name=f"parity.{name}"))
+            means[name] = flat.mean(axis=0).reshape(own.shape)
+        return means
+
+    def _batches(self) -> list[str]:
+        """A digest by rank of all bytes that its steps are fed with."""
+        total = hashlib.sha256()
+        for _, group in self._groups():
+            for batch in group:
+                total.update(np.ascontiguousarray(batch.images).tobytes())
+                total.update(np.ascontiguousarray(batch.labels).tobytes())
+        return self._adapter.allgather_object(total.hexdigest(), name="parity.batches")
+
+    def _wait(self, what: str) -> None:
+        """Until rank 0 has written what the others read next."""
+        self._adapter.allgather_object(None, name=f"parity.{what}")
+
+    def _keep(self, step: int) -> None:
+        if self._topology.is_root:
+            save_arrays(self._part.state(step), self._adapter.state(self._exact))
+
+    def _evaluation_split(self) -> Split:
+        """Few samples, so many that the ranks' shares differ: an average that is not weighted must show."""
+        split = self._dataset.val if len(self._dataset.val) else self._dataset.train
+        count = min(len(split), 2 * self._recipe.batch_size * self._topology.size + 1)
+        if self._topology.size > 1 and count % self._topology.size == 0:
+            count -= 1
+        return _FirstOf(split, count)
+
+    def _evaluate(self) -> tuple[int, int, float]:
+        """(correct, total, mean loss) over all ranks."""
+        split = self._evaluation_split()
+        accuracy, loss = evaluate(self._adapter, self._exact, split, self._recipe.batch_size, self._topology)
+        assert accuracy is not None and loss is not None
+        return round(accuracy * len(split)), len(split), loss
+
+    def _eval_logits(self) -> np.ndarray:
+        return self._adapter.eval_step(self._exact, self._first_batch().images)
+
+
+@dataclass(frozen=True)
+class _FirstOf:
+    split: Split
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        return self.split.batch(indices)

@@ -1,0 +1,307 @@
+"""One rank's part in `hvdkit profile`: steps in turns without and with marks, a few in detail, collectives alone.
+
+What is found goes, as `recording.RunRecord`, to rank 0, which writes it beside Horovod's timeline of the marked steps.
+`hvdkit.profiling` makes a profile of both.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import busy_wait, metrics, network_interface, trace_events, tuning
+from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.seam import Adapter, Session
+from hvdkit.core.state import parameters_of
+from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.core.trace_events import Mark
+from hvdkit.core.trainer import Loop
+from hvdkit.data.batches import Dataset
+from hvdkit.files import write_atomic
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
+from hvdkit.strategies.averaging import Communication
+from hvdkit.worker.train import Build, check_trainable, open_session, start
+
+RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
+TURNS = 4  # of plain steps, and as many of marked ones
+LEAST_STEPS = 2 * TURNS
+MEETINGS = 25  # small collectives by which clocks are compared
+PROBE_BYTES = [4 * 8**power for power in range(8)]  # 4 B to 8 MiB
+PROBE_S, PROBE_TIMES = 0.5, (3, 12)  # for about how long, and how often at least and at most, a size is tried
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank is asked for: into which folder, how many marked steps, and whether its framework profiles too."""
+
+    folder: Path
+    steps: int
+    own_profile: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """So many steps of a kind, one behind the other."""
+
+    kind: Kind
+    number: int
+    steps: int
+
+
+def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
+    """The order of a run: warm-up; plain and marked steps in turns, each kind as often first; details; a timeline.
+
+    Where ranks meet `every` so many steps, all turns but the details are of whole rounds, and may be fewer but longer.
+    """
+    rounds = -(-steps // every)
+    count = min(TURNS, rounds)
+    each = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
+    order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]  # some compile a step anew for its marks
+    for number, length in enumerate(each):
+        pair = [Turn("plain", number, length), Turn("marked", number, length)]
+        order += pair if number % 2 == 0 else pair[::-1]
+    traced = every * -(-max(3, steps // 4) // every)
+    return [*order, Turn("detailed", count, max(3, steps // 3)), Turn(TRACED, count + 1, traced)]
+
+
+def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, lifeline: Lifeline) -> None:
+    """Take part in `hvdkit profile` as `part` says. Raises as `run.train` does."""
+    topology, dataset, network = start(adapter, recipe)
+    lifeline.beat("building the network")
+    check_trainable(network, dataset, recipe)
+    communication = Communication(adapter, topology, recipe)
+    session = open_session(adapter, build, network, recipe, communication)
+    adapter.broadcast_state(session)
+    Participant(adapter, session, recipe, topology, dataset, part, lifeline.beat, communication).take_part()
+    lifeline.beat("leaving Horovod")
+    adapter.shutdown()
+
+
+class Participant:
+    """Observes `session` as one rank; collective. Raises as `Loop` does, and what Horovod and the framework raise."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        session: Session,
+        recipe: Recipe,
+        topology: Topology,
+        dataset: Dataset,
+        part: Part,
+        tell: Callable[[str, int], None],
+        communication: Communication | None = None,
+    ) -> None:
+        self._adapter, self._session, self._topology, self._part = adapter, session, topology, part
+        self._recipe, self._dataset, self._tell, self._communication = recipe, dataset, tell, communication
+        self._observer = adapter.observer(session)
+        self._parameters = parameters_of(adapter.state(session))
+        self._meetings: list[list[tuple[int, int]]] = []
+        self._spinning: list[int] = []
+        self._own = False  # whether the framework's own profile is under way
+
+    def take_part(self) -> None:
+        """Run all turns, then collectives alone; rank 0 writes what all have found. Raises RunError where it cannot."""
+        self._spinning = busy_wait.calm() if self._topology.is_root else []
+        epoch = _epoch()
+        self._meet()
+        every = self._recipe.sync.every if self._recipe.sync else 1
+        loop = self._steps(turns(self._part.steps, self._recipe.warmup_steps, every))
+        self._adapter.fit(self._session, loop)
+        loop.close()
+        self._meet()
+        self._tell("collectives alone", loop.progress.step)
+        collectives = [self._probe(size) for size in self._sizes()] if self._topology.size > 1 else []
+        interface = network_interface.interface()
+        mine = RankRecord(
+            rank=self._topology.rank,
+            host=os.environ.get("HOROVOD_HOSTNAME", platform.node()),
+            boot=_boot(),
+            epoch=(epoch, _epoch()),
+            meetings=self._meetings,
+            steps=loop.records,
+            collectives=collectives,
+            interface=interface,
+            rated_mbit_per_s=network_interface.rate_mbit_per_s(interface) if interface else None,
+            peak_rss_mib=metrics.peak_rss_mib(),
+            device_peak_mib=self._observer.device_peak_mib(),
+        )
+        everyone = self._adapter.allgather_object(mine.model_dump(), name="profile.ranks")
+        if self._topology.is_root:
+            record = self._record([RankRecord.model_validate(each) for each in everyone])
+            write_atomic(self._part.folder / RECORD, record.model_dump_json() + "\n")
+
+    def _steps(self, plan: list[Turn]) -> _Observed:
+        """A loop of the plan's steps that logs, compares and keeps nothing."""
+        steps, recipe = sum(turn.steps for turn in plan), self._recipe
+        a_epoch = max(1, len(self._dataset.train) // (recipe.batch_size * self._topology.size * recipe.accumulate))
+        changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // a_epoch)), "log_every": 0, "check_ranks": 0}
+        recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None})
+        where = self._adapter, self._session, recipe, self._topology, self._dataset
+        more = {"tell": self._tell, "strategy": self._communication}
+        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), **more)
+
+    def _switch(self, turn: Turn | None) -> list[Mark]:
+        """The next turn begins, or none, while no rank is within a step; the marks that come late, of the last one."""
+        self._barrier()
+        self._observer.watch(turn.kind if turn else "plain")
+        late = trace_events.take()
+        if turn and turn.kind == TRACED:
+            busy_wait.wake(self._spinning)
+            self._observer.timeline(self._part.folder / TIMELINE)
+        elif turn is None:
+            self._observer.timeline(None)
+        if self._part.own_profile and turn and turn.kind == "detailed":
+            self._observer.start_own_profile(self._part.folder / OWN, self._topology.rank)
+        elif self._own and (turn is None or turn.kind != "detailed"):
+            self._observer.stop_own_profile()
+        self._own = self._part.own_profile and turn is not None and turn.kind == "detailed"
+        trace_events.record(turn is not None and turn.kind != "plain")
+        self._barrier()
+        return late
+
+    def _barrier(self) -> None:
+        if self._topology.size > 1:
+            self._reduce(np.zeros(1, np.float32), "profile.barrier")
+
+    def _reduce(self, values: np.ndarray, name: str) -> np.ndarray:
+        (total,) = self._adapter.allreduce([self._adapter.from_numpy(values)], op="max", name=name)
+        return self._adapter.to_numpy(total)
+
+    def _meet(self) -> None:
+        """Begin and end of small collectives: none can end on a rank before the last has begun it."""
+        found = []
+        for _ in range(MEETINGS if self._topology.size > 1 else 0):
+            begin = perf_counter_ns()
+            self._reduce(np.zeros(1, np.float32), "profile.meeting")
+            found.append((begin, perf_counter_ns()))
+        self._meetings.append(found)
+
+    def _sizes(self) -> list[int]:
+        """Sizes of collectives that are tried alone, the gradients together among them."""
+        whole = sum(value.nbytes for value in self._parameters.values())
+        return sorted({*PROBE_BYTES, whole - whole % 4})
+
+    def _probe(self, size: int) -> Samples:
+        """An allreduce of so many bytes, again and again; as often on all ranks."""
+        values = self._adapter.from_numpy(np.ones(size // 4, np.float32))
+
+        def one() -> tuple[int, int]:
+            self._barrier()
+            begin = perf_counter_ns()
+            self._adapter.allreduce([values], op="sum", name=f"profile.probe.{size}")
+            self._adapter.synchronize()
+            return begin, perf_counter_ns()
+
+        begin, end = one()  # sets up what later ones find
+        slowest = float(self._reduce(np.array([end - begin], np.float64), "profile.slowest")[0])
+        times = int(np.clip(1e9 * PROBE_S / max(1.0, slowest), *PROBE_TIMES))
+        return Samples(operation="allreduce", bytes=size, times=[one() for _ in range(times)])
+
+    def _record(self, ranks: list[RankRecord]) -> RunRecord:
+        state = self._adapter.state(self._session)
+        slots = [value for name, value in state.items() if name.startswith("optimizer.")]
+        threads = None if self._recipe.threads == "auto" else self._recipe.threads
+        return RunRecord(
+            framework=self._adapter.NAME,
+            versions=self._adapter.versions(),
+            device=self._topology.device,
+            threads=threads_per_rank(threads, self._topology.local_size),
+            launcher=os.environ.get("HVDKIT_LAUNCHER") or "none",
+            processor=self._observer.device_name(),
+            hosts=self._topology.cross_size,
+            tuning=tuning.in_force(self._recipe),
+            tells_layers="layer-times" in self._adapter.CAPABILITIES,
+            parameter_bytes=sum(value.nbytes for value in self._parameters.values()),
+            optimizer_bytes=sum(value.nbytes for value in slots),
+            bytes_per_step=self._communication.bytes_per_step if self._communication else 0.0,
+            tensors=[
+                TensorRecord(name=name, shape=list(value.shape), dtype=str(value.dtype))
+                for name, value in self._parameters.items()
+            ],
+            ranks=ranks,
+        )
+
+
+class _Observed(Loop):
+    """The training loop, cut into turns; nothing is logged, evaluated or kept."""
+
+    def __init__(
+        self, plan: list[Turn], switch: Callable[[Turn | None], list[Mark]], *arguments: Any, **more: Any
+    ) -> None:
+        super().__init__(*arguments, **more)
+        self._left, self._switch = list(plan), switch
+        self.records: list[StepRecord] = []
+        self._turn: Turn | None = None
+        self._done = 0  # steps of the turn
+
+    def begin_epoch(self, epoch: int) -> None:
+        super().begin_epoch(epoch)
+        self._open()
+
+    def begin_step(self) -> None:
+        trace_events.mark(trace_events.STEP)
+        super().begin_step()
+
+    def end_step(self, loss: object) -> None:
+        super().end_step(loss)
+        trace_events.mark(trace_events.END)
+        assert self._turn is not None
+        ns = round(1e9 * self.clock.seconds[-1])
+        found = trace_events.take()
+        self.records.append(StepRecord(kind=self._turn.kind, turn=self._turn.number, ns=ns, marks=found))
+        self._unread.clear()
+        self._done += 1
+        self._open()
+
+    def close(self) -> None:
+        """The last step has been taken."""
+        self._add(self._switch(None))
+
+    def end_epoch(self) -> None:
+        """Nothing is evaluated."""
+
+    def _open(self) -> None:
+        """A step begins; where a turn has come to its end, with the next one."""
+        if self._turn is None or self._done == self._turn.steps:
+            if not self._left:
+                return
+            self._turn, self._done = self._left.pop(0), 0
+            self._add(self._switch(self._turn))
+        trace_events.take()
+        self.clock.resume()
+        trace_events.mark(trace_events.OPEN)
+
+    def _add(self, late: list[Mark]) -> None:
+        """Marks that are known only now, to the steps in which they were."""
+        for record in self.records if late else []:
+            first, last = (record.marks[0][1], record.marks[-1][1]) if record.marks else (0, -1)
+            more = [each for each in late if first <= each[1] <= last]
+            record.marks = sorted([*record.marks, *more], key=lambda each: each[1])
+
+
+def _boot() -> str:
+    """What all processes have in common that read the same monotonic clock; empty where that cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return ""
+
+
+def _epoch() -> int:
+    """Nanoseconds that the wall clock is ahead of the monotonic one: the median of a few readings."""
+    readings = []
+    for _ in range(9):
+        before = perf_counter_ns()
+        wall = time.time_ns()
+        readings.append(wall - (before + perf_counter_ns()) // 2)
+    return sorted(readings)[len(readings) // 2]

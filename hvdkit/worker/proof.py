@@ -1,0 +1,69 @@
+"""One rank of the proof that a runtime works: reduce, gather and broadcast, and check every element of the results.
+
+    python -m hvdkit.worker.proof FRAMEWORK DEVICE
+
+It ends with status 1 and one line on a wrong result. All numbers are small integers, so that every sum is exact in
+float32 whatever its order.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvdkit.errors import HvdkitError, RunError
+
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Adapter
+
+RANKS = 2
+
+
+def check(adapter: Adapter, rank: int, size: int) -> None:
+    """Reduce, gather and broadcast over all ranks. Raises RunError where a result is not exactly what it must be."""
+    ranks = np.arange(size, dtype=np.float32)
+    own = [np.full((3, 2), rank + 1, np.float32), np.arange(5, dtype=np.float32) * rank]
+    sums = adapter.allreduce([adapter.from_numpy(array) for array in own], op="sum", name="proof.reduce")
+    _compare("allreduce", rank, adapter.to_numpy(sums[0]), np.full((3, 2), (ranks + 1).sum(), np.float32))
+    _compare("allreduce", rank, adapter.to_numpy(sums[1]), np.arange(5, dtype=np.float32) * ranks.sum())
+
+    # Rank r brings r + 1 rows: gathering pieces of unequal length is where a binding is most easily wrong.
+    rows = adapter.allgather(adapter.from_numpy(np.full((rank + 1, 2), rank, np.float32)), name="proof.gather")
+    expected = np.concatenate([np.full((int(other) + 1, 2), other, np.float32) for other in ranks])
+    _compare("allgather", rank, adapter.to_numpy(rows), expected)
+
+    last = size - 1
+    sent = adapter.broadcast(adapter.from_numpy(np.full(4, rank + 7, np.float32)), last, name="proof.broadcast")
+    _compare("broadcast", rank, adapter.to_numpy(sent), np.full(4, last + 7, np.float32))
+
+
+def _compare(collective: str, rank: int, got: np.ndarray, expected: np.ndarray) -> None:
+    if got.shape != expected.shape or not np.array_equal(got, expected):
+        raise RunError(
+            f"{collective} on rank {rank} gave {got.tolist()} of shape {got.shape}, "
+            f"expected {expected.tolist()} of shape {expected.shape}: this Horovod must not be used"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """One rank of the proof; its exit status."""
+    from hvdkit import adapters
+
+    framework, device = arguments
+    adapter = adapters.load(framework)
+    try:
+        topology = adapter.init(device)
+        if topology.size != RANKS:
+            raise RunError(f"Horovod runs {topology.size} ranks, expected {RANKS}")
+        check(adapter, topology.rank, topology.size)
+        adapter.shutdown()
+    except HvdkitError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
