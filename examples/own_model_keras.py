@@ -9,9 +9,11 @@ from sklearn.datasets import load_digits
 from hvdkit.adapters import keras as adapter
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.core.schedule import scaled_rate
+from hvdkit.core.session import Session
 from hvdkit.core.trainer import evaluate
 from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.recipe.schema import Loss, Schedule, Sgd
+from hvdkit.strategies.dense import Dense
 
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_keras.safetensors"
@@ -22,15 +24,15 @@ images = digits.images[..., None].astype("float32") / 16
 train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:360], digits.target[:360])
 
 network = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10)])
-session = adapter.prepare(network, Sgd(learning_rate=RATE), Loss(), compression="fp16")
-adapter.broadcast_state(session, root_rank=0)
+session = Session(adapter, network, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
+session.broadcast_state(root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)
 rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs=EPOCHS, steps_per_epoch=steps)
 
 
 def set_rate(batch, logs):
-    adapter.set_learning_rate(session, rate(int(network.optimizer.iterations)))
+    session.set_learning_rate(rate(int(network.optimizer.iterations)))
 
 
 by_step = keras.callbacks.LambdaCallback(on_train_batch_begin=set_rate)
@@ -42,5 +44,5 @@ for epoch in range(EPOCHS):
     if topology.is_root:
         print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
 if topology.is_root:
-    print("weights:", save_weights(adapter.state(session), OUT), flush=True)
+    print("weights:", save_weights(session.state(), OUT), flush=True)
 adapter.shutdown()

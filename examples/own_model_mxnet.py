@@ -8,9 +8,11 @@ from sklearn.datasets import load_digits
 from hvdkit.adapters import mxnet as adapter
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.core.schedule import scaled_rate
+from hvdkit.core.session import Session
 from hvdkit.core.trainer import evaluate
 from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.recipe.schema import Loss, Schedule, Sgd
+from hvdkit.strategies.dense import Dense
 
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_mxnet.safetensors"
@@ -22,8 +24,8 @@ train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:
 
 network = nn.HybridSequential()
 network.add(nn.Conv2D(16, 3, padding=1, in_channels=1, activation="relu"), nn.MaxPool2D(2), nn.Dense(10, in_units=256))
-session = adapter.prepare(network, Sgd(learning_rate=RATE), Loss(), compression="fp16")
-adapter.broadcast_state(session, root_rank=0)
+session = Session(adapter, network, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
+session.broadcast_state(root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)
 rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs=EPOCHS, steps_per_epoch=steps)
@@ -31,11 +33,11 @@ rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs
 for epoch in range(EPOCHS):
     shard = epoch_batches(train, BATCH_SIZE, SEED, epoch, topology.rank, topology.size)
     for step, batch in enumerate(shard, start=epoch * steps):
-        adapter.set_learning_rate(session, rate(step))
-        adapter.train_step(session, [batch])
+        session.set_learning_rate(rate(step))
+        session.train_step([batch])
     accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
     if topology.is_root:
         print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
 if topology.is_root:
-    print("weights:", save_weights(adapter.state(session), OUT), flush=True)
+    print("weights:", save_weights(session.state(), OUT), flush=True)
 adapter.shutdown()

@@ -27,6 +27,7 @@ from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
 from hvdkit.core import metrics
 from hvdkit.core.counters import Progress
+from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop, drive
@@ -409,12 +410,12 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
 
     def work(adapter: Any, topology: Topology) -> list[float]:
         own.steps = 0
-        session = adapter.prepare(adapter.Linear(3072, 10), recipe.optimizer, recipe.loss)
+        session = Session(adapter, adapter.Linear(3072, 10), recipe.optimizer, recipe.loss)
         checkpoints = Checkpoints(tmp_path, Checkpointing()) if topology.is_root else None
 
         def keep(progress: Progress) -> None:
             if checkpoints:
-                checkpoints.write(Checkpoint(record(progress.step), adapter.state(session)))
+                checkpoints.write(Checkpoint(record(progress.step), session.state()))
 
         loop = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None), keep=keep)
         drive(adapter, session, loop)

@@ -12,7 +12,7 @@ from hvdkit.core.topology import Topology
 from hvdkit.recipe.communication import METHODS, Compression, Int8, PowerSgd, TopK, Uncompressed
 from hvdkit.strategies.codecs.base import RESIDUAL
 from hvdkit.strategies.codecs.powersgd import orthonormal
-from hvdkit.strategies.compressed import Reducer
+from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS, Ring
 
 SHAPES = {"fc.weight": (10, 64), "conv1.weight": (16, 3, 3, 3), "bn1.weight": (16,), "fc.bias": (10,), "odd": (7, 11)}

@@ -16,7 +16,9 @@ from conftest import FRAMEWORKS, ROOT
 
 from hvdkit import adapters
 from hvdkit.adapters.capabilities import CAPABILITIES as DECLARED
-from hvdkit.core.seam import CAPABILITIES, Adapter, Averaging
+from hvdkit.core.seam import CAPABILITIES, Adapter, Trainable
+from hvdkit.core.session import Session
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
 from hvdkit.launch.hosts import Host
@@ -24,6 +26,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 from hvdkit.runtimes.store import find
+from hvdkit.strategies.dense import Dense
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
 import everything  # noqa: F401 - adds their cases
@@ -96,7 +99,7 @@ def local_session(
     precision: str = "fp64",
     tiny: bool = False,
     optimizer: Optimizer | None = None,
-    averaging: Averaging | None = None,
+    strategy: Strategy | None = None,
     **settings: Any,
 ) -> Any:
     """What the ranks' `make` is, of the null adapter."""
@@ -104,7 +107,8 @@ def local_session(
     features = FEATURES if tiny else int(np.prod(SHAPE))
     optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
     loss = Loss(label_smoothing=label_smoothing)
-    return local.prepare(local.Linear(features, CLASSES), optimizer, loss, compression, averaging=averaging)
+    strategy = strategy or Dense(local, 1, half=compression == "fp16")
+    return Session(local, local.Linear(features, CLASSES), optimizer, loss, strategy)
 
 
 @pytest.mark.check
@@ -143,7 +147,7 @@ SPOILT: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("function", "wrong", "name"), SPOILT, ids=[f"{one[0]}-{one[2]}" for one in SPOILT])
 def test_a_case_finds_out_what_is_wrong(function: str, wrong: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     local: Any = adapters.load("local")
-    monkeypatch.setattr(local, function, wrong)
+    monkeypatch.setattr(Session if hasattr(Session, function) else local, function, wrong)
     with pytest.raises(AssertionError):
         CASES[name](local, Topology(), local_session)
 
@@ -162,8 +166,12 @@ def test_one_step_is_the_same_as_pytorchs(framework: str, report: Any) -> None:
 
 @pytest.mark.parametrize("framework", adapters.NAMES)
 def test_signatures_are_the_protocols(framework: str, report: Any) -> None:
-    found = signatures(adapters.load("local")) if framework == "local" else report(framework)[0]["signatures"]
-    assert found == signatures(Adapter) and len(found) > 25
+    if framework == "local":
+        adapter, network = signatures(adapters.load("local")), signatures(local_session().network, Trainable)
+    else:
+        adapter, network = report(framework)[0]["signatures"], report(framework)[0]["network"]
+    assert adapter == signatures(Adapter) and len(adapter) > 15
+    assert network == signatures(Trainable, Trainable) and len(network) > 5
 
 
 @pytest.mark.check

@@ -16,6 +16,7 @@ from hvdkit.core import metrics
 from hvdkit.core.heartbeat import first_line, lost_a_peer
 from hvdkit.core.preemption import Stopping
 from hvdkit.core.schedule import learning_rate
+from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.core.trainer import Loop
@@ -296,10 +297,10 @@ def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
 def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
     adapter: Any = adapters.load("local")
     dataset = batches.open_dataset(recipe.data, 10, recipe.seed)
-    session = adapter.prepare(adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
+    session = Session(adapter, adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"
     loop = Loop(adapter, session, recipe, Topology(), dataset, metrics.MetricsFile(path))
-    adapter.fit(session, loop)
+    session.fit(loop)
     return loop, [json.loads(line) for line in path.read_text().splitlines()]
 
 

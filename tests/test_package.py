@@ -18,17 +18,19 @@ STEP = """
 import sys
 import numpy as np, torch
 from hvdkit.adapters import pytorch
+from hvdkit.core.session import Session
 from hvdkit.recipe.schema import AdamW, Lars, Loss, Sgd
+from hvdkit.strategies.dense import Dense
 from hvdkit.data.batches import Batch
 
 pytorch.init("cpu")
 kind, rate = sys.argv[1], {"learning_rate": 0.1}
 settings = Sgd(**rate) if kind == "sgd" else AdamW(name=kind, **rate) if kind == "adamw" else Lars(name=kind, **rate)
 network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-session = pytorch.prepare(network, settings, Loss())
-pytorch.broadcast_state(session)
+session = Session(pytorch, network, settings, Loss(), Dense(pytorch, 1))
+session.broadcast_state()
 before = network[1].weight.detach().clone()
-pytorch.train_step(session, [Batch(np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3), np.array([0, 1]))])
+session.train_step([Batch(np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3), np.array([0, 1]))])
 print(float((network[1].weight - before).abs().max()), "torch._dynamo" in sys.modules)
 """
 HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "jinja2", "sklearn", "scipy")

@@ -8,10 +8,11 @@ from statistics import median
 from typing import Any
 
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT
 
 from hvdkit import adapters
 from hvdkit.core import network_interface, trace_events, tuning
+from hvdkit.core.session import Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import open_dataset
 from hvdkit.profiling import assemble
@@ -27,7 +28,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     local: Any = adapters.load("local")
     dataset = open_dataset(recipe.data, 10, 1)
     height, width, channels = dataset.shape
-    session = local.prepare(local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
+    session = Session(local, local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
     part = profile.Part(tmp_path, 8)
     profile.Participant(local, session, recipe, Topology(), dataset, part, lambda phase, step: None).take_part()
     found = assemble.read(tmp_path, recipe)
@@ -82,32 +83,6 @@ def test_turns_hold_whole_rounds() -> None:
         for kind in ("plain", "marked"):
             assert [turn.steps for turn in found if turn.kind == kind] == turns
         assert found[-1].kind == "traced" and found[-1].steps % every == 0
-
-
-# In a process of its own, whose thread computes for minutes unless it is put to sleep.
-SPINNING = """
-import os, threading, time
-from hashlib import pbkdf2_hmac
-from hvdkit.core import spinning
-
-thread = threading.Thread(target=pbkdf2_hmac, args=("sha256", b"x", b"y", 2**31 - 1), daemon=True)  # without the lock
-thread.start()
-while thread.native_id not in (calmed := spinning.calm()):
-    spinning.wake(calmed)
-used = time.process_time()
-time.sleep(0.2)
-assert time.process_time() - used < 0.05, "it computes on"
-spinning.wake(calmed)
-while time.process_time() - used < 0.3:
-    time.sleep(0.01)
-print("slept and woke", flush=True)
-os._exit(0)
-"""
-
-
-def test_spinning_threads_are_put_to_sleep_and_woken() -> None:
-    done = run([sys.executable, "-c", SPINNING], 120, cwd=ROOT)
-    assert done.stdout == "slept and woke\n", done.stderr
 
 
 @pytest.mark.check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,21 @@ from crowd import together
 
 from hvdkit.checkpoint.resume import flat
 from hvdkit.core import trainer as loop_
+from hvdkit.core.agreement import check_alike
 from hvdkit.core.counters import Progress
 from hvdkit.core.metrics import MetricsFile
+from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
 from hvdkit.data import batches
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
-from hvdkit.strategies.averaging import Communication, check_alike, without_communication
+from hvdkit.strategies import choose
+from hvdkit.strategies.compressed import Compressed, without_strategy
+from hvdkit.strategies.dense import Dense
+from hvdkit.strategies.reducer import Reducer
+from hvdkit.strategies.transports import TRANSPORTS
 
 DIGITS: dict[str, Any] = {
     "name": "local",
@@ -54,28 +61,29 @@ class Run:
 
     def __init__(self, adapter: Any, topology: Topology, recipe: Recipe, held: Any = None) -> None:
         self.adapter, self.topology, self.recipe = adapter, topology, recipe
-        self.communication = Communication(adapter, topology, recipe)
+        # always by hvdkit's own reduction, as the null adapter's reduces nothing
+        transport = TRANSPORTS[recipe.allreduce](adapter, topology, "gradients")
+        momentum = float(getattr(recipe.optimizer, "momentum", 0.0))
+        reducer = Reducer(transport, recipe.compression, recipe.seed, momentum, recipe.optimizer.clip_norm)
+        self.communication = Compressed(reducer) if recipe.sync is None else choose(adapter, topology, recipe)
         model = adapter.Linear(32 * 32 * 3, 10)
-        # always by the communication's own reduction, as the null adapter's reduces nothing
-        self.session = adapter.prepare(model, self.communication.optimizer, recipe.loss, averaging=self.communication)
-        self.communication.bind(self.session, 30730)
+        self.session = Session(adapter, model, recipe.optimizer, recipe.loss, self.communication)
         progress = Progress()
         if held:
             progress, state = copy.copy(held[0]), held[1]
-            adapter.load_state(self.session, without_communication(state))
+            self.session.load_state(without_strategy(state))
             self.communication.load_state(state)
         self.kept: list[Any] = []
         self.final: Weights = {}  # the state at the end
         self.loop = Loop(
             adapter, self.session, recipe, topology, digits(), MetricsFile(None), progress=progress, keep=self._keep,
-            strategy=self.communication,
         )  # fmt: skip
 
     def _keep(self, progress: Progress) -> None:
         self.kept.append((copy.copy(progress), self.state()))
 
     def state(self) -> Weights:
-        return self.adapter.state(self.session) | self.communication.state()
+        return self.session.state() | self.communication.state()
 
     def train(self, watch: Callable[[Run], None] = lambda run: None) -> Run:
         end_step = self.loop.end_step
@@ -85,7 +93,7 @@ class Run:
             watch(self)
 
         self.loop.end_step = watched
-        loop_.drive(self.adapter, self.session, self.loop)
+        loop_.drive(self.session, self.loop)
         self.final = self.state()
         return self
 
@@ -100,7 +108,7 @@ def histories(recipe: Recipe, size: int = 2) -> list[list[np.ndarray]]:
 
     def work(adapter: Any, topology: Topology) -> list[np.ndarray]:
         seen: list[np.ndarray] = []
-        Run(adapter, topology, recipe).train(lambda run: seen.append(weights_of(run.adapter.state(run.session))))
+        Run(adapter, topology, recipe).train(lambda run: seen.append(weights_of(run.session.state())))
         return seen
 
     digits()
@@ -148,9 +156,9 @@ def test_diloco_follows_its_paper() -> None:
 
         def watched() -> None:
             if run.communication.diverged:
-                seen.append(weights_of(adapter.state(run.session)))
+                seen.append(weights_of(run.session.state()))
             synchronize()
-            seen.append(weights_of(adapter.state(run.session)))
+            seen.append(weights_of(run.session.state()))
 
         run.communication.synchronize = watched
         run.train()
@@ -234,7 +242,7 @@ def test_clipping_with_momentum_correction_is_the_ranks_own() -> None:
     settings = {"optimizer": DIGITS["optimizer"] | {"clip_norm": 0.1}}
     corrected = {"compression": {"method": "topk", "ratio": 1.0, "momentum_correction": True}}
     run = trained(recipe_of(**settings, **corrected))[0]
-    assert run.communication.optimizer.clip_norm is None and run.recipe.optimizer.clip_norm == 0.1
+    assert run.communication.optimizer(run.recipe.optimizer).clip_norm is None and run.recipe.optimizer.clip_norm == 0.1
     plain = trained(recipe_of(**settings))[0]
     # smaller: each rank's part is at most 0.1 / √2 long
     assert np.linalg.norm(weights_of(run.final)) < np.linalg.norm(weights_of(plain.final))
@@ -257,10 +265,10 @@ def test_bytes_of_horovods_own_reduction_are_counted_too() -> None:
     def work(adapter: Any, topology: Topology) -> Any:
         found = {}
         for name in ("none", "fp16"):
-            communication = Communication(adapter, topology, recipe_of(compression=name))
-            assert communication.averaging is None
-            communication.bind(None, 1000)
-            found[name] = communication.bytes_per_step
+            strategy = choose(adapter, topology, recipe_of(compression=name))
+            assert isinstance(strategy, Dense)
+            strategy.bind(SimpleNamespace(dtype="float32"), 1000)
+            found[name] = strategy.bytes_per_step
         return found
 
     assert together(4, work)[0] == {"none": 1.5 * 4000, "fp16": 1.5 * 2000}

@@ -32,7 +32,12 @@ class Collectives:
         return Watch(self.allgather_object)
 
     def allreduce(
-        self, tensors: list[Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
+        self,
+        tensors: list[Tensor],
+        op: Op = "average",
+        name: str = "allreduce",
+        within: Any = None,
+        overwrite: bool = False,
     ) -> list[Tensor]:
         """As the seam's."""
         group = within or self._hvd.global_process_set

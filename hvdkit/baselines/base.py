@@ -1,4 +1,4 @@
-"""What all rivals share: a framework's own adapter in which some functions are replaced."""
+"""What all baselines share: a framework's own adapter in which some functions are replaced."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from hvdkit.baselines.rendezvous import Meeting
-from hvdkit.core import trainer as loop_
-from hvdkit.core.seam import Adapter, Op, Session, Tensor
+from hvdkit.core.seam import Op, Tensor
+from hvdkit.core.session import Session
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
+from hvdkit.recipe.schema import Recipe
 
 _REDUCTIONS: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max}
 
 
-class Rival:
-    """The adapter `own`, but for what a subclass replaces. `RIVAL` is the rival's name."""
+class Baseline:
+    """The adapter `own`, but for what a subclass replaces. `RIVAL` is its name on the command line.
+
+    What it does instead of hvdkit's step is in its `strategy`, or in a `session_class` of its own.
+    """
 
     RIVAL = ""
+    session_class: type[Session] = Session
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -29,12 +35,19 @@ class Rival:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["own"], name)
 
-    def fit(self, session: Session, loop: loop_.Loop) -> None:
-        """As the seam's; `own` would train by its own functions."""
-        loop_.drive(cast(Adapter, self), session, loop)
+    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+        """How its ranks come to one model."""
+        return Strategy()
 
 
-class Apart(Rival):
+class Half(Strategy):
+    """Tells a baseline's session whether its gradients go in float16."""
+
+    def __init__(self, half: bool) -> None:
+        self.half = half
+
+
+class Apart(Baseline):
     """A rival without Horovod. How gradients are averaged is a subclass's; all else, which is rare, goes by a Meeting.
 
     The launcher's Horovod variables say who the ranks are. All ranks are on one machine.
@@ -60,7 +73,14 @@ class Apart(Rival):
         self.meeting.exchange(b"leaving")
         self.meeting.close()
 
-    def allreduce(self, tensors: list[Tensor], op: Op = "average", name: str = "allreduce") -> list[Tensor]:
+    def allreduce(
+        self,
+        tensors: list[Tensor],
+        op: Op = "average",
+        name: str = "allreduce",
+        within: Any = None,
+        overwrite: bool = False,
+    ) -> list[Tensor]:
         mine = {str(index): self.own.to_numpy(tensor) for index, tensor in enumerate(tensors)}
         everyone = self._exchanged(mine)
         return [
@@ -74,15 +94,12 @@ class Apart(Rival):
         everyone = self._exchanged({"tensor": self.own.to_numpy(tensor)})
         return self.own.from_numpy(np.concatenate([each["tensor"] for each in everyone]))
 
-    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast") -> Tensor:
+    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
         return self.own.from_numpy(self._exchanged({"tensor": self.own.to_numpy(tensor)})[root_rank]["tensor"])
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """`value` is what JSON can say, which all that core sends is."""
         return [json.loads(each) for each in self.meeting.exchange(json.dumps(value).encode())]
-
-    def broadcast_state(self, session: Session, root_rank: int = 0) -> None:
-        self.own.load_state(session, self._exchanged(self.own.state(session))[root_rank])
 
     def _exchanged(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         # not ascontiguousarray, which gives an array without dimensions one
@@ -110,17 +127,22 @@ class Independent(Apart):
         placed = super().init(device, threads)
         return Alone(0, 1, placed.local_rank, placed.local_size, 0, 1, placed.device, placed.rank)
 
-    def allreduce(self, tensors: list[Tensor], op: Op = "average", name: str = "allreduce") -> list[Tensor]:
+    def allreduce(
+        self,
+        tensors: list[Tensor],
+        op: Op = "average",
+        name: str = "allreduce",
+        within: Any = None,
+        overwrite: bool = False,
+    ) -> list[Tensor]:
         return tensors
 
     def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
         return tensor
 
-    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast") -> Tensor:
-        return tensor
-
-    def broadcast_state(self, session: Session, root_rank: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
         self.meeting.exchange(b"so that all begin at once")
+        return tensor
 
 
 def topology_of_launcher() -> Topology:

@@ -1,4 +1,4 @@
-"""MXNet's rivals: Horovod by hand, its own parameter server, and no communication at all."""
+"""MXNet's baselines: Horovod by hand, its own parameter server, and no communication at all."""
 
 from __future__ import annotations
 
@@ -10,26 +10,44 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 
 from hvdkit.adapters import mxnet as own
-from hvdkit.adapters.mxnet import Session
 from hvdkit.baselines import base
-from hvdkit.baselines.base import Apart, Rival
+from hvdkit.baselines.base import Apart, Baseline
 from hvdkit.baselines.rendezvous import free_port
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
-from hvdkit.recipe.schema import Loss, Optimizer
+from hvdkit.recipe.schema import Recipe
 
 _PR_SET_PDEATHSIG = 1
 # Kept to the end of the process: a store that is deleted waits for a scheduler which may be gone.
 _stores: list[mx.kv.KVStore] = []
+_strategies = itertools.count()  # ranks make theirs in the same order
+Gradients = dict[str, mx.nd.NDArray]
 
 
-class Plain(Rival):
-    """As hvd.DistributedTrainer does it: a reduction for each gradient, the first layers' first where several wait.
+class OneByOne(Strategy):
+    """A reduction for each gradient, the first layers' first where several wait."""
+
+    def __init__(self, half: bool) -> None:
+        self._half, self._number = half, next(_strategies)
+
+    def average(self, session: Any, gradients: Gradients) -> Gradients:
+        means = {}
+        for index, (name, gradient) in enumerate(gradients.items()):
+            sent = gradient.astype("float16") if self._half else gradient
+            hvd.allreduce_(sent, average=True, name=f"gradients.{self._number}.{index}", priority=-index)
+            means[name] = sent.astype(gradient.dtype) if self._half else sent
+        return means
+
+
+class Plain(Baseline):
+    """As hvd.DistributedTrainer does it.
 
     The update is the adapter's, by MXNet's kernels: MXNet's own SGD has the learning rate inside the velocity, which is
     another recipe.
@@ -37,26 +55,54 @@ class Plain(Rival):
 
     RIVAL = "plain"
 
-    def prepare(
-        self,
-        model: mx.gluon.Block,
-        optimizer: Optimizer,
-        loss: Loss,
-        compression: str = "none",
-        precision: str = "fp32",
-    ) -> Session:
-        session = own.prepare(model, optimizer, loss, compression, precision)
-        session.average = _average_one_by_one
-        return session
+    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+        return OneByOne(recipe.compression.method == "fp16")
 
 
-def _average_one_by_one(session: Session) -> None:
-    for index, parameter in enumerate(session.parameters):
-        gradient = parameter.grad()
-        sent, context = session.compressor.compress(gradient)
-        hvd.allreduce_(sent, average=True, name=f"{session.group}.{index}", priority=-index)
-        if sent is not gradient:
-            gradient[:] = session.compressor.decompress(sent, context)
+class KeyValue(Strategy):
+    """Gradients are pushed to a store, which adds them up, and pulled as sums."""
+
+    def __init__(self, store: mx.kv.KVStore, topology: Topology) -> None:
+        self._store, self._size, self._rank = store, topology.size, topology.rank
+        self._prefix = f"network.{next(_strategies)}"
+        self._keys: list[str] = []
+
+    def average(self, session: Any, gradients: Gradients) -> Gradients:
+        tensors = list(gradients.values())
+        if session.network.dtype == "float32":
+            self._average(tensors)
+        else:
+            self._average_exactly(tensors)
+        return gradients
+
+    def _average(self, gradients: list[mx.nd.NDArray]) -> None:
+        if not self._keys:
+            self._keys = [f"{self._prefix}.{index}" for index in range(len(gradients))]
+            self._store.init(self._keys, [mx.nd.zeros(gradient.shape) for gradient in gradients])
+        for index, (key, gradient) in enumerate(zip(self._keys, gradients, strict=True)):
+            self._store.push(key, gradient, priority=-index)
+            self._store.pull(key, out=gradient, priority=-index)
+        for gradient in gradients:
+            gradient /= self._size
+
+    def _average_exactly(self, gradients: list[mx.nd.NDArray]) -> None:
+        """For float64, which the server would add up in float32: each rank's bits travel in pieces of 16, each rank's
+        in a place of its own where the others have zeros, and are added up here."""
+        mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
+        pieces = np.zeros((self._size, 4, mine.size), np.float32)
+        pieces[self._rank] = [(mine.view(np.uint64) >> np.uint64(16 * part)) & np.uint64(0xFFFF) for part in range(4)]
+        if not self._keys:
+            self._keys = [self._prefix]
+            self._store.init(self._prefix, mx.nd.zeros(pieces.shape))
+        carrier = mx.nd.array(pieces)
+        self._store.push(self._prefix, carrier)
+        self._store.pull(self._prefix, out=carrier)
+        bits = carrier.asnumpy().astype(np.uint64)
+        whole = sum(bits[:, part] << np.uint64(16 * part) for part in range(4))
+        mean = np.ascontiguousarray(whole).view(np.float64).mean(axis=0)
+        for gradient in gradients:
+            part, mean = mean[: gradient.size], mean[gradient.size :]
+            gradient[:] = own.from_numpy(part.reshape(gradient.shape))
 
 
 class KvStore(Apart):
@@ -70,13 +116,9 @@ class KvStore(Apart):
     def __init__(self, adapter: object) -> None:
         super().__init__(adapter)
         self._helpers: list[subprocess.Popen[bytes]] = []
-        self._names = itertools.count()
-        self._size, self._rank = 1, 0
-        self._exact: set[str] = set()  # keys that the server knows
         self._store: mx.kv.KVStore
 
     def connect(self, topology: Topology) -> None:
-        self._size, self._rank = topology.size, topology.rank
         port = free_port() if topology.is_root else 0
         settings = {
             "DMLC_PS_ROOT_URI": "127.0.0.1",
@@ -99,51 +141,8 @@ class KvStore(Apart):
             ticks += int(fields[11]) + int(fields[12])  # utime, stime
         return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
-    def prepare(
-        self,
-        model: mx.gluon.Block,
-        optimizer: Optimizer,
-        loss: Loss,
-        compression: str = "none",
-        precision: str = "fp32",
-    ) -> Session:
-        session = own.prepare(model, optimizer, loss, compression, precision)
-        prefix = f"network.{next(self._names)}"
-        keys = [f"{prefix}.{index}" for index in range(len(session.parameters))]
-        if session.dtype == "float32":
-            self._store.init(keys, [mx.nd.zeros(parameter.shape) for parameter in session.parameters])
-            session.average = lambda session: self._average(session, keys)
-        else:
-            session.average = lambda session: self._average_exactly(session, prefix)
-        return session
-
-    def _average(self, session: Session, keys: list[str]) -> None:
-        gradients = [parameter.grad() for parameter in session.parameters]
-        for index, (key, gradient) in enumerate(zip(keys, gradients, strict=True)):
-            self._store.push(key, gradient, priority=-index)
-            self._store.pull(key, out=gradient, priority=-index)
-        for gradient in gradients:
-            gradient /= self._size
-
-    def _average_exactly(self, session: Session, prefix: str) -> None:
-        """For float64, which the server would add up in float32: each rank's bits travel in pieces of 16, each rank's
-        in a place of its own where the others have zeros, and are added up here."""
-        gradients = [parameter.grad() for parameter in session.parameters]
-        mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
-        pieces = np.zeros((self._size, 4, mine.size), np.float32)
-        pieces[self._rank] = [(mine.view(np.uint64) >> np.uint64(16 * part)) & np.uint64(0xFFFF) for part in range(4)]
-        if prefix not in self._exact:
-            self._exact.add(prefix)
-            self._store.init(prefix, mx.nd.zeros(pieces.shape))
-        carrier = mx.nd.array(pieces)
-        self._store.push(prefix, carrier)
-        self._store.pull(prefix, out=carrier)
-        bits = carrier.asnumpy().astype(np.uint64)
-        whole = sum(bits[:, part] << np.uint64(16 * part) for part in range(4))
-        mean = np.ascontiguousarray(whole).view(np.float64).mean(axis=0)
-        for gradient in gradients:
-            part, mean = mean[: gradient.size], mean[gradient.size :]
-            gradient[:] = own.from_numpy(part.reshape(gradient.shape))
+    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+        return KeyValue(self._store, topology)
 
     def shutdown(self) -> None:
         mx.nd.waitall()
@@ -168,18 +167,6 @@ def _helper(role: str, settings: dict[str, str]) -> subprocess.Popen[bytes]:
 
 class Independent(base.Independent):
     """Gradients stay where they are."""
-
-    def prepare(
-        self,
-        model: mx.gluon.Block,
-        optimizer: Optimizer,
-        loss: Loss,
-        compression: str = "none",
-        precision: str = "fp32",
-    ) -> Session:
-        session = own.prepare(model, optimizer, loss, compression, precision)
-        session.average = lambda _: None
-        return session
 
 
 RIVALS = {"plain": Plain, "kvstore": KvStore, "independent": Independent}

@@ -1,43 +1,183 @@
-"""PyTorch's rivals: Horovod by hand, DistributedDataParallel, and no communication at all."""
+"""PyTorch's baselines: Horovod by hand, DistributedDataParallel, and no communication at all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from typing import Any
 
+import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvdkit.adapters import pytorch as own
-from hvdkit.adapters.pytorch import Session, reduction
+from hvdkit.adapters.pytorch.training import Network
 from hvdkit.baselines import base
-from hvdkit.baselines.base import Apart, Rival
-from hvdkit.core.seam import Gradients
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Gradients, Session
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
-from hvdkit.data.batches import Batch
-from hvdkit.recipe.schema import Loss, Optimizer
+from hvdkit.core.update_rules import clip, decay_of
+from hvdkit.data.dataset import Batch
+from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Recipe, Sgd
 
 _TIMEOUT = timedelta(days=1)  # a rank that hangs is the launcher's affair
 
 
-class Plain(Rival):
+class _ByHand:
+    """What the baselines' adapters share: PyTorch's own layout of images, as scripts have it."""
+
+    def bind(self, model: torch.nn.Module, loss: Loss, precision: str) -> Network:
+        return Network(model, loss, precision, own.device(), torch.contiguous_format)
+
+
+class _Session(Session):
+    """A step as scripts write it: PyTorch adds gradients up over the batches, and something averages them."""
+
+    network: Network
+
+    def train_step(self, batches: Sequence[Batch]) -> torch.Tensor:
+        self._begin(len(batches))
+        losses = []
+        for number, batch in enumerate(batches):
+            with nullcontext() if number == len(batches) - 1 else self._unsent():
+                losses.append(self._backward_of(batch, len(batches))[1])
+        self._synchronize()
+        self._step()
+        return torch.stack(losses).mean()
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """The averaged ones of a second backward pass, where the first has sent none."""
+        statistics = [buffer.clone() for buffer in self.network.buffers.values()]
+        self._begin(2)
+        with self._unsent():
+            logits, loss = self._backward_of(batch, 1)
+        mine = self._arrays(self.update.unscaled(self.network.gradients()))
+        for buffer, before in zip(self.network.buffers.values(), statistics, strict=True):
+            buffer.copy_(before)  # the second pass must not count again
+        for parameter in self.network.trained.values():
+            parameter.grad = None
+        self._backward_of(batch, 1)
+        self._synchronize()
+        averaged = self._arrays(self.update.unscaled(self.network.gradients()))
+        return Gradients(own.to_numpy(logits), float(loss), mine, averaged)
+
+    def _begin(self, parts: int) -> None:
+        for parameter in self.network.trained.values():
+            parameter.grad = None
+
+    def _backward_of(self, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = self.network.inputs(batch)
+        logits, loss = self.network.loss_of(images, labels)
+        (loss * (self._scale or 1.0) / parts).backward()
+        return logits.detach(), loss.detach()
+
+    def _unsent(self) -> AbstractContextManager[Any]:
+        """Backward passes inside send nothing."""
+        return nullcontext()
+
+    def _synchronize(self) -> None:
+        """Wait until the gradients are averages."""
+
+    def _step(self) -> None:
+        self.update(self.network.gradients())
+
+
+class _PlainSession(_Session):
+    """`torch.optim` where it computes what the recipe says; its slots are the session's."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        model: Any,
+        optimizer: Optimizer,
+        loss: Loss,
+        strategy: Strategy | None = None,
+        precision: str = "fp32",
+    ) -> None:
+        super().__init__(adapter, model, optimizer, loss, strategy, precision)
+        self._settings, named = optimizer, self.network.trained
+        half = getattr(strategy, "half", False)
+        plain = _torch_optimizer(optimizer, list(named.values()))
+        # fp16 scales the loss, and the step may be skipped on all ranks: core's
+        self._steps_itself = plain is not None and not PRECISIONS[precision].scales_loss
+        self._optimizer = hvd.DistributedOptimizer(
+            plain or torch.optim.SGD(named.values(), lr=0.0),
+            named_parameters=named.items(),
+            compression=hvd.Compression.fp16 if half else hvd.Compression.none,
+            op=hvd.Average,
+        )
+
+    def _begin(self, parts: int) -> None:
+        super()._begin(parts)
+        self._optimizer.set_backward_passes_per_step(parts)
+
+    def _synchronize(self) -> None:
+        self._optimizer.synchronize()
+
+    def _step(self) -> None:
+        if not self._steps_itself:
+            super()._step()
+            return
+        if self._settings.clip_norm is not None:
+            gradients = list(self.network.gradients().values())
+            for gradient, clipped in zip(
+                gradients, clip(gradients, self._settings.clip_norm, self.adapter.tensors), strict=True
+            ):
+                gradient.copy_(clipped)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.update.rate.get()
+        steps = self.update.steps.get()
+        for name, parameter in self.network.trained.items():
+            slots = self.update.slots[name]
+            if isinstance(self._settings, AdamW):
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(steps), "exp_avg": slots[0], "exp_avg_sq": slots[1],
+                }  # fmt: skip
+            else:
+                self._optimizer.state[parameter] = {"momentum_buffer": slots[0]}
+        with self._optimizer.skip_synchronize():
+            self._optimizer.step()
+        self.update.steps.set(steps + 1)
+
+
+def _torch_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+    """PyTorch's own, where it computes what core's rules say; those that decay spares are in a group of their own."""
+    groups: dict[float, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(decay_of(settings, tuple(parameter.shape)), []).append(parameter)
+    grouped = [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
+    if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
+        return torch.optim.SGD(grouped, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov)
+    if isinstance(settings, AdamW):
+        return torch.optim.AdamW(grouped, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.epsilon)
+    return None
+
+
+class Plain(_ByHand, base.Baseline):
     """hvd.DistributedOptimizer around torch.optim: each gradient is sent as soon as backward has finished it."""
 
     RIVAL = "plain"
+    session_class = _PlainSession
 
-    def prepare(
-        self,
-        model: torch.nn.Module,
-        optimizer: Optimizer,
-        loss: Loss,
-        compression: str = "none",
-        precision: str = "fp32",
-    ) -> Session:
-        return own.bound(model, optimizer, loss, compression, precision, overlapped=True)
+    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+        return base.Half(recipe.compression.method == "fp16")
 
 
-class Ddp(Apart):
+class _DdpSession(_Session):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.network.forward = DistributedDataParallel(self.network.model, broadcast_buffers=False)
+
+    def _unsent(self) -> AbstractContextManager[Any]:
+        unsent: AbstractContextManager[Any] = self.network.forward.no_sync()
+        return unsent
+
+
+class Ddp(_ByHand, base.Apart):
     """DistributedDataParallel in its default settings over Gloo, NCCL on GPUs.
 
     But for `broadcast_buffers`: as in the recipe, each rank keeps running statistics of its own, and no time is spent
@@ -45,6 +185,7 @@ class Ddp(Apart):
     """
 
     RIVAL = "ddp"
+    session_class = _DdpSession
 
     def init(self, device: str, threads: int | None = None) -> Topology:
         topology = super().init(device, threads)
@@ -62,62 +203,13 @@ class Ddp(Apart):
             return store
         return dist.TCPStore(host, int(self.meeting.exchange(b"")[0]), size, is_master=False)
 
-    def prepare(
-        self,
-        model: torch.nn.Module,
-        optimizer: Optimizer,
-        loss: Loss,
-        compression: str = "none",
-        precision: str = "fp32",
-    ) -> Session:
-        session = own.bound(model, optimizer, loss, compression, precision, overlapped=False)
-        session.forward = DistributedDataParallel(model, broadcast_buffers=False)
-        session.average = lambda _: None  # backward has done it
-        return session
-
-    def train_step(self, session: Session, batches: Sequence[Batch]) -> torch.Tensor:
-        session.optimizer.zero_grad()
-        *first, last = batches
-        with session.forward.no_sync():
-            losses = [own._backward(session, batch, len(batches))[1] for batch in first]
-        losses.append(own._backward(session, last, len(batches))[1])
-        own.update(session)
-        return torch.stack(losses).mean()
-
-    def gradients(self, session: Session, batch: Batch) -> Gradients:
-        """The rank's own gradients of one backward pass without a reduction, the averaged ones of a second with it."""
-        session.optimizer.zero_grad()
-        statistics = [buffer.clone() for buffer in session.model.buffers()]
-        with session.forward.no_sync():
-            logits, loss = own._backward(session, batch, 1)
-        scale = session.scaler.get_scale()
-        mine = reduction.arrays(session.model, scale)
-        with torch.no_grad():  # the second pass must not count again
-            for buffer, before in zip(session.model.buffers(), statistics, strict=True):
-                buffer.copy_(before)
-        session.optimizer.zero_grad()
-        own._backward(session, batch, 1)
-        return Gradients(own.to_numpy(logits), float(loss), mine, reduction.arrays(session.model, scale))
-
     def shutdown(self) -> None:
         super().shutdown()
         dist.destroy_process_group()
 
 
-class Independent(base.Independent):
+class Independent(_ByHand, base.Independent):
     """Gradients stay where they are."""
-
-    def prepare(
-        self,
-        model: torch.nn.Module,
-        optimizer: Optimizer,
-        loss: Loss,
-        compression: str = "none",
-        precision: str = "fp32",
-    ) -> Session:
-        session = own.bound(model, optimizer, loss, compression, precision, overlapped=False)
-        session.average = lambda _: None
-        return session
 
 
 RIVALS = {"plain": Plain, "ddp": Ddp, "independent": Independent}

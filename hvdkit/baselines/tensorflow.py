@@ -1,53 +1,74 @@
-"""TensorFlow's rivals: Horovod by hand, MultiWorkerMirroredStrategy, and no communication at all."""
+"""TensorFlow's baselines: Horovod by hand, MultiWorkerMirroredStrategy, and no communication at all."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import horovod.tensorflow as hvd
 
-from hvdkit.adapters import tensorflow as own
-from hvdkit.adapters.tensorflow import Session
+from hvdkit.adapters.tensorflow import training  # which quiets TensorFlow's banner
 from hvdkit.baselines import base
-from hvdkit.baselines.base import Apart, Rival
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core import usage
-from hvdkit.core.seam import Adapter
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.recipe.schema import Loss, Optimizer
-from hvdkit.strategies.codecs import cast as compression_
+from hvdkit.recipe.schema import Loss, Recipe
 
-import tensorflow as tf  # isort: skip  # after the adapter, which quiets TensorFlow's banner
+import tensorflow as tf  # isort: skip
 
-Tensors = list[tf.Tensor]
+Gradients = dict[str, tf.Tensor]
 
 
-class Plain(Rival):
-    """As hvd.DistributedGradientTape does it: a reduction for each gradient."""
+class OneByOne(Strategy):
+    """A reduction for each gradient."""
+
+    def __init__(self, half: bool) -> None:
+        self._compression = hvd.Compression.fp16 if half else hvd.Compression.none
+
+    def average(self, session: Any, gradients: Gradients) -> Gradients:
+        return {
+            name: hvd.allreduce(
+                gradient,
+                op=hvd.Average,
+                compression=self._compression,
+                name=f"gradient.{index}",
+                ignore_name_scope=True,
+            )
+            for index, (name, gradient) in enumerate(gradients.items())
+        }
+
+
+class Plain(base.Baseline):
+    """As hvd.DistributedGradientTape does it."""
 
     RIVAL = "plain"
 
-    def prepare(
-        self, model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
-    ) -> Session:
-        session = own.prepare(model, optimizer, loss, compression, precision)
-        compressor = compression_.make(compression, cast(Adapter, self))
-
-        def average(gradients: Tensors) -> Tensors:
-            return [
-                hvd.allreduce(
-                    gradient, op=hvd.Average, compression=compressor, name=f"gradient.{index}", ignore_name_scope=True
-                )
-                for index, gradient in enumerate(gradients)
-            ]
-
-        session.update.average = average
-        return session
+    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+        return OneByOne(recipe.compression.method == "fp16")
 
 
-class Strategy(Apart):
+class AllReduceInReplica(Strategy):
+    """Inside of `tf.distribute.Strategy.run`."""
+
+    def average(self, session: Any, gradients: Gradients) -> Gradients:
+        context = tf.distribute.get_replica_context()
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, list(gradients.values()))
+        return dict(zip(gradients, means, strict=True))
+
+
+def compiled_in(distribution: tf.distribute.Strategy, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a step as it runs in the strategy's replica, of which each process has one."""
+
+    def run(*arguments: Any) -> Any:
+        return distribution.run(function, args=arguments)
+
+    return cast(Callable[..., Any], tf.function(run, autograph=False))
+
+
+class Distributed(base.Apart):
     """tf.distribute.MultiWorkerMirroredStrategy in a custom loop: `strategy.run`, gradients by `all_reduce` in it.
 
     One replica a process, so the network's variables need not be mirrored. TensorFlow chooses how to communicate.
@@ -57,7 +78,10 @@ class Strategy(Apart):
 
     def __init__(self, adapter: Any) -> None:
         super().__init__(adapter)
-        self.strategy: tf.distribute.Strategy
+        self.distribution: tf.distribute.Strategy
+
+    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+        return AllReduceInReplica()
 
     def connect(self, topology: Topology) -> None:
         workers = [f"127.0.0.1:{int(port)}" for port in self.meeting.exchange(str(free_port()).encode())]
@@ -68,50 +92,32 @@ class Strategy(Apart):
         topology = super().init(device, threads)
         # The strategy starts TensorFlow's threads, which others start behind `init`.
         usage.pin_where_asked(topology.local_rank, topology.local_size, threads_per_rank(threads, topology.local_size))
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        self.distribution = tf.distribute.MultiWorkerMirroredStrategy()
         return topology
 
     def synchronize(self) -> None:
         """By fetching a value that the device makes last; TensorFlow's own function does not work in a cluster."""
         tf.zeros([]).numpy()
 
-    @staticmethod
-    def average(gradients: Tensors) -> Tensors:
-        """Inside of `strategy.run`."""
-        return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, gradients))
+
+class _Network(training.ModuleNetwork):
+    distribution: tf.distribute.Strategy
+
+    def compile(self, function: Any) -> Any:
+        return compiled_in(self.distribution, function)
 
 
-class MultiWorker(Strategy):
-    """The network of plain TensorFlow by the strategy."""
+class MultiWorker(Distributed):
+    """Of a `tf.Module`."""
 
-    def prepare(
-        self, model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
-    ) -> Session:
-        session = own.prepare(model, optimizer, loss, compression, precision)
-        session.update.average = self.average
-        step, probe = session.step, session.probe
-
-        @tf.function
-        def run_step(images: tf.Tensor, labels: tf.Tensor, in_parts: bool) -> tf.Tensor:
-            return self.strategy.run(step, args=(images, labels, in_parts))
-
-        @tf.function
-        def run_probe(images: tf.Tensor, labels: tf.Tensor) -> tuple[Any, ...]:
-            return cast(tuple[Any, ...], self.strategy.run(probe, args=(images, labels)))
-
-        session.step, session.probe = run_step, run_probe
-        return session
+    def bind(self, model: tf.Module, loss: Loss, precision: str) -> _Network:
+        network = _Network(model, loss, precision)
+        network.distribution = self.distribution
+        return network
 
 
 class Independent(base.Independent):
     """Gradients stay where they are."""
-
-    def prepare(
-        self, model: tf.Module, optimizer: Optimizer, loss: Loss, compression: str = "none", precision: str = "fp32"
-    ) -> Session:
-        session = own.prepare(model, optimizer, loss, compression, precision)
-        session.update.average = lambda gradients: gradients
-        return session
 
 
 RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": Independent}

@@ -19,7 +19,7 @@ from hvdkit.core.trainer import Loop
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.recipe.schema import Recipe
-from hvdkit.strategies.averaging import without_communication
+from hvdkit.strategies.compressed import without_strategy
 
 # What may differ between a checkpoint's recipe and the one that goes on from it.
 _FREE = {
@@ -80,8 +80,8 @@ def resumed(
         try:
             found = held or (pick(place, recipe)[0] if place else None)
             if found:
-                state = without_communication(found.state)
-                adapter.load_state(session, state)
+                state = without_strategy(found.state)
+                session.load_state(state)
                 told = {"progress": asdict(found.record.progress), "np": found.record.np, "recipe": found.record.recipe}
                 told["rest"] = {name: value for name, value in found.state.items() if name not in state}
         except RequestError as error:

@@ -6,11 +6,9 @@ bare act in its framework. Tensors are the framework's own; core speaks NumPy, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
@@ -49,42 +47,9 @@ CAPABILITIES = {
 }
 
 Op = Literal["sum", "average", "min", "max"]
-Session = Any  # an adapter's own object: model, optimizer and what it needs to take a step
+Session = Any  # core.session.Session, which is built over this module
 Tensor = Any
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """What one batch makes of a network in training mode: `logits` (n, classes), the rank's mean `loss`, and gradients
-    by parameter: the rank's `own`, and `averaged` over all ranks as the optimizer takes them, before any clipping.
-
-    Arrays are in the parameters' dtype, names and layouts as in `Adapter.state`."""
-
-    logits: np.ndarray
-    loss: float
-    own: dict[str, np.ndarray]
-    averaged: dict[str, np.ndarray]
-
-
-class Averaging(Protocol):
-    """What makes gradients their means where Horovod's own reduction is not asked for (`strategies/averaging.py`)."""
-
-    def __call__(self, gradients: Mapping[str, Tensor], /, scale: float | None = None) -> Mapping[str, Tensor]:
-        """The means over all ranks by name; collective. Tensors are in the layouts of `Adapter.state`.
-
-        `scale` is the factor of a scaled loss. Where a gradient of any rank is infinite or NaN then, all means are NaN.
-        """
-
-    def packed(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]], /, scale: float | None = None) -> Tensor:
-        """As `__call__`, of all gradients as one vector: one behind the other in the order of `shapes`, by name."""
-
-    def peek(self) -> AbstractContextManager[None]:
-        """What is asked inside leaves no trace."""
-
-
-def peeking(averaging: Averaging | None) -> AbstractContextManager[None]:
-    """`Averaging.peek`, of nothing where there is none."""
-    return nullcontext() if averaging is None else averaging.peek()
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def rival_of(adapter: Adapter) -> str | None:
@@ -125,31 +90,59 @@ class Hooks(Protocol):
         """After an epoch's last step."""
 
 
-class Strategy(Protocol):
-    """How ranks come to one model, as the training loop sees it (`hvdkit/strategies/`)."""
+UpdateKernel = Callable[[list[Tensor], list[Tensor], list[tuple[Tensor, ...]], Any, tuple[Any, Any]], None]
+Stamp = Callable[[tuple[str, ...], list[Tensor]], list[Tensor]]
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Epochs count from 0."""
 
-    def begin_step(self, step: int, steps_per_epoch: int) -> None:
-        """Before the update that `step` others precede."""
+class Trainable(Protocol):
+    """A model of this framework in training: what only the framework can do with it. `core.session` does the rest.
 
-    def end_step(self) -> None:
-        """After an update."""
+    `parameters` and `buffers` are tensors by torchvision's names, which `Tensors.assign` changes; where `transposed`,
+    kernels are HWIO and matrices (in, out). Where `traced`, functions are compiled once and run many times.
+    `stamp(names, tensors)` returns the tensors, and notes the time when they are there under these names of
+    `core.trace_events`, while somebody records. `overlaps` says whether gradients may be sent during backward here.
+    """
 
-    @property
-    def diverged(self) -> bool:
-        """Whether ranks have weights of their own."""
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    transposed: bool
+    traced: bool
+    overlaps: bool
+    stamp: Stamp
+    session: Session  # which uses it, set by the session
 
-    def synchronize(self) -> None:
-        """Make one model of the ranks' models; collective."""
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch's images and labels on the device."""
 
-    def settle(self) -> None:
-        """As `synchronize`, for the optimizers' slots too."""
+    def backward(self, images: Tensor, labels: Tensor, scale: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Logits (n, classes), mean loss and, by parameter, the gradients of loss × `scale` (None: of the loss).
 
-    @property
-    def bytes_per_step(self) -> float:
-        """Bytes that a rank has sent for an update, on average."""
+        Gradients are whole, zero where a parameter is unused, and may be overwritten by the next call. Stamps FORWARD.
+        """
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Logits (n, classes) of images (n, height, width, channels), in evaluation mode."""
+
+    def compile(self, function: Function) -> Function:
+        """The function as this framework runs it fastest; it takes and returns tensors."""
+
+    def outside(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
+        """Call Python from within a compiled function, on a vector; the result has its shape and dtype."""
+
+    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+        """What updates weights in place, by the framework's own kernels, as `core.update_rules` says; None for those.
+
+        Its arguments: weights, gradients, slots by weight, the learning rate, and both bias corrections.
+        """
+
+    def on_ready(self, ready: Callable[[str, Tensor], None]) -> None:
+        """Call `ready(name, gradient)` from now on as soon as backward has finished a gradient. Where it `overlaps`."""
+
+    def start_average(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
+        """Begin to average a tensor over all ranks; what is returned waits for the mean. Where it `overlaps`."""
+
+    def fit(self, hooks: Hooks) -> None:
+        """Train: call the loop's hooks in this framework's usual way."""
 
 
 class HostWatch(Protocol):
@@ -230,9 +223,16 @@ class Adapter(Protocol):
         """The tensor in another dtype, by NumPy's name."""
 
     def allreduce(
-        self, tensors: list[Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
+        self,
+        tensors: list[Tensor],
+        op: Op = "average",
+        name: str = "allreduce",
+        within: Any = None,
+        overwrite: bool = False,
     ) -> list[Tensor]:
         """Reduce each tensor over all ranks, or those `within` a process set; a list is reduced as one group.
+
+        With `overwrite` the results may take the tensors' place.
 
         Where ranks disagree on a shape or dtype, Horovod's error, which names both, is raised on all of them.
         """
@@ -261,64 +261,12 @@ class Adapter(Protocol):
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """Every rank's value, by rank."""
 
-    def prepare(
-        self,
-        model: Any,
-        optimizer: Optimizer,
-        loss: Loss,
-        compression: str = "none",
-        precision: str = "fp32",
-        averaging: Averaging | None = None,
-    ) -> Session:
-        """Bind a network of this framework to its optimizer, whose gradients are averaged over all ranks.
+    def bind(self, model: Any, loss: Loss, precision: str) -> Trainable:
+        """Make a model of this framework ready to train, in a precision that `CAPABILITIES` has.
 
-        By Horovod's grouped allreduce, in float16 where `compression` is fp16, not none; or else by `averaging`.
-        `precision` is a key of `hvdkit.core.precision.PRECISIONS` that `CAPABILITIES` has. Where a framework cannot
-        change a network's dtypes afterwards, the network has been built in them already. Raises RequestError for a
-        network that cannot be trained so, for example where variables share a name.
+        Where a framework cannot change a model's dtypes afterwards, it has been built in them already. Raises
+        RequestError for a model that cannot be trained so, for example where variables share a name.
         """
-
-    def broadcast_state(self, session: Session, root_rank: int = 0) -> None:
-        """Give every rank the root's parameters, buffers and optimizer state."""
-
-    def train_step(self, session: Session, batches: Sequence[Batch]) -> Tensor:
-        """One update by the mean of the batches' gradients, which goes over the wire once.
-
-        Returns this rank's mean loss over the batches, one element, on the device: nothing waits for it here. With
-        `precision: fp16` an update that overflows on any rank is left out on all.
-        """
-
-    def gradients(self, session: Session, batch: Batch) -> Gradients:
-        """What a training step would compute and send, without the update; all ranks call it.
-
-        Buffers take part as in a training step. Gradients are unscaled.
-        """
-
-    def eval_step(self, session: Session, images: np.ndarray) -> np.ndarray:
-        """Logits (n, classes) in the parameters' dtype, of `images` (n, height, width, channels); evaluation mode."""
-
-    def set_learning_rate(self, session: Session, value: float) -> None:
-        """The rate of the next updates."""
-
-    def weights(self, session: Session) -> Tensor:
-        """A copy of the parameters as one vector on the device, sorted by the names and in the layouts of `state`."""
-
-    def set_weights(self, session: Session, weights: Tensor) -> None:
-        """The inverse of `weights`, which may be of other values."""
-
-    def state(self, session: Session) -> dict[str, np.ndarray]:
-        """Parameters and buffers by torchvision's names and layouts, the optimizer's slots as `optimizer.SLOT.NAME`.
-
-        The slots are there from the start, zero before the first step. Beside them, as arrays without dimensions:
-        `optimizer.step` (int64, updates made, where the optimizer counts them), `optimizer.loss_scale` (float64) and
-        `optimizer.good_steps` (int64, steps since the scale has changed) where the loss is scaled.
-        """
-
-    def load_state(self, session: Session, state: dict[str, np.ndarray]) -> None:
-        """Set what `state` holds. Optimizer slots may be absent. Raises RequestError naming tensors that do not fit."""
-
-    def fit(self, session: Session, loop: Hooks) -> None:
-        """Train: drive the loop's hooks in this framework's usual way."""
 
     def observer(self, session: Session) -> Observer:
         """What watches this session's steps."""

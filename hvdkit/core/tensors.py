@@ -1,19 +1,62 @@
-"""The dozen tensor operations over which compression is written once, for every framework.
+"""The tensor operations over which the training step, optimizers and compression are written once.
 
-An adapter brings them as its `tensors`. Nothing given is changed, `scatter_add` excepted. Beside them core uses what
-all tensors know: +, -, *, /, `.shape`, and slices.
+An adapter brings them as its `tensors`. They change no argument, `assign` and `scatter_add` excepted. Beside them core
+uses what all tensors know: +, -, *, /, ==, abs, `.shape`, and slices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 Tensor = Any
 
 
+class Number(Protocol):
+    """A number that changes from step to step: where a step is compiled, a variable of the framework (float64)."""
+
+    def get(self) -> Any:
+        """Its value; in a compiled step the one that it has when the step runs."""
+
+    def set(self, value: Any) -> None:
+        """Give it another value, which may depend on `get`."""
+
+
+class PlainNumber:
+    """A `Number` of a framework that runs each operation as it is called."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def get(self) -> float:
+        """Its value."""
+        return self._value
+
+    def set(self, value: float) -> None:
+        """Give it another value."""
+        self._value = value
+
+
 class Tensors(Protocol):
     """Tensors are on the rank's device. A matrix's rows are its first axis."""
+
+    def variable(self, like: Tensor) -> Tensor:
+        """A tensor of zeros with the shape and dtype of `like`, which `assign` may change, in a compiled step too."""
+
+    def assign(self, variable: Tensor, value: Tensor) -> None:
+        """Overwrite a variable or a parameter with a tensor of its shape and dtype."""
+
+    def number(self, value: float) -> Number:
+        """A number that changes from step to step."""
+
+    def scalar(self, value: Any, like: Tensor) -> Any:
+        """A number's value, such as `Number.get` returns, as arithmetic with `like` takes it."""
+
+    def when(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+        """Call one of two functions, which return nothing, by a condition of one element."""
+
+    def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
+        """Axis i of the result is axis `axes[i]` of the tensor."""
 
     def sqrt(self, tensor: Tensor) -> Tensor:
         """Element by element."""
@@ -35,9 +78,6 @@ class Tensors(Protocol):
 
     def part(self, vector: Tensor, shapes: Sequence[Sequence[int]]) -> Sequence[Tensor]:
         """The inverse of `join`: tensors of these shapes, which fill the vector."""
-
-    def absolute(self, tensor: Tensor) -> Tensor:
-        """Element by element."""
 
     def floor(self, tensor: Tensor) -> Tensor:
         """Element by element, in the same dtype."""

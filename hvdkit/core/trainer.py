@@ -15,7 +15,7 @@ from hvdkit.core import metrics
 from hvdkit.core.counters import Progress
 from hvdkit.core.preemption import Stopping
 from hvdkit.core.schedule import learning_rate
-from hvdkit.core.seam import Adapter, Session, Strategy, Tensor
+from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
 from hvdkit.core.state import digest, is_statistic, parameters_of
 from hvdkit.core.topology import Topology
 from hvdkit.data import batches as data_
@@ -51,12 +51,11 @@ class Loop:
         keep: Callable[[Progress], None] | None = None,
         commit: Callable[[Progress], None] | None = None,
         asked_to_stop: Callable[[], bool] | None = None,
-        strategy: Strategy | None = None,
     ) -> None:
         self._adapter, self._session = adapter, session
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
         self._metrics_file, self._tell = metrics_file, tell
-        self._keep, self._commit, self._strategy = keep, commit, strategy
+        self._keep, self._commit, self._strategy = keep, commit, session.strategy
         self._unchecked = False  # whether ranks are to be compared as soon as they have one model
         self._global_batch = recipe.batch_size * topology.size
         if len(dataset.train) < self._global_batch:
@@ -126,16 +125,14 @@ class Loop:
         """Start the clock. Epochs count from 0."""
         self._tell("input", self.progress.step)
         self.enter_epoch(epoch)
-        if self._strategy:
-            self._strategy.begin_epoch(epoch)
+        self._strategy.begin_epoch(epoch)
         self.clock.resume()
 
     def begin_step(self) -> None:
         """Set the step's learning rate."""
         self._tell("train step", self.progress.step)
-        self._adapter.set_learning_rate(self._session, self.rate(self.progress.step))
-        if self._strategy:
-            self._strategy.begin_step(self.progress.step, self.steps_per_epoch)
+        self._session.set_learning_rate(self.rate(self.progress.step))
+        self._strategy.begin_step(self.progress.step, self.steps_per_epoch)
 
     def end_step(self, loss: Tensor) -> None:
         """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks.
@@ -144,8 +141,7 @@ class Loop:
         ranks have come to differ (`check_ranks`) or a file cannot be written.
         """
         self._tell("end of step", self.progress.step)
-        if self._strategy:
-            self._strategy.end_step()
+        self._strategy.end_step()
         self._adapter.synchronize()
         self.clock.tick()
         progress = self.progress
@@ -156,7 +152,7 @@ class Loop:
         progress.images += self.step_images[-1]
         self._unread.append(loss)
         self._unchecked |= _due(self._recipe.check_ranks, progress.step)
-        if self._unchecked and not (self._strategy and self._strategy.diverged):
+        if self._unchecked and not self._strategy.diverged:
             self._unchecked = False
             self._tell("comparing ranks", progress.step)
             check_ranks(self._adapter, self._session, self._topology, progress.step)  # its time counts to the next step
@@ -171,7 +167,7 @@ class Loop:
         elastic = self._recipe.elastic
         if self._commit and elastic and _due(elastic.commit_every, progress.step):
             self._tell("commit", progress.step)
-            self._settle()
+            self._strategy.settle()
             self._read_losses()
             self._commit(progress)  # its time counts to the next step
         if stopping:
@@ -202,8 +198,7 @@ class Loop:
 
     def evaluate(self) -> tuple[float | None, float | None]:
         """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as `evaluate` below."""
-        if self._strategy:
-            self._strategy.synchronize()
+        self._strategy.synchronize()
         merge_statistics(self._adapter, self._session, self._topology)
         split, batch_size = self._dataset.val, self._recipe.batch_size
         on_batch = partial(self._tell, "evaluation", self.progress.step)
@@ -213,17 +208,13 @@ class Loop:
         if self._keep is None:
             return
         self._tell("checkpoint", self.progress.step)
-        self._settle()
+        self._strategy.settle()
         self._read_losses()
         merge_statistics(self._adapter, self._session, self._topology)
         self._keep(self.progress)
         # Rank 0 alone copies and waits for its disk; without a word from it the others would time that as their step.
         metrics.reduce_sums(self._adapter, kept=1.0)
         self.clock.resume()
-
-    def _settle(self) -> None:
-        if self._strategy:
-            self._strategy.settle()
 
     def _read_losses(self) -> None:
         """Fetch the losses left on the device, averaged over all ranks."""
@@ -256,7 +247,7 @@ class Loop:
                 loss=loss,
                 learning_rate=self.rate(self.progress.step - 1),
                 images_per_second=speed,
-                bytes_per_step=self._strategy.bytes_per_step if self._strategy else None,
+                bytes_per_step=self._strategy.bytes_per_step,
                 **rest,
             )
         )
@@ -266,13 +257,13 @@ def _due(every: int, count: int) -> bool:
     return every > 0 and count % every == 0
 
 
-def drive(adapter: Adapter, session: Session, loop: Loop) -> None:
+def drive(session: Session, loop: Hooks) -> None:
     """The plain loop."""
     for epoch in range(loop.progress.epoch, loop.epochs):
         loop.begin_epoch(epoch)
         for group in loop.groups(epoch):
             loop.begin_step()
-            loop.end_step(adapter.train_step(session, group))
+            loop.end_step(session.train_step(group))
         loop.end_epoch()
 
 
@@ -283,12 +274,12 @@ def merge_statistics(adapter: Adapter, session: Session, topology: Topology) -> 
     """
     if topology.size == 1:
         return
-    state = adapter.state(session)
+    state = session.state()
     names = [name for name in state if is_statistic(name)]
     if names:
         means = adapter.allreduce([adapter.from_numpy(state[name]) for name in names], name="running_statistics")
         merged = {name: adapter.to_numpy(mean) for name, mean in zip(names, means, strict=True)}
-        adapter.load_state(session, state | merged)
+        session.load_state(state | merged)
 
 
 def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: int) -> None:
@@ -296,7 +287,7 @@ def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: in
 
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
     """
-    parameters = parameters_of(adapter.state(session))
+    parameters = parameters_of(session.state())
     mine = {name: digest({name: value}) for name, value in parameters.items()}
     everyone = adapter.allgather_object(mine, name="check_ranks")
     for name in mine:
@@ -340,7 +331,7 @@ def count(
     correct, loss, total = 0, 0.0, 0
     for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):
         on_batch()
-        logits = adapter.eval_step(session, batch.images)[:valid]
+        logits = session.predict(batch.images)[:valid]
         labels = batch.labels[:valid]
         correct += int(np.sum(logits.argmax(axis=1) == labels))
         loss += float(metrics.cross_entropy(logits, labels).sum())

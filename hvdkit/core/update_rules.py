@@ -77,6 +77,12 @@ def clip(gradients: list[Tensor], max_norm: float, ops: Tensors) -> list[Tensor]
     return [gradient * factor for gradient in gradients]
 
 
+def all_finite(tensors: list[Tensor], ops: Tensors) -> Tensor:
+    """Whether no element of any tensor is infinite or NaN: a condition for `Tensors.when`."""
+    remains = [ops.norm(tensor * 0) for tensor in tensors]  # 0 × inf is NaN
+    return sum(remains[1:], remains[0]) == 0
+
+
 def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
     return optimizer.decay == "weights" and len(shape) < 2
 

@@ -1,0 +1,26 @@
+"""From the ranks' gradients to one model: a `core.strategy.Strategy` for each way, chosen once for a run."""
+
+from __future__ import annotations
+
+from hvdkit.core.seam import Adapter
+from hvdkit.core.strategy import Strategy
+from hvdkit.core.topology import Topology
+from hvdkit.recipe.schema import Recipe
+from hvdkit.strategies.compressed import Compressed
+from hvdkit.strategies.dense import Dense
+from hvdkit.strategies.local_sgd import LocalSgd
+from hvdkit.strategies.reducer import Reducer
+from hvdkit.strategies.transports import TRANSPORTS
+
+
+def choose(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
+    """What the recipe's `compression`, `sync` and `allreduce` ask for."""
+    compression = recipe.compression
+    if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
+        return Dense(adapter, topology.size, half=compression.method == "fp16")
+    transport = TRANSPORTS[recipe.allreduce](adapter, topology, "gradients")
+    momentum = float(getattr(recipe.optimizer, "momentum", 0.0))
+    gradients = Reducer(transport, compression, recipe.seed, momentum, recipe.optimizer.clip_norm)
+    if recipe.sync is None:
+        return Compressed(gradients)
+    return LocalSgd(gradients, Reducer(transport, compression, recipe.seed), recipe.sync)

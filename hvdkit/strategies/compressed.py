@@ -1,4 +1,4 @@
-"""What stands between gradients and their mean where more is to be done than Horovod's own reduction does."""
+"""Gradients averaged by a codec and a transport of hvdkit's, outside of what the framework compiles."""
 
 from __future__ import annotations
 
@@ -8,139 +8,82 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.recipe.communication import Compression
-from hvdkit.strategies.codecs import Call, State, make
-from hvdkit.strategies.codecs.base import OWN, QUERY
-from hvdkit.strategies.transports import Ring
+from hvdkit.core.strategy import Strategy
+from hvdkit.recipe.schema import Optimizer
+from hvdkit.strategies.reducer import Reducer
 
 Tensor = Any
-_STEP = "step"
+PREFIX = "communication."  # of a strategy's part in a checkpoint's state
 
 
-class Reducer:
-    """Makes means over all ranks of named tensors by a method of compression and a transport.
+class Compressed(Strategy):
+    """Gradients are averaged by a `Reducer`, at each update."""
 
-    Names, layouts and so all that is sent are the same in every framework: tensors are in torchvision's layouts
-    (`Adapter.state`), and go in the order of their names. `momentum` and `clip_norm` are of the optimizer that takes
-    the means; a method with momentum correction does their work. `epoch` is set by the loop.
-    """
+    def __init__(self, reducer: Reducer) -> None:
+        self._gradients = reducer
+        self._updates = 0
+        self._session: Any = None
 
-    def __init__(
-        self,
-        transport: Ring,
-        compression: Compression,
-        seed: int = 0,
-        momentum: float = 0.0,
-        clip_norm: float | None = None,
-    ) -> None:
-        self.transport, self.epoch = transport, 0
-        self._method, self._seed = make(compression, momentum, clip_norm), seed
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._state: State = {}
-        self._step = 0
-        self._loaded: dict[str, np.ndarray] = {}  # waits for the first call, which tells shapes and dtype
+    def bind(self, session: Any, parameters: int) -> None:
+        """As `Strategy.bind`."""
+        self._session = session
 
-    def __call__(self, tensors: Mapping[str, Tensor], scale: float | None = None) -> dict[str, Tensor]:
-        """The means by name; collective.
+    def optimizer(self, settings: Optimizer) -> Optimizer:
+        """Without clipping where the codec corrects momentum, which clips before it accumulates."""
+        corrects = getattr(self._gradients.compression, "momentum_correction", False)
+        return settings.model_copy(update={"clip_norm": None}) if corrects else settings
 
-        `scale` is a factor that the tensors have and the means will have too, None where there is none. With one, an
-        infinity or NaN on any rank makes all means NaN on all ranks, and is not kept.
-        """
-        ops = self.transport.adapter.tensors
-        shapes = self._shapes or {name: tuple(int(size) for size in tensors[name].shape) for name in sorted(tensors)}
-        mean = self.packed(ops.join([tensors[name] for name in shapes]), shapes, scale)
-        return dict(zip(shapes, ops.part(mean, list(shapes.values())), strict=True))
+    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As `Strategy.average`; all gradients go as one vector."""
+        means: dict[str, Tensor] = session.unpack(session.network.outside(self._mean, session.pack(gradients)))
+        return means
 
-    def packed(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]], scale: float | None = None) -> Tensor:
-        """As `__call__`, of all tensors as one vector: one behind the other in the order of `shapes`, by name."""
-        self._bind(vector, shapes)
-        if scale is not None:
-            vector = vector / scale
-            if not self._finite_everywhere(vector):
-                return vector * float("nan")
-        call = Call(self.transport, self._shapes, self._step, self.epoch, self._seed)
-        mean, self._state = self._method.reduce(call, vector, self._state)
-        self._step += 1
-        return mean if scale is None else mean * scale
+    def _mean(self, vector: Tensor) -> Tensor:
+        scale = self._session.update.scale
+        return self._gradients.packed(vector, self._session.shapes, None if scale is None else float(scale.get()))
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """What is called inside leaves no trace."""
-        held = self._state, self._step, self.transport.sent, self._loaded
-        try:
+        """As `Strategy.peek`."""
+        with self._gradients.peek():
             yield
-        finally:
-            self._state, self._step, self.transport.sent, self._loaded = held
 
-    def reset(self) -> None:
-        """Forget what is left of earlier calls."""
-        self._state, self._loaded = {}, {}
+    def begin_epoch(self, epoch: int) -> None:
+        """As `Strategy.begin_epoch`."""
+        self._gradients.epoch = epoch
+
+    def end_step(self) -> None:
+        """As `Strategy.end_step`."""
+        self._updates += 1
+
+    @property
+    def bytes_per_step(self) -> float:
+        """As the transport counts them."""
+        return self._gradients.transport.sent / max(1, self._updates)
 
     def state(self) -> dict[str, np.ndarray]:
-        """All that a later call depends on; collective, and the same on every rank.
-
-        `step`; `SLOT.NAME` in the tensor's shape; where each rank has its own, with an axis of ranks before it.
-        """
-        if self._loaded:
-            return dict(self._loaded)
-        if not self._step:
-            return {}
-        adapter = self.transport.adapter
-        found: dict[str, np.ndarray] = {_STEP: np.asarray(self._step, np.int64)}
-        for key, tensor in self._state.items():
-            slot = key.partition(".")[0]
-            if slot == QUERY:
-                found[key] = adapter.to_numpy(tensor)
-                continue
-            whole = adapter.to_numpy(tensor)[np.newaxis]
-            if slot in OWN:
-                ranks = adapter.allgather(adapter.from_numpy(whole), name=f"reducer.state.{key}")
-                whole = adapter.to_numpy(ranks)
-            start = 0
-            for name, shape in self._shapes.items():
-                size = int(np.prod(shape))
-                part = whole[:, start : start + size].reshape(-1, *shape)
-                found[f"{slot}.{name}"] = part if slot in OWN else part[0]
-                start += size
-        return found
+        """As `Strategy.state`, each name with PREFIX."""
+        return _prefixed({"gradients": self._gradients.state()})
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` has returned, on any number of ranks; an empty one is a beginning.
+        """As `Strategy.load_state`; see `Reducer.load_state`."""
+        self._gradients.load_state(parts_of(state).get("gradients", {}))
 
-        As many ranks as there were each get their own back, bit by bit. Otherwise each gets the ranks' mean: so nothing
-        is lost of what was still owed to the mean. What belongs to another method is left out.
-        """
-        self._state, self._loaded = {}, dict(state)
-        self._step = int(state.get(_STEP, 0))
 
-    def _bind(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes = self._shapes or dict(shapes)
-        if self._loaded:
-            loaded, self._loaded = self._loaded, {}
-            self._state = self._installed(loaded, self.transport.adapter.dtype(vector))
+def _prefixed(parts: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {f"{PREFIX}{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
-    def _installed(self, loaded: Mapping[str, np.ndarray], dtype: str) -> State:
-        adapter, topology = self.transport.adapter, self.transport.topology
-        state: State = {}
-        for slot in sorted({key.partition(".")[0] for key in loaded} - {_STEP}):
-            parts = []
-            for name in self._shapes:
-                part = loaded.get(f"{slot}.{name}")
-                if slot == QUERY:
-                    if part is not None:
-                        state[f"{slot}.{name}"] = adapter.from_numpy(part.astype(dtype))
-                    continue
-                assert part is not None, f"{slot}.{name}"
-                if slot in OWN:
-                    part = part[topology.rank] if len(part) == topology.size else part.mean(axis=0)
-                parts.append(part.reshape(-1))
-            if parts:
-                state[slot] = adapter.from_numpy(np.concatenate(parts).astype(dtype))
-        return state
 
-    def _finite_everywhere(self, vector: Tensor) -> bool:
-        adapter = self.transport.adapter
-        with np.errstate(invalid="ignore"):  # infinity times 0, where NumPy computes
-            mine = float(np.isfinite(adapter.to_numpy(adapter.tensors.norm(vector * 0)).sum()))
-        flag = adapter.from_numpy(np.array([mine], np.float32))
-        return bool(adapter.to_numpy(adapter.allreduce([flag], op="min", name="reducer.finite")[0])[0])
+def parts_of(state: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    """What a checkpoint's state has of a strategy, by part."""
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in state.items():
+        if key.startswith(PREFIX):
+            part, _, name = key.removeprefix(PREFIX).partition(".")
+            parts.setdefault(part, {})[name] = value
+    return parts
+
+
+def without_strategy(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What of a checkpoint's state is the session's."""
+    return {name: value for name, value in state.items() if not name.startswith(PREFIX)}

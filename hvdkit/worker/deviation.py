@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdkit.core.metrics import cross_entropy
-from hvdkit.core.seam import Gradients
+from hvdkit.core.session import Gradients
 from hvdkit.core.state import is_statistic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks import resnet

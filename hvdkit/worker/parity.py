@@ -20,7 +20,8 @@ from safetensors.numpy import load_file
 
 from hvdkit.baselines.registry import label
 from hvdkit.core.metrics import MetricsFile
-from hvdkit.core.seam import Adapter, Gradients, Session, rival_of
+from hvdkit.core.seam import Adapter, rival_of
+from hvdkit.core.session import Gradients, Session
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop, evaluate
 from hvdkit.data.batches import Batch, Dataset, Split
@@ -80,7 +81,7 @@ class Participant:
         self._loop = Loop(adapter, self._exact, recipe, topology, dataset, MetricsFile(None))
         self._steps = self._loop.total_steps
         self._network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
-        self._initial = adapter.state(self._exact)
+        self._initial = self._exact.state()
 
     def take_part(self) -> None:
         """Lead where asked to, then follow and leave the findings.
@@ -98,13 +99,13 @@ class Participant:
 
     def lead(self) -> None:
         """Leave the trace."""
-        adapter, part, root = self._adapter, self._part, self._topology.is_root
+        part, root = self._part, self._topology.is_root
         figures = Figures(batches=self._batches())
         for number, batch in self._probed():
-            exact = adapter.gradients(self._exact, batch)
+            exact = self._exact.gradients(batch)
             if root:
                 save_arrays(part.probe(number), named(exact))
-        adapter.load_state(self._exact, self._initial)
+        self._exact.load_state(self._initial)
         self._wait("probes")
         figures.logits_f32, figures.gradients_f32 = self._single_errors()
         self._keep(0)
@@ -117,7 +118,7 @@ class Participant:
                 )
             self._keep(step + 1)
         self._wait("steps")
-        adapter.load_state(self._exact, load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
+        self._exact.load_state(load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
         figures.correct, figures.total, figures.val_loss = self._evaluate()
         if root:
             save_arrays(part.folder / "evaluation.safetensors", {"logits": self._eval_logits()})
@@ -131,15 +132,15 @@ class Participant:
         batches = self._batches()
         start, after, reference = load_file(part.state(0)), load_file(part.state(1)), unnamed(load_file(part.probe(0)))
 
-        adapter.load_state(self._exact, self._initial)
-        exact = adapter.gradients(self._exact, self._first_batch())
+        self._exact.load_state(self._initial)
+        exact = self._exact.gradients(self._first_batch())
         logits_f32, gradients_f32 = self._single_errors()
         applied = errors(exact.averaged, self._mean_of_own(exact))
 
         free, first = self._free_run()
         forced = self._forced_steps()
 
-        adapter.load_state(self._exact, load_file(part.state(self._steps)))
+        self._exact.load_state(load_file(part.state(self._steps)))
         correct, total, val_loss = self._evaluate()
         logits = load_file(part.folder / "evaluation.safetensors")["logits"]
         eval_logits = error(self._eval_logits(), logits)
@@ -190,21 +191,21 @@ class Participant:
 
     def _free_run(self) -> tuple[list[float], Arrays]:
         """The losses of a few steps from the initial weights on, and the state after the first."""
-        self._adapter.load_state(self._exact, self._initial)
+        self._exact.load_state(self._initial)
         losses: list[float] = []
         first: Arrays = {}
         for step, group in itertools.islice(self._groups(), FREE_STEPS):
             losses.append(self._step(step, group))
-            first = first or self._adapter.state(self._exact)
+            first = first or self._exact.state()
         return losses, first
 
     def _forced_steps(self) -> list[dict[str, float]]:
         """The errors after each step that is taken from the reference's own state, by tensor."""
         found = []
         for step, group in self._groups():
-            self._adapter.load_state(self._exact, load_file(self._part.state(step)))
+            self._exact.load_state(load_file(self._part.state(step)))
             self._step(step, group)
-            found.append(errors(self._adapter.state(self._exact), load_file(self._part.state(step + 1))))
+            found.append(errors(self._exact.state(), load_file(self._part.state(step + 1))))
         return found
 
     def _by_layer(self, got: Arrays, reference: Arrays) -> dict[str, float]:
@@ -225,8 +226,8 @@ class Participant:
     def _step(self, step: int, group: list[Batch]) -> float:
         """One update; returns the mean loss over all ranks."""
         adapter = self._adapter
-        adapter.set_learning_rate(self._exact, self._loop.rate(step))
-        own = float(adapter.to_numpy(adapter.train_step(self._exact, group)).mean())
+        self._exact.set_learning_rate(self._loop.rate(step))
+        own = float(adapter.to_numpy(self._exact.train_step(group)).mean())
         return float(np.mean(adapter.allgather_object(own, name="parity.loss")))
 
     def _probed(self) -> Iterator[tuple[int, Batch]]:
@@ -241,7 +242,7 @@ class Participant:
         logits: list[float] = []
         gradients: list[dict[str, float]] = []
         for number, batch in self._probed():
-            single = self._adapter.gradients(self._single, batch)
+            single = self._single.gradients(batch)
             reference = unnamed(load_file(self._part.probe(number)))
             logits.append(error(single.logits, reference.logits))
             gradients.append(self._by_layer(single.own, reference.own))
@@ -270,7 +271,7 @@ class Participant:
 
     def _keep(self, step: int) -> None:
         if self._topology.is_root:
-            save_arrays(self._part.state(step), self._adapter.state(self._exact))
+            save_arrays(self._part.state(step), self._exact.state())
 
     def _evaluation_split(self) -> Split:
         """Few samples, so many that the ranks' shares differ: an average that is not weighted must show."""
@@ -288,7 +289,7 @@ class Participant:
         return round(accuracy * len(split)), len(split), loss
 
     def _eval_logits(self) -> np.ndarray:
-        return self._adapter.eval_step(self._exact, self._first_batch().images)
+        return self._exact.predict(self._first_batch().images)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from hvdkit.core.seam import Gradients
+from hvdkit.core.session import Gradients
 from hvdkit.core.state import is_statistic
 from hvdkit.errors import RunError
 from hvdkit.worker.deviation import is_weight

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core import busy_wait, metrics, network_interface, trace_events, tuning
+from hvdkit.core import metrics, network_interface, trace_events, tuning
 from hvdkit.core.heartbeat import Lifeline
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.state import parameters_of
@@ -28,8 +28,7 @@ from hvdkit.data.batches import Dataset
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
-from hvdkit.strategies.averaging import Communication
-from hvdkit.worker.train import Build, check_trainable, open_session, start
+from hvdkit.worker.train import Build, check_trainable, open_session, start, strategy_of
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
 TURNS = 4  # of plain steps, and as many of marked ones
@@ -78,10 +77,9 @@ def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, lifeline
     topology, dataset, network = start(adapter, recipe)
     lifeline.beat("building the network")
     check_trainable(network, dataset, recipe)
-    communication = Communication(adapter, topology, recipe)
-    session = open_session(adapter, build, network, recipe, communication)
-    adapter.broadcast_state(session)
-    Participant(adapter, session, recipe, topology, dataset, part, lifeline.beat, communication).take_part()
+    session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
+    session.broadcast_state()
+    Participant(adapter, session, recipe, topology, dataset, part, lifeline.beat).take_part()
     lifeline.beat("leaving Horovod")
     adapter.shutdown()
 
@@ -98,24 +96,21 @@ class Participant:
         dataset: Dataset,
         part: Part,
         tell: Callable[[str, int], None],
-        communication: Communication | None = None,
     ) -> None:
         self._adapter, self._session, self._topology, self._part = adapter, session, topology, part
-        self._recipe, self._dataset, self._tell, self._communication = recipe, dataset, tell, communication
+        self._recipe, self._dataset, self._tell = recipe, dataset, tell
         self._observer = adapter.observer(session)
-        self._parameters = parameters_of(adapter.state(session))
+        self._parameters = parameters_of(session.state())
         self._meetings: list[list[tuple[int, int]]] = []
-        self._spinning: list[int] = []
         self._own = False  # whether the framework's own profile is under way
 
     def take_part(self) -> None:
         """Run all turns, then collectives alone; rank 0 writes what all have found. Raises RunError where it cannot."""
-        self._spinning = busy_wait.calm() if self._topology.is_root else []
         epoch = _epoch()
         self._meet()
         every = self._recipe.sync.every if self._recipe.sync else 1
         loop = self._steps(turns(self._part.steps, self._recipe.warmup_steps, every))
-        self._adapter.fit(self._session, loop)
+        self._session.fit(loop)
         loop.close()
         self._meet()
         self._tell("collectives alone", loop.progress.step)
@@ -146,8 +141,7 @@ class Participant:
         changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // a_epoch)), "log_every": 0, "check_ranks": 0}
         recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None})
         where = self._adapter, self._session, recipe, self._topology, self._dataset
-        more = {"tell": self._tell, "strategy": self._communication}
-        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), **more)
+        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), tell=self._tell)
 
     def _switch(self, turn: Turn | None) -> list[Mark]:
         """The next turn begins, or none, while no rank is within a step; the marks that come late, of the last one."""
@@ -155,7 +149,6 @@ class Participant:
         self._observer.watch(turn.kind if turn else "plain")
         late = trace_events.take()
         if turn and turn.kind == TRACED:
-            busy_wait.wake(self._spinning)
             self._observer.timeline(self._part.folder / TIMELINE)
         elif turn is None:
             self._observer.timeline(None)
@@ -207,7 +200,7 @@ class Participant:
         return Samples(operation="allreduce", bytes=size, times=[one() for _ in range(times)])
 
     def _record(self, ranks: list[RankRecord]) -> RunRecord:
-        state = self._adapter.state(self._session)
+        state = self._session.state()
         slots = [value for name, value in state.items() if name.startswith("optimizer.")]
         threads = None if self._recipe.threads == "auto" else self._recipe.threads
         return RunRecord(
@@ -222,7 +215,7 @@ class Participant:
             tells_layers="layer-times" in self._adapter.CAPABILITIES,
             parameter_bytes=sum(value.nbytes for value in self._parameters.values()),
             optimizer_bytes=sum(value.nbytes for value in slots),
-            bytes_per_step=self._communication.bytes_per_step if self._communication else 0.0,
+            bytes_per_step=self._session.strategy.bytes_per_step or 0.0,
             tensors=[
                 TensorRecord(name=name, shape=list(value.shape), dtype=str(value.dtype))
                 for name, value in self._parameters.items()

@@ -20,19 +20,24 @@ from hvdkit.checkpoint.resume import check_fresh, flat, resumed
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core import measurement, metrics, tensorboard, tuning, usage
 from hvdkit.core import trainer as loop_
+from hvdkit.core.agreement import check_alike
 from hvdkit.core.counters import Progress
 from hvdkit.core.heartbeat import Lifeline
 from hvdkit.core.precision import PRECISIONS, check_can
-from hvdkit.core.seam import Adapter, Session, rival_of
+from hvdkit.core.seam import Adapter, rival_of
+from hvdkit.core.session import Session
 from hvdkit.core.state import digest, network_of, parameters_of
+from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.core.trainer import Loop
 from hvdkit.data.batches import Dataset, open_dataset
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
+from hvdkit.recipe.communication import Uncompressed
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.runs import EvaluationResult, TrainResult, kept_lines
-from hvdkit.strategies.averaging import Communication, check_alike
+from hvdkit.strategies import choose
+from hvdkit.strategies.dense import Dense, restart_names
 from hvdkit.tasks import resnet
 from hvdkit.worker import parity, startup
 
@@ -71,27 +76,27 @@ def _train(
     topology, dataset, network = start(adapter, recipe)
     lifeline.beat("building the network")
     check_trainable(network, dataset, recipe)
-    communication = Communication(adapter, topology, recipe)
-    session = open_session(adapter, build, network, recipe, communication)
-    initial = network_of(adapter.state(session))
+    strategy = strategy_of(adapter, topology, recipe)
+    session = open_session(adapter, build, network, recipe, strategy)
+    initial = network_of(session.state())
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None
     progress, recounted, root = Progress(), False, 0
     if commits or (resume and place):
         held = commits.held if commits else None
         progress, recounted, root, rest = resumed(adapter, recipe, topology, dataset, session, place, held)
-        communication.load_state(rest)
+        strategy.load_state(rest)
         if progress.step:
             adapter.seed(_seed_at(recipe, progress))
     elif place and keeps:
         check_fresh(adapter, topology, place)
-    adapter.broadcast_state(session, root_rank=root)
+    session.broadcast_state(root_rank=root)
     first_step = progress.step
 
     checkpoints = None
     if topology.is_root and place and recipe.checkpoint:
         checkpoints = snapshots.Checkpoints(place, recipe.checkpoint)
-    keeper = _Keeper(adapter, session, recipe, topology, communication, checkpoints, commits)
+    keeper = _Keeper(adapter, session, recipe, topology, strategy, checkpoints, commits)
 
     def tell(phase: str, step: int) -> None:
         lifeline.beat(phase, step)
@@ -110,11 +115,10 @@ def _train(
         keep=keeper.keep,
         commit=keeper.commit if commits else None,
         asked_to_stop=lifeline.asked_to_stop if keeps else None,
-        strategy=communication if rival_of(adapter) is None else None,
     )
     started = time.perf_counter()
     try:
-        adapter.fit(session, loop)
+        session.fit(loop)
     except Stopped:
         adapter.shutdown()
         raise
@@ -125,7 +129,7 @@ def _train(
 
     lifeline.beat("gathering the result")
     result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
-    result.bytes_per_step = communication.bytes_per_step if rival_of(adapter) is None else None
+    result.bytes_per_step = strategy.bytes_per_step
     if commits:
         commits.stepped(result.steps, topology.size)  # a loss behind the last update is one too
         result.recoveries = commits.recoveries
@@ -150,13 +154,13 @@ class _Keeper:
     session: Session
     recipe: Recipe
     topology: Topology
-    communication: Communication
+    strategy: Strategy
     checkpoints: snapshots.Checkpoints | None
     commits: Commits | None
 
     def keep(self, progress: Progress) -> None:
         """Begin to write a checkpoint; collective."""
-        if self.checkpoints or self.communication.averaging:  # which asks all ranks for their part
+        if self.checkpoints or not isinstance(self.strategy, Dense):  # others ask all ranks for their part
             taken = self._snapshot(progress)
             if self.checkpoints:
                 self.checkpoints.write(taken)
@@ -169,9 +173,9 @@ class _Keeper:
             self.commits.take(self._snapshot(progress))
 
     def _snapshot(self, progress: Progress) -> Checkpoint:
-        rest = self.communication.state()
+        rest = self.strategy.state()
         record = _record(self.adapter, self.recipe, self.topology, progress)
-        return Checkpoint(record, self.adapter.state(self.session) | rest)
+        return Checkpoint(record, self.session.state() | rest)
 
 
 def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounted: bool) -> metrics.MetricsFile:
@@ -195,7 +199,7 @@ def evaluate(
         raise RequestError("data: expected validation images, got none")
     session = open_session(adapter, build, network, recipe)
     found = snapshots.read(folder)
-    adapter.load_state(session, network_of(found.state))
+    session.load_state(network_of(found.state))
     on_batch = partial(lifeline.beat, "evaluation")
     correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
     if not math.isfinite(loss):  # JSON has no such number
@@ -240,7 +244,7 @@ def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, l
     recipe = recipe.model_copy(update={"precision": "fp64"})
     topology, dataset, network = start(adapter, recipe)
     check_trainable(network, dataset, recipe)
-    opener = partial(open_session, adapter, build, network)
+    opener = partial(open_session_for_parity, adapter, build, network, topology)
     parity.Participant(adapter, opener, recipe, topology, dataset, part, lifeline).take_part()
     lifeline.beat("leaving Horovod")
     adapter.shutdown()
@@ -254,6 +258,7 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     if rival_of(adapter) is None:
         tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
+    restart_names()
     with elastic.noting_lines():
         topology = adapter.init(recipe.device, threads)
     each = threads_per_rank(threads, topology.local_size)
@@ -275,13 +280,19 @@ def check_trainable(network: resnet.ResNet, dataset: Dataset, recipe: Recipe) ->
         )
 
 
+def strategy_of(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
+    """The recipe's strategy, or a baseline's own."""
+    baseline = getattr(adapter, "strategy", None)
+    return baseline(topology, recipe) if baseline else choose(adapter, topology, recipe)
+
+
 def open_session(
-    adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe, communication: Communication | None = None
+    adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe, strategy: Strategy | None = None
 ) -> Session:
     """The recipe's network bound to its optimizer, with the initial weights that its seed draws or a file holds.
 
-    Gradients are averaged as `communication` says; without, by Horovod's own reduction, in float16 where asked for.
-    Raises RequestError as `Adapter.prepare` does, and where `build` makes other tensors than the table has.
+    Without a strategy each rank is alone. Raises RequestError as `Session` does, and where `build` makes other tensors
+    than the table has.
     """
     precision = PRECISIONS[recipe.precision]
     network = replace(
@@ -291,21 +302,22 @@ def open_session(
         recompute=recipe.recompute,
         zero_init_residual=recipe.model.zero_init_residual,
     )
-    model = build(network)
-    wire = "fp16" if recipe.compression.method == "fp16" else "none"
-    if communication is None or communication.averaging is None:
-        session = adapter.prepare(model, recipe.optimizer, recipe.loss, wire, recipe.precision)
-    else:
-        averaging = communication.averaging
-        session = adapter.prepare(model, communication.optimizer, recipe.loss, "none", recipe.precision, averaging)
-    if communication is not None:
-        communication.bind(session, resnet.parameter_count(network))
+    make = getattr(adapter, "session_class", Session)
+    session: Session = make(adapter, build(network), recipe.optimizer, recipe.loss, strategy, recipe.precision)
     state = resnet.initial_state(network, recipe.seed)
     if recipe.model.weights:
         state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
-    adapter.load_state(session, state)
+    session.load_state(state)
     startup.done()
     return session
+
+
+def open_session_for_parity(
+    adapter: Adapter, build: Build, network: resnet.ResNet, topology: Topology, recipe: Recipe
+) -> Session:
+    """As `open_session`; gradients are averaged uncompressed, at each update, by Horovod's own reduction."""
+    dense = recipe.model_copy(update={"compression": Uncompressed(), "sync": None, "allreduce": "ring"})
+    return open_session(adapter, build, network, dense, strategy_of(adapter, topology, dense))
 
 
 def _result(
@@ -359,5 +371,5 @@ def _result(
         tuning=None if rival_of(adapter) else tuning.told(tuning.apply(recipe), adapter.CHOSEN[topology.device]),
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
-        final_weights_sha256=digest(parameters_of(adapter.state(session))),
+        final_weights_sha256=digest(parameters_of(session.state())),
     )

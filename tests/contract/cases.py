@@ -18,7 +18,7 @@ from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Sgd
-from hvdkit.strategies.codecs import cast
+from hvdkit.strategies.dense import Dense
 
 SHAPE = (16, 16, 3)
 CLASSES = 10
@@ -55,10 +55,10 @@ def probe(capability: str, adapter: Adapter, topology: Topology) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def signatures(adapter: Any) -> dict[str, list[str] | None]:
-    """The arguments' names of all functions of the seam as they are there, or, of the Protocol, as they should be."""
-    wanted = [name for name, member in vars(Adapter).items() if inspect.isfunction(member) and name[0] != "_"]
-    found = {name: getattr(adapter, name, None) for name in wanted}
+def signatures(holder: Any, protocol: Any = Adapter) -> dict[str, list[str] | None]:
+    """The arguments' names of all functions of a Protocol as they are there, or, of itself, as they should be."""
+    wanted = [name for name, member in vars(protocol).items() if inspect.isfunction(member) and name[0] != "_"]
+    found = {name: getattr(holder, name, None) for name in wanted}
     return {
         name: [each for each in inspect.signature(function).parameters if each != "self"] if function else None
         for name, function in found.items()
@@ -86,7 +86,7 @@ def error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def velocities(adapter: Adapter, session: Any) -> dict[str, np.ndarray]:
-    return {name: value for name, value in adapter.state(session).items() if name.startswith("optimizer.momentum.")}
+    return {name: value for name, value in session.state().items() if name.startswith("optimizer.momentum.")}
 
 
 @case
@@ -113,14 +113,14 @@ def cast_rounds_as_numpy_does(adapter: Adapter, topology: Topology, make: Make) 
 @case
 def state_has_canonical_names_and_comes_back_bit_for_bit(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
-    adapter.train_step(session, [batch(topology.rank)])
-    saved = adapter.state(session)
+    session.train_step([batch(topology.rank)])
+    saved = session.state()
     assert "fc.weight" in saved and saved["fc.weight"].shape[0] == CLASSES
     assert "optimizer.momentum.fc.weight" in saved
-    adapter.train_step(session, [batch(5)])
-    assert not same(adapter.state(session)["fc.weight"], saved["fc.weight"])
-    adapter.load_state(session, saved)
-    restored = adapter.state(session)
+    session.train_step([batch(5)])
+    assert not same(session.state()["fc.weight"], saved["fc.weight"])
+    session.load_state(saved)
+    restored = session.state()
     assert restored.keys() == saved.keys()
     assert [name for name in saved if not same(saved[name], restored[name])] == []
 
@@ -128,17 +128,17 @@ def state_has_canonical_names_and_comes_back_bit_for_bit(adapter: Adapter, topol
 @case
 def a_state_that_does_not_fit_is_refused_by_name(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
-    state = adapter.state(session)
+    state = session.state()
     bad = dict(state, **{"fc.bias": np.zeros(CLASSES + 1, np.float32), "extra.weight": np.zeros(1, np.float32)})
     del bad["fc.weight"]
     try:
-        adapter.load_state(session, bad)
+        session.load_state(bad)
     except RequestError as refusal:
         text = str(refusal)
         assert "fc.weight is missing" in text and "fc.bias" in text and "extra.weight is unknown" in text, text
     else:
         raise AssertionError("a state that does not fit was loaded")
-    assert same(adapter.state(session)["fc.bias"], state["fc.bias"]), "nothing may be loaded by halves"
+    assert same(session.state()["fc.bias"], state["fc.bias"]), "nothing may be loaded by halves"
     slot = "optimizer.momentum.fc.bias"
     strange = {slot: np.zeros(CLASSES + 1, np.float32), "optimizer.exp_avg.fc.bias": np.zeros(CLASSES, np.float32)}
     for wrong, part in (
@@ -147,7 +147,7 @@ def a_state_that_does_not_fit_is_refused_by_name(adapter: Adapter, topology: Top
         ({name: value for name, value in state.items() if name != slot}, f"{slot} is missing"),
     ):
         try:
-            adapter.load_state(session, wrong)
+            session.load_state(wrong)
         except RequestError as refusal:
             assert part in str(refusal), str(refusal)
         else:
@@ -157,11 +157,11 @@ def a_state_that_does_not_fit_is_refused_by_name(adapter: Adapter, topology: Top
 @case
 def broadcast_state_brings_parameters_buffers_and_slots(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
-    adapter.train_step(session, [batch(topology.rank)])
-    mine = {name: value + np.asarray(topology.rank, value.dtype) for name, value in adapter.state(session).items()}
-    adapter.load_state(session, mine)
-    adapter.broadcast_state(session, root_rank=0)
-    got = adapter.state(session)
+    session.train_step([batch(topology.rank)])
+    mine = {name: value + np.asarray(topology.rank, value.dtype) for name, value in session.state().items()}
+    session.load_state(mine)
+    session.broadcast_state(root_rank=0)
+    got = session.state()
     roots = adapter.allgather_object(mine, name="case.state")[0]
     assert [name for name in roots if not same(got[name], roots[name])] == []
 
@@ -170,11 +170,11 @@ def broadcast_state_brings_parameters_buffers_and_slots(adapter: Adapter, topolo
 def the_applied_gradient_is_the_mean_of_the_ranks_own(adapter: Adapter, topology: Topology, make: Make) -> None:
     # The first velocity is the averaged gradient. A rank's own gradient depends on its own batch alone.
     session = make(weight_decay=0.0)
-    start = adapter.state(session)
+    start = session.state()
 
     def first_velocities(seed: int) -> dict[str, np.ndarray]:
-        adapter.load_state(session, start)
-        adapter.train_step(session, [batch(seed)])
+        session.load_state(start)
+        session.train_step([batch(seed)])
         return velocities(adapter, session)
 
     own = [first_velocities(seed) for seed in range(topology.size)]  # the same batch everywhere: the mean is each's own
@@ -190,9 +190,9 @@ def the_applied_gradient_is_the_mean_of_the_ranks_own(adapter: Adapter, topology
 def ranks_stay_equal(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
     for step in range(3):
-        adapter.train_step(session, [batch(10 * step + topology.rank)])
+        session.train_step([batch(10 * step + topology.rank)])
     everyone = adapter.allgather_object(
-        {name: value for name, value in adapter.state(session).items() if ".running_" not in name}, name="case.equal"
+        {name: value for name, value in session.state().items() if ".running_" not in name}, name="case.equal"
     )
     for name, value in everyone[0].items():
         assert all(same(value, other[name]) for other in everyone), name
@@ -202,10 +202,10 @@ def ranks_stay_equal(adapter: Adapter, topology: Topology, make: Make) -> None:
 def momentum_keeps_the_learning_rate_outside(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make(weight_decay=0.0)
     for step, rate in enumerate((0.1, 0.003, 0.2)):
-        before = adapter.state(session)
-        adapter.set_learning_rate(session, rate)
-        adapter.train_step(session, [batch(step)])
-        after = adapter.state(session)
+        before = session.state()
+        session.set_learning_rate(rate)
+        session.train_step([batch(step)])
+        after = session.state()
         for name in ("fc.weight", "fc.bias"):
             expected = before[name].astype(np.float64) - rate * after[f"optimizer.momentum.{name}"]
             assert np.abs(after[name] - expected).max() < 1e-6, (step, name)
@@ -214,11 +214,11 @@ def momentum_keeps_the_learning_rate_outside(adapter: Adapter, topology: Topolog
 @case
 def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, make: Make) -> None:
     plain = make(tiny=True, weight_decay=0.0)
-    start = {name: value + 1 for name, value in adapter.state(plain).items() if not name.startswith("optimizer.")}
+    start = {name: value + 1 for name, value in plain.state().items() if not name.startswith("optimizer.")}
 
     def first_velocities(session: Any) -> dict[str, np.ndarray]:
-        adapter.load_state(session, start)
-        adapter.train_step(session, [features(1)])
+        session.load_state(start)
+        session.train_step([features(1)])
         return velocities(adapter, session)
 
     v_plain = first_velocities(plain)
@@ -233,16 +233,16 @@ def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, 
 
 @case
 def fp16_goes_over_the_wire_in_half_precision(adapter: Adapter, topology: Topology, make: Make) -> None:
-    compressor = cast.Fp16(adapter)
-    sent, context = compressor.compress(adapter.from_numpy(np.array([1 / 3, 2.0], np.float32)))
+    dense = Dense(adapter, topology.size, half=True)
+    sent, own = dense._on_wire(adapter.from_numpy(np.array([1 / 3, 2.0], np.float32)))
     assert adapter.dtype(sent) == "float16"
-    assert adapter.dtype(compressor.decompress(sent, context)) == "float32"
+    assert adapter.dtype(dense._back(sent, own)) == "float32"
     whole = adapter.from_numpy(np.array([1, 2], np.int32))
-    assert adapter.dtype(compressor.compress(whole)[0]) == "int32"
+    assert adapter.dtype(dense._on_wire(whole)[0]) == "int32"
     slots = {}
     for name in ("none", "fp16"):
         session = make(tiny=True, compression=name, weight_decay=0.0)
-        adapter.train_step(session, [features(topology.rank)])
+        session.train_step([features(topology.rank)])
         slots[name] = velocities(adapter, session)["optimizer.momentum.fc.weight"]
     assert 1e-6 < error(slots["fp16"], slots["none"]) < 2e-3
 
@@ -252,7 +252,7 @@ def the_loss_is_this_ranks_mean(adapter: Adapter, topology: Topology, make: Make
     for smoothing in (0.0, 0.1):
         session = make(label_smoothing=smoothing)
         mine = batch(topology.rank)
-        loss = float(adapter.to_numpy(adapter.train_step(session, [mine])).mean())
+        loss = float(adapter.to_numpy(session.train_step([mine])).mean())
         # the network starts with logits near zero, where the loss is log(classes) whatever the smoothing
         assert abs(loss - np.log(CLASSES)) < 0.2, loss
 
@@ -260,12 +260,12 @@ def the_loss_is_this_ranks_mean(adapter: Adapter, topology: Topology, make: Make
 @case
 def evaluation_changes_nothing(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
-    adapter.train_step(session, [batch(0)])
-    before = adapter.state(session)
+    session.train_step([batch(0)])
+    before = session.state()
     images = batch(3).images
-    first, second = adapter.eval_step(session, images), adapter.eval_step(session, images)
+    first, second = session.predict(images), session.predict(images)
     assert first.shape == (len(images), CLASSES) and same(first, second)
-    after = adapter.state(session)
+    after = session.state()
     assert [name for name in before if not same(before[name], after[name])] == []
 
 
@@ -275,9 +275,9 @@ def settings_reach_the_optimizer(adapter: Adapter, topology: Topology, make: Mak
     results = {}
     for nesterov in (False, True):
         session = make(tiny=True, nesterov=nesterov, weight_decay=0.0)
-        start = adapter.state(session)["fc.bias"].astype(np.float64)
-        adapter.set_learning_rate(session, 0.1)
-        adapter.train_step(session, [images])
-        results[nesterov] = adapter.state(session)["fc.bias"] - start
+        start = session.state()["fc.bias"].astype(np.float64)
+        session.set_learning_rate(0.1)
+        session.train_step([images])
+        results[nesterov] = session.state()["fc.bias"] - start
     # first step: velocity = gradient, so Nesterov's update is (1 + momentum) times the plain one
     assert error(results[True], results[False].astype(np.float64) * (1 + Sgd(learning_rate=1.0).momentum)) < 1e-5

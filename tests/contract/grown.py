@@ -55,12 +55,12 @@ def worst(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
 def optimizers_follow_their_papers(adapter: Adapter, topology: Topology, make: Make) -> None:
     for title, optimizer in OPTIMIZERS.items():
         session = make(tiny=True, precision="fp64", optimizer=optimizer)
-        expected = adapter.state(session)
+        expected = session.state()
         for step, rate in enumerate(RATES, start=1):
             mine = features(10 * step + topology.rank)
-            averaged = adapter.gradients(session, mine).averaged
-            adapter.set_learning_rate(session, rate)
-            adapter.train_step(session, [mine])
+            averaged = session.gradients(mine).averaged
+            session.set_learning_rate(rate)
+            session.train_step([mine])
             if optimizer.clip_norm is not None:
                 averaged = clipped(averaged, optimizer.clip_norm)
             for name, gradient in averaged.items():
@@ -70,23 +70,23 @@ def optimizers_follow_their_papers(adapter: Adapter, topology: Topology, make: M
                 expected |= {name: weight} | {f"optimizer.{slot}.{name}": value for slot, value in slots.items()}
             if "optimizer.step" in expected:
                 expected["optimizer.step"] = np.asarray(step)
-            got = adapter.state(session)
+            got = session.state()
             assert worst(got, expected) < 1e-12, f"{title}, step {step}: {worst(got, expected):.1e}"
 
 
 @case
 def own_gradients_average_to_the_applied(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make(precision="fp64", label_smoothing=0.1)
-    before = adapter.state(session)
-    got = adapter.gradients(session, batch(topology.rank))
+    before = session.state()
+    got = session.gradients(batch(topology.rank))
     assert got.logits.shape == (8, CLASSES) and got.logits.dtype == np.float64
     everyone = adapter.allgather_object(got.own, name="grown.own")
     mean = {name: sum(own[name] for own in everyone) / topology.size for name in got.own}
     assert worst(got.averaged, mean) < 1e-12
     assert got.own.keys() == parameters_of(before).keys()
-    after = adapter.state(session)
+    after = session.state()
     assert [name for name in changed(before, after) if ".running_" not in name] == []
-    loss = float(adapter.to_numpy(adapter.train_step(session, [batch(topology.rank)])).mean())
+    loss = float(adapter.to_numpy(session.train_step([batch(topology.rank)])).mean())
     assert abs(got.loss - loss) < 1e-6
 
 
@@ -99,10 +99,10 @@ def an_update_over_parts_equals_the_whole_batch(adapter: Adapter, topology: Topo
         for step in range(3):
             whole = features(10 * step + topology.rank, count=12)
             pieces = zip(np.split(whole.images, parts), np.split(whole.labels, parts), strict=True)
-            adapter.train_step(session, [Batch(images, labels) for images, labels in pieces])
-        after.append(adapter.state(session))
+            session.train_step([Batch(images, labels) for images, labels in pieces])
+        after.append(session.state())
     assert worst(after[1], after[0]) < 1e-12
-    assert changed(after[0], adapter.state(make(tiny=True, precision="fp64", momentum=0.9))) != []
+    assert changed(after[0], make(tiny=True, precision="fp64", momentum=0.9).state()) != []
 
 
 @case
@@ -126,9 +126,9 @@ def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make)
     sessions = [make(tiny=True, precision="fp64", optimizer=recipe.optimizer) for _ in range(2)]
     loops = [loop_.Loop(adapter, session, recipe, topology, dataset, MetricsFile(None)) for session in sessions]
     assert loops[0].group_sizes == [2, 1] and loops[0].total_steps == 3
-    adapter.fit(sessions[0], loops[0])
-    loop_.drive(adapter, sessions[1], loops[1])
-    assert worst(adapter.state(sessions[0]), adapter.state(sessions[1])) < 1e-12
+    sessions[0].fit(loops[0])
+    loop_.drive(sessions[1], loops[1])
+    assert worst(sessions[0].state(), sessions[1].state()) < 1e-12
     assert loops[0].progress.step == loops[1].progress.step == 3
     assert abs(loops[0].progress.train_loss - loops[1].progress.train_loss) < 1e-6
 
@@ -136,16 +136,16 @@ def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make)
 @case
 def declared_precisions_train(adapter: Adapter, topology: Topology, make: Make) -> None:
     exact = make()
-    start = parameters_of(adapter.state(exact))
-    adapter.train_step(exact, [batch(topology.rank)])
-    reference = parameters_of(adapter.state(exact))
+    start = parameters_of(exact.state())
+    exact.train_step([batch(topology.rank)])
+    reference = parameters_of(exact.state())
     moved = {name: reference[name] - start[name] for name in start}
     for precision, tolerance in (("fp64", 1e-3), ("bf16", 0.5), ("fp16", 0.1)):
         if precision not in adapter.CAPABILITIES or adapter.NAME == "local":
             continue
         session = make(precision=precision)
-        adapter.train_step(session, [batch(topology.rank)])
-        after = parameters_of(adapter.state(session))
+        session.train_step([batch(topology.rank)])
+        after = parameters_of(session.state())
         assert {str(value.dtype) for value in after.values()} == {PRECISIONS[precision].parameters}, precision
         got = {name: after[name] - start[name] for name in start}
         total = np.sqrt(sum(np.sum((got[name] - moved[name]) ** 2) for name in start))
@@ -160,22 +160,22 @@ def an_overflow_on_one_rank_skips_the_step_on_all(adapter: Adapter, topology: To
         return
     for optimizer in (Sgd(learning_rate=0.1), AdamW(learning_rate=0.1)):
         session = make(tiny=True, precision="fp16", optimizer=optimizer)
-        assert float(adapter.state(session)["optimizer.loss_scale"]) == LOSS_SCALING.initial
+        assert float(session.state()["optimizer.loss_scale"]) == LOSS_SCALING.initial
         scale = 256.0  # the first of all may well overflow
-        adapter.load_state(session, adapter.state(session) | {"optimizer.loss_scale": np.asarray(scale)})
-        adapter.train_step(session, [features(topology.rank)])
-        before = adapter.state(session)
+        session.load_state(session.state() | {"optimizer.loss_scale": np.asarray(scale)})
+        session.train_step([features(topology.rank)])
+        before = session.state()
         assert int(before["optimizer.good_steps"]) == 1
         huge = features(topology.rank)
         if topology.rank == topology.size - 1:
             huge = replace(huge, images=huge.images * np.float32(1e38))
-        adapter.train_step(session, [huge])
-        after = adapter.state(session)
+        session.train_step([huge])
+        after = session.state()
         assert set(changed(before, after)) == {"optimizer.loss_scale", "optimizer.good_steps"}, changed(before, after)
         assert float(after["optimizer.loss_scale"]) == scale * LOSS_SCALING.backoff
         assert int(after["optimizer.good_steps"]) == 0
-        adapter.train_step(session, [features(topology.rank)])
-        assert "fc.weight" in changed(after, adapter.state(session))
+        session.train_step([features(topology.rank)])
+        assert "fc.weight" in changed(after, session.state())
 
 
 @case
@@ -186,9 +186,9 @@ def scaling_the_loss_does_not_show_in_the_update(adapter: Adapter, topology: Top
     for precision in ("fp32", "fp16"):
         session = make(tiny=True, precision=precision, clip_norm=0.5)
         if precision == "fp16":
-            adapter.load_state(session, adapter.state(session) | {"optimizer.loss_scale": np.asarray(256.0)})
-        adapter.train_step(session, [features(topology.rank), features(7 + topology.rank)])
-        results.append(parameters_of(adapter.state(session)))
+            session.load_state(session.state() | {"optimizer.loss_scale": np.asarray(256.0)})
+        session.train_step([features(topology.rank), features(7 + topology.rank)])
+        results.append(parameters_of(session.state()))
     assert worst(results[1], results[0]) < 1e-2  # half precision is good for three digits
 
 
@@ -199,12 +199,12 @@ def recomputed_activations_give_the_same_step(adapter: Adapter, topology: Topolo
     found = []
     for recompute in (False, True):
         session = make(precision="fp64", recompute=recompute)
-        start = adapter.state(session)
-        gradients = adapter.gradients(session, batch(topology.rank)).own
-        adapter.load_state(session, start)
+        start = session.state()
+        gradients = session.gradients(batch(topology.rank)).own
+        session.load_state(start)
         for step in range(3):
-            adapter.train_step(session, [batch(10 * step + topology.rank)])
-        found.append((gradients, adapter.state(session)))
+            session.train_step([batch(10 * step + topology.rank)])
+        found.append((gradients, session.state()))
     assert worst(found[1][0], found[0][0]) < 1e-12
     assert worst(found[1][1], found[0][1]) < 1e-9, "buffers too: a batch must count once"
 
@@ -215,8 +215,8 @@ def the_same_seed_gives_the_same_bits(adapter: Adapter, topology: Topology, make
     for _ in range(2):
         session = make()
         for step in range(3):
-            adapter.train_step(session, [batch(10 * step + topology.rank)])
-        runs.append(adapter.state(session))
+            session.train_step([batch(10 * step + topology.rank)])
+        runs.append(session.state())
     assert changed(runs[0], runs[1]) == []
 
 
@@ -228,29 +228,29 @@ def slots_and_counts_are_saved_loaded_and_broadcast(adapter: Adapter, topology: 
     for each in settings:
         create = partial(make, tiny=True, **each)
         session: Any = create()
-        state = adapter.state(session)
+        state = session.state()
         state = {name: value + np.asarray(topology.rank, value.dtype) for name, value in state.items()}
-        adapter.load_state(session, state)
-        assert changed(adapter.state(session), state) == []
-        adapter.broadcast_state(session, root_rank=0)
+        session.load_state(state)
+        assert changed(session.state(), state) == []
+        session.broadcast_state(root_rank=0)
         roots = adapter.allgather_object(state, name="grown.slots")[0]
-        assert changed(adapter.state(session), roots) == []
-        adapter.train_step(session, [features(topology.rank)])
-        first = adapter.state(session)
+        assert changed(session.state(), roots) == []
+        session.train_step([features(topology.rank)])
+        first = session.state()
         other = create()
-        adapter.load_state(other, roots)
-        adapter.train_step(other, [features(topology.rank)])
-        assert changed(adapter.state(other), first) == []
+        other.load_state(roots)
+        other.train_step([features(topology.rank)])
+        assert changed(other.state(), first) == []
 
 
 @case
 def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
     loop_.check_ranks(adapter, session, topology, step=4)
-    state = adapter.state(session)
+    state = session.state()
     if topology.rank == topology.size - 1:
         state["fc.bias"] = state["fc.bias"] + np.float32(1e-3)
-    adapter.load_state(session, state)
+    session.load_state(state)
     if topology.size == 1:
         return
     try:

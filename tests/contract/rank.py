@@ -22,8 +22,11 @@ from tiny import tiny_network, tiny_state
 
 from hvdkit import adapters
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import Averaging
+from hvdkit.core.seam import Trainable
+from hvdkit.core.session import Session
+from hvdkit.core.strategy import Strategy
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
+from hvdkit.strategies.dense import Dense
 from hvdkit.tasks import resnet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +57,7 @@ def main(framework: str, report: Path) -> None:
     framework, _, variant = framework.partition("-")
     adapter: Any = adapters.load(framework)
     if variant == "overlapped":  # as on a GPU: gradients are sent while backward goes on
-        adapter._OVERLAPPED_ON = {"cpu"}
+        adapter.training.OVERLAPPED_ON = {"cpu"}
     topology = adapter.init("cpu")
 
     def make(
@@ -64,7 +67,7 @@ def main(framework: str, report: Path) -> None:
         recompute: bool = False,
         tiny: bool = False,
         optimizer: Optimizer | None = None,
-        averaging: Averaging | None = None,
+        strategy: Strategy | None = None,
         **settings: Any,
     ) -> Any:
         if tiny:
@@ -73,8 +76,9 @@ def main(framework: str, report: Path) -> None:
             built, state = network(framework, table(precision, recompute)), resnet.initial_state(table(), seed=3)
         optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
         loss = Loss(label_smoothing=label_smoothing)
-        session = adapter.prepare(built, optimizer, loss, compression, precision, averaging)
-        adapter.load_state(session, state)
+        strategy = strategy or Dense(adapter, topology.size, half=compression == "fp16")
+        session = Session(adapter, built, optimizer, loss, strategy, precision)
+        session.load_state(state)
         return session
 
     outcome = {}
@@ -92,11 +96,12 @@ def main(framework: str, report: Path) -> None:
     capabilities = {name: [fault for probes in everyone if (fault := probes[name])] for name in PROBED}
 
     session = make()
-    adapter.train_step(session, [batch(topology.rank)])
-    made = adapter.state(session) | {"logits": adapter.eval_step(session, batch(9).images)}
+    session.train_step([batch(topology.rank)])
+    made = session.state() | {"logits": session.predict(batch(9).images)}
     if topology.is_root:
         np.savez(report.with_suffix(".npz"), **made)
         told = {"declared": sorted(adapter.CAPABILITIES), "signatures": signatures(adapter)}
+        told["network"] = signatures(session.network, Trainable)
         report.write_text(json.dumps(told | {"cases": outcome, "capabilities": capabilities}))
     adapter.shutdown()
 

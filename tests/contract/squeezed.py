@@ -16,7 +16,8 @@ from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.communication import METHODS, Compression, Int8, TopK
 from hvdkit.recipe.schema import Sgd
-from hvdkit.strategies.compressed import Reducer
+from hvdkit.strategies.compressed import Compressed
+from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS, Ring
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,7 +37,7 @@ def tensor_operations_are_numpys(adapter: Adapter, topology: Topology, make: Mak
     for dtype in ("float32", "float64"):
         x = np.random.default_rng(1).standard_normal((5, 7)).astype(dtype)
         tensor, size = there(x), x.itemsize
-        assert same(back(ops.absolute(tensor)), np.abs(x)) and same(back(ops.floor(tensor)), np.floor(x))
+        assert same(back(abs(tensor)), np.abs(x)) and same(back(ops.floor(tensor)), np.floor(x))
         assert same(back(ops.largest(tensor)), x.max(axis=1, keepdims=True))
         assert same(back(ops.concat([tensor, tensor[1:3]])), np.concatenate([x, x[1:3]]))
         assert same(back(ops.concat([tensor, tensor[:, 2:]], axis=1)), np.concatenate([x, x[:, 2:]], axis=1))
@@ -118,12 +119,12 @@ def compression_is_numpys_and_so_are_its_bytes(adapter: Adapter, topology: Topol
 def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topology, make: Make) -> None:
     """In several parts too, and with what was left over in the step before."""
     reducer = Reducer(Ring(adapter, topology, "case.training"), TopK(ratio=0.05))
-    session = make(tiny=True, precision="fp64", averaging=reducer, momentum=0.0, weight_decay=0.0)
+    session = make(tiny=True, precision="fp64", strategy=Compressed(reducer), momentum=0.0, weight_decay=0.0)
     simulated: list[list[dict[str, np.ndarray]]] = []  # by step and rank
     for step in range(2):
-        before = parameters_of(adapter.state(session))
+        before = parameters_of(session.state())
         parts = [features(10 * step + part + 100 * topology.rank) for part in range(2)]
-        own = [adapter.gradients(session, part).own for part in parts]
+        own = [session.gradients(part).own for part in parts]
         mine = {name: (own[0][name] + own[1][name]) / 2 for name in own[0]}
         simulated.append(adapter.allgather_object(mine, name="case.own"))
 
@@ -132,8 +133,8 @@ def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topo
             return [again(everyone[topology.rank]) for everyone in simulated][-1]
 
         expected = together(topology.size, reduced)[0]
-        adapter.train_step(session, parts)
-        after = parameters_of(adapter.state(session))
+        session.train_step(parts)
+        after = parameters_of(session.state())
         moved = {name: (before[name] - after[name]) / 0.1 for name in before}
         assert worst(moved, expected) < 1e-9, (step, worst(moved, expected))
         assert reducer._step == step + 1, "`gradients` must leave no trace"
@@ -144,15 +145,15 @@ def an_overflow_is_not_kept(adapter: Adapter, topology: Topology, make: Make) ->
     if "fp16" not in adapter.CAPABILITIES:
         return
     reducer = Reducer(Ring(adapter, topology, "case.overflow"), TopK(ratio=0.05))
-    session = make(tiny=True, precision="fp16", averaging=reducer, optimizer=Sgd(learning_rate=0.1))
-    adapter.load_state(session, adapter.state(session) | {"optimizer.loss_scale": np.asarray(256.0)})
-    adapter.train_step(session, [features(topology.rank)])
-    before, kept = adapter.state(session), reducer.state()
+    session = make(tiny=True, precision="fp16", strategy=Compressed(reducer), optimizer=Sgd(learning_rate=0.1))
+    session.load_state(session.state() | {"optimizer.loss_scale": np.asarray(256.0)})
+    session.train_step([features(topology.rank)])
+    before, kept = session.state(), reducer.state()
     huge = features(topology.rank)
     if topology.rank == topology.size - 1:
         huge = replace(huge, images=huge.images * np.float32(1e38))
-    adapter.train_step(session, [huge])
-    after = adapter.state(session)
+    session.train_step([huge])
+    after = session.state()
     assert set(changed(before, after)) == {"optimizer.loss_scale", "optimizer.good_steps"}, changed(before, after)
     assert changed(kept, reducer.state()) == []
 
@@ -160,11 +161,11 @@ def an_overflow_is_not_kept(adapter: Adapter, topology: Topology, make: Make) ->
 @case
 def weights_come_and_go_on_the_device(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
-    weights, state = adapter.weights(session), adapter.state(session)
+    weights, state = session.weights(), session.state()
     expected = np.concatenate([value.reshape(-1) for _, value in sorted(parameters_of(state).items())])
     assert same(adapter.to_numpy(weights), expected)
-    adapter.set_weights(session, weights + 1.0)
-    moved = adapter.state(session)
+    session.set_weights(weights + 1.0)
+    moved = session.state()
     for name, value in parameters_of(state).items():
         assert same(moved[name], value + value.dtype.type(1)), name
     assert same(adapter.to_numpy(weights), expected)

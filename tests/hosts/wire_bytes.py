@@ -23,7 +23,7 @@ def rank(framework: str) -> None:
 
     from hvdkit import adapters
     from hvdkit.recipe.communication import METHODS
-    from hvdkit.strategies.compressed import Reducer
+    from hvdkit.strategies.reducer import Reducer
     from hvdkit.strategies.transports import TRANSPORTS
 
     def carried() -> int:

@@ -25,8 +25,7 @@ from hvdkit.data import batches
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Loss
 from hvdkit.tasks import resnet
-from hvdkit.worker import parity
-from hvdkit.worker.train import open_session
+from hvdkit.worker import parity, train
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
@@ -57,13 +56,13 @@ def prepared_otherwise(**changes: dict[str, Any]) -> Fault:
 
     @contextmanager
     def fault(adapter: Any, module: Any) -> Iterator[None]:
-        sound = adapter.prepare
+        sound = train.Session
 
-        def prepare(model: Any, optimizer: Any, loss: Loss, *rest: Any) -> Any:
+        def prepare(adapter: Any, model: Any, optimizer: Any, loss: Loss, *rest: Any) -> Any:
             optimizer = optimizer.model_copy(update=changes.get("optimizer", {}))
-            return sound(model, optimizer, loss.model_copy(update=changes.get("loss", {})), *rest)
+            return sound(adapter, model, optimizer, loss.model_copy(update=changes.get("loss", {})), *rest)
 
-        with mock.patch.object(adapter, "prepare", prepare):
+        with mock.patch.object(train, "Session", prepare):
             yield
 
     return fault
@@ -74,7 +73,7 @@ def average_of_averages(adapter: Any, module: Any) -> Iterator[None]:
     def evaluate(adapter: Any, session: Any, split: Any, batch_size: int, topology: Any) -> tuple[float, float]:
         correct, loss, count = 0, 0.0, 0
         for batch, valid in batches.evaluation_batches(split, batch_size, topology.rank, topology.size):
-            logits, labels = adapter.eval_step(session, batch.images)[:valid], batch.labels[:valid]
+            logits, labels = session.predict(batch.images)[:valid], batch.labels[:valid]
             correct += int(np.sum(logits.argmax(axis=1) == labels))
             loss += float(metrics.cross_entropy(logits, labels).sum())
             count += valid
@@ -109,19 +108,16 @@ def torch_padding(network: Any) -> None:
 def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
     import torch
 
-    from hvdkit.adapters.pytorch import update
+    from hvdkit.adapters.pytorch import training
 
-    class Inside(update._SGD):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    velocity = self.state[parameter]["momentum_buffer"]
-                    gradient = parameter.grad + group["weight_decay"] * parameter
-                    velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"])
-                    parameter.sub_(velocity)
+    def inside(settings: Any, weights: Any, gradients: Any, slots: Any, rate: float, corrections: Any) -> None:
+        with torch.no_grad():
+            for weight, gradient, (velocity,) in zip(weights, gradients, slots, strict=True):
+                decay = training.decay_of(settings, tuple(weight.shape))
+                velocity.mul_(settings.momentum).add_(gradient + decay * weight, alpha=rate)
+                weight.sub_(velocity)
 
-    with mock.patch.object(update, "_SGD", Inside):
+    with mock.patch.object(training, "_sgd", inside):
         yield
 
 
@@ -172,7 +168,7 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     network = resnet.architecture(recipe.model.name, recipe.model.classes)
 
     def take_part(leads: bool) -> None:
-        opener = partial(open_session, adapter, module.build, network)
+        opener = partial(train.open_session_for_parity, adapter, module.build, network, topology)
         part = parity.Part(trace, STEPS, leads)
         parity.Participant(adapter, opener, recipe, topology, dataset, part, Lifeline()).take_part()
 

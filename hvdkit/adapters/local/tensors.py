@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+
+from hvdkit.core.tensors import PlainNumber
+
+
+def variable(like: np.ndarray) -> np.ndarray:
+    return np.zeros_like(like)
+
+
+def assign(variable: np.ndarray, value: np.ndarray) -> None:
+    variable[...] = value
+
+
+def number(value: float) -> PlainNumber:
+    return PlainNumber(value)
+
+
+def scalar(value: float, like: np.ndarray) -> float:
+    return value
+
+
+def when(condition: np.ndarray, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+    (then if condition else otherwise)()
+
+
+def transpose(tensor: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    return tensor.transpose(tuple(axes))
 
 
 def sqrt(tensor: np.ndarray) -> np.ndarray:
@@ -35,10 +62,6 @@ def join(tensors: Sequence[np.ndarray]) -> np.ndarray:
 def part(vector: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
     pieces = np.split(vector, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
     return [piece.reshape(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
-
-
-def absolute(tensor: np.ndarray) -> np.ndarray:
-    return np.asarray(np.abs(tensor))
 
 
 def floor(tensor: np.ndarray) -> np.ndarray:

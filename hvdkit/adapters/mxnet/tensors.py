@@ -6,10 +6,37 @@ What MXNet 1.9.1 cannot do, NumPy does: bytes, and random numbers that a seed al
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mxnet as mx
 import numpy as np
+
+from hvdkit.core.tensors import PlainNumber
+
+
+def variable(like: mx.nd.NDArray) -> mx.nd.NDArray:
+    return mx.nd.zeros_like(like)
+
+
+def assign(variable: mx.nd.NDArray, value: mx.nd.NDArray) -> None:
+    value.copyto(variable)
+
+
+def number(value: float) -> PlainNumber:
+    return PlainNumber(value)
+
+
+def scalar(value: float, like: mx.nd.NDArray) -> float:
+    return value
+
+
+def when(condition: mx.nd.NDArray, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+    (then if condition else otherwise)()
+
+
+def transpose(tensor: mx.nd.NDArray, axes: Sequence[int]) -> mx.nd.NDArray:
+    return mx.nd.transpose(tensor, tuple(axes))
 
 
 def sqrt(tensor: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -41,10 +68,6 @@ def part(vector: mx.nd.NDArray, shapes: Sequence[Sequence[int]]) -> list[mx.nd.N
     ends = [int(end) for end in np.cumsum([math.prod(shape) for shape in shapes])]
     starts = [0, *ends[:-1]]
     return [vector[a:b].reshape(tuple(shape)) for a, b, shape in zip(starts, ends, shapes, strict=True)]
-
-
-def absolute(tensor: mx.nd.NDArray) -> mx.nd.NDArray:
-    return mx.nd.abs(tensor)
 
 
 def floor(tensor: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -61,15 +61,22 @@ def _handles(tensors: Sequence[mx.nd.NDArray]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*(tensor.handle for tensor in tensors))
 
 
-def mark_gradients(parameters: Sequence[Any]) -> None:
-    """Mark when backward has finished all gradients and, in detailed steps, when each."""
-    if not trace_events.recording():
-        return
-    gradients = [parameter.grad() for parameter in parameters]
-    # Those that are ready together, as MXNet runs backward in segments, come in backward's order then.
-    for name, gradient in reversed(list(zip(_gradients or (), gradients, strict=False))):
-        _push(trace_events.READY + name, [gradient])
-    mark(trace_events.BACKWARD, gradients)
+def stamp(names: tuple[str, ...], tensors: list[mx.nd.NDArray]) -> list[mx.nd.NDArray]:
+    """Mark when the tensors are there, or now where there are none; returns the tensors.
+
+    In detailed steps the gradients behind BACKWARD, which are in the parameters' order, are marked one by one too.
+    """
+    if trace_events.recording():
+        if trace_events.BACKWARD in names:
+            # Those that are ready together, as MXNet runs backward in segments, come in backward's order then.
+            for name, gradient in reversed(list(zip(_gradients or (), tensors, strict=False))):
+                _push(trace_events.READY + name, [gradient])
+        for name in names:
+            if tensors:
+                mark(name, tensors)
+            else:
+                trace_events.mark(name)
+    return tensors
 
 
 class Observer(timing.Observer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -23,11 +23,16 @@ class WaitingCollectives(Collectives):
         super().__init__(hvd, lambda splits: torch.tensor(splits, dtype=torch.int32))
 
     def allreduce(
-        self, tensors: list[torch.Tensor], op: Op = "average", name: str = "allreduce", within: Any = None
+        self,
+        tensors: list[torch.Tensor],
+        op: Op = "average",
+        name: str = "allreduce",
+        within: Any = None,
+        overwrite: bool = False,
     ) -> list[torch.Tensor]:
         """As the seam's."""
-        group = within or hvd.global_process_set
-        handle = hvd.grouped_allreduce_async(tensors, name=name, op=self._ops[op], process_set=group)
+        start = hvd.grouped_allreduce_async_ if overwrite else hvd.grouped_allreduce_async
+        handle = start(tensors, name=name, op=self._ops[op], process_set=within or hvd.global_process_set)
         return list(_wait_for_ranks(handle))
 
     def allgather(self, tensor: torch.Tensor, name: str = "allgather") -> torch.Tensor:
@@ -58,15 +63,10 @@ class WaitingCollectives(Collectives):
         return [cloudpickle.loads(each.numpy().tobytes()) for each in everyone.split(sizes.tolist())]
 
 
-def average_in_place(tensors: list[torch.Tensor], name: str) -> None:
-    """Put the means over all ranks in the place of the tensors, which are reduced as one group."""
-    _wait_for_ranks(hvd.grouped_allreduce_async_(tensors, op=hvd.Average, name=name))
-
-
-def broadcast_in_place(named: Mapping[str, torch.Tensor], root_rank: int) -> None:
-    """Put the root's tensors in the place of the others', as `hvd.broadcast_parameters` but for how it waits."""
-    for handle in [hvd.broadcast_async_(tensor, root_rank, name=name) for name, tensor in named.items()]:
-        _wait_for_ranks(handle)
+def start_average(tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+    """Begin to put the mean over all ranks in the tensor's place; what is returned waits for it and returns it."""
+    handle = hvd.allreduce_async_(tensor, op=hvd.Average, name=name)
+    return lambda: _wait_for_ranks(handle)
 
 
 def _wait_for_ranks(

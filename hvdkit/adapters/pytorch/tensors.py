@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from hvdkit.core.tensors import PlainNumber
+
+
+def variable(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like)
+
+
+def assign(variable: torch.Tensor, value: torch.Tensor) -> None:
+    with torch.no_grad():
+        variable.copy_(value)
+
+
+def number(value: float) -> PlainNumber:
+    return PlainNumber(value)
+
+
+def scalar(value: float, like: torch.Tensor) -> float:
+    return value
+
+
+def when(condition: torch.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+    (then if condition else otherwise)()
+
+
+def transpose(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    return tensor.permute(tuple(axes))
 
 
 def sqrt(tensor: torch.Tensor) -> torch.Tensor:
@@ -35,10 +63,6 @@ def join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def part(vector: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     pieces = torch.split(vector, [math.prod(shape) for shape in shapes])
     return [piece.reshape(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
-
-
-def absolute(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.abs(tensor)
 
 
 def floor(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,13 @@ def mark(name: str, device: torch.device) -> None:
     _events.append((name, event))
 
 
+def stamp(device: torch.device, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Mark what the device has been asked for until now under several names; returns the tensors."""
+    for name in names:
+        mark(name, device)
+    return tensors
+
+
 def settle() -> None:
     """Give the events of this step their times; the device is idle."""
     if not _events:

@@ -3,10 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+
+def variable(like: Any) -> tf.Variable:
+    return tf.Variable(tf.zeros_like(like), trainable=False)
+
+
+def assign(variable: tf.Variable, value: tf.Tensor) -> None:
+    variable.assign(value)
+
+
+class _Number:
+    """A variable that gradients know nothing of, in float64."""
+
+    def __init__(self, value: float) -> None:
+        self._variable = tf.Variable(value, trainable=False, dtype=tf.float64)
+
+    def get(self) -> tf.Tensor:
+        return self._variable.value()
+
+    def set(self, value: Any) -> None:
+        self._variable.assign(value)
+
+
+def number(value: float) -> _Number:
+    return _Number(value)
+
+
+def scalar(value: Any, like: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, like.dtype)
+
+
+def when(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+    def done(branch: Callable[[], Any]) -> tf.Tensor:
+        branch()
+        return tf.constant(True)
+
+    tf.cond(condition, lambda: done(then), lambda: done(otherwise))
+
+
+def transpose(tensor: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    return tf.transpose(tensor, tuple(axes))
 
 
 def sqrt(tensor: tf.Tensor) -> tf.Tensor:
@@ -45,11 +87,7 @@ def part(vector: tf.Tensor, shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
 
 def _on_cpu(tensor: tf.Tensor) -> bool:
     """Whether its memory is at hand: NumPy takes a tenth of the time there that an operation for each tensor does."""
-    return "GPU" not in tensor.device
-
-
-def absolute(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.abs(tensor)
+    return tf.executing_eagerly() and "GPU" not in tensor.device
 
 
 def floor(tensor: tf.Tensor) -> tf.Tensor:

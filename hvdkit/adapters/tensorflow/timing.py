@@ -1,13 +1,12 @@
-"""TensorFlow's marks: small Python operations in a step that is compiled once more with them; details by its profiler.
+"""TensorFlow's trace events: small Python operations in a step that is compiled once more with them.
 
-Keras's steps are compiled by Keras, so there its function is made once more.
+Details come from TensorFlow's own profiler.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns, time_ns
@@ -24,53 +23,32 @@ from hvdkit.results.recording import Kind
 _THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # a weight is the same weight behind these
 
 
-class _Compiled(timing.Observer):
-    """Of steps that `update` (a DistributedUpdate) is traced into; a subclass knows where they are."""
+class Observer(timing.Observer):
+    """Of a session whose step is compiled once more with marks."""
 
-    def __init__(self, hvd: Any, update: Any) -> None:
+    def __init__(self, hvd: Any, session: Any) -> None:
         super().__init__(hvd)
-        self._update, self._plain_stamp = update, update.stamp
-        self._functions: dict[bool, Any] = {}  # the step with marks and without
-        self._marked = False
+        self._network, self._plain_stamp = session.network, session.network.stamp
+        self._marking_stamp = self._stamp  # one object, by which the session knows its marked functions again
         self._forward: set[str] = set()  # names of operations that were there when the logits were
         self._ends: dict[str, list[str]] = {}  # by operation's name, the marks that its end sets
         self._folder: Path | None = None  # where the profiler writes
 
-    @abstractmethod
-    def _get(self) -> Any:
-        """The compiled step in use."""
-
-    @abstractmethod
-    def _set(self, function: Any) -> None:
-        """Use another."""
-
-    @abstractmethod
-    def _compile(self) -> Any:
-        """The step anew, to be traced with stamps."""
-
     def watch(self, kind: Kind) -> None:
         if self._folder is not None:
             self._stop_details()
-        marked = kind != "plain"
-        if marked != self._marked:
-            self._functions[self._marked] = self._get()
-            self._update.stamp = self._stamp if marked else self._plain_stamp
-            if marked not in self._functions:
-                self._functions[marked] = self._compile()
-            self._set(self._functions[marked])
-            self._marked = marked
+        self._network.stamp = self._plain_stamp if kind == "plain" else self._marking_stamp
         if kind == "detailed":
             self._folder = Path(tempfile.mkdtemp(prefix="hvdkit-profile-"))
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
             tf.profiler.experimental.start(str(self._folder), options=options)
 
-    @tf.autograph.experimental.do_not_convert
     def _stamp(self, names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors, which go on once the marks are set."""
         if trace_events.FORWARD in names:
             self._forward = {operation.name for operation in tensors[0].graph.get_operations()}
         elif trace_events.BACKWARD in names:
-            self._ends = _marking(self._update.named, tensors, self._forward)
+            self._ends = _marking(self._network.parameters, tensors, self._forward)
 
         def now(_: np.ndarray) -> np.int32:
             for name in names:
@@ -95,52 +73,6 @@ class _Compiled(timing.Observer):
                     trace_events.note(mark, end - ahead)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
-
-
-class Observer(_Compiled):
-    """Of a session whose `step` is a function."""
-
-    def __init__(self, hvd: Any, update: Any, session: Any) -> None:
-        super().__init__(hvd, update)
-        self._session = session
-
-    def _get(self) -> Any:
-        return self._session.step
-
-    def _set(self, function: Any) -> None:
-        self._session.step = function
-
-    def _compile(self) -> Any:
-        return tf.function(self._session.step.python_function)
-
-
-class KerasObserver(_Compiled):
-    """Of a Keras model in `fit`."""
-
-    def __init__(self, hvd: Any, update: Any, model: Any) -> None:
-        super().__init__(hvd, update)
-        self._model = model
-
-    def _get(self) -> Any:
-        return self._model.train_function
-
-    def _set(self, function: Any) -> None:
-        self._model.train_function = function
-
-    def _compile(self) -> Any:
-        own = self._model.train_step
-
-        def train_step(data: Any) -> Any:
-            images, *rest = data
-            (images,) = self._stamp((trace_events.INPUTS,), [images])
-            return own((images, *rest))
-
-        self._model.train_step = train_step
-        try:
-            self._model.make_train_function(force=True)
-        finally:
-            self._model.train_step = own
-        return self._model.train_function
 
 
 def _marking(named: dict[str, Any], gradients: Sequence[tf.Tensor], forward: set[str]) -> dict[str, list[str]]:

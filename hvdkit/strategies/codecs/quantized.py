@@ -35,7 +35,7 @@ class Bits8:
     def encode(self, call: Call, rows: Tensor, part: int) -> Tensor:
         """As `Codec.encode`: (rows, columns) -> (rows, columns + 4)."""
         ops, dtype = call.ops, call.dtype(rows)
-        scale = call.cast(ops.largest(ops.absolute(rows)) + _TINY, "float32")
+        scale = call.cast(ops.largest(abs(rows)) + _TINY, "float32")
         noise = ops.uniform(rows, call.random_seed(part))
         levels = ops.floor(rows / call.cast(scale, dtype) * _LEVELS + noise) + _LEVELS
         return ops.concat([call.cast(levels, "uint8"), ops.to_bytes(scale)], axis=1)

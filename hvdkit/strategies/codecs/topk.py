@@ -62,7 +62,7 @@ class Sparse:
         ops, dtype = call.ops, call.dtype(rows)
         count, columns = (int(size) for size in rows.shape)
         starts = call.constant(np.arange(count, dtype=np.int32).reshape(count, 1) * np.int32(columns))
-        places = ops.reshape(ops.top_k(ops.absolute(rows), chosen) + starts, (-1,))
+        places = ops.reshape(ops.top_k(abs(rows), chosen) + starts, (-1,))
         vector = ops.reshape(rows, (-1,))
         values = ops.gather(vector, places)
         sent = ops.concat([ops.to_bytes(values), ops.to_bytes(places)])

@@ -1,0 +1,44 @@
+"""Keras's marks: as TensorFlow's, in the step that Keras compiles for `model.fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdkit.adapters.tensorflow import timing
+from hvdkit.core import trace_events
+from hvdkit.results.recording import Kind
+
+
+class Observer(timing.Observer):
+    """Keras's train function is made once more with marks."""
+
+    def __init__(self, hvd: Any, session: Any) -> None:
+        super().__init__(hvd, session)
+        self._model = session.network.model
+        self._functions: dict[bool, Any] = {}  # the step with marks and without
+        self._marked = False
+
+    def watch(self, kind: Kind) -> None:
+        super().watch(kind)
+        marked = kind != "plain"
+        if marked == self._marked:
+            return
+        self._functions[self._marked] = self._model.train_function
+        if marked not in self._functions:
+            self._functions[marked] = self._compiled()
+        self._model.train_function, self._marked = self._functions[marked], marked
+
+    def _compiled(self) -> Any:
+        own = self._model.train_step
+
+        def train_step(data: Any) -> Any:
+            images, *rest = data
+            (images,) = self._stamp((trace_events.INPUTS,), [images])
+            return own((images, *rest))
+
+        self._model.train_step = train_step
+        try:
+            self._model.make_train_function(force=True)
+        finally:
+            self._model.train_step = own
+        return self._model.train_function

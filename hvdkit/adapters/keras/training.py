@@ -1,0 +1,185 @@
+"""A Keras model in training (`hvdkit.core.seam.Trainable`): `model.fit` calls core's step from its optimizer.
+
+Horovod's own Keras front end does not work under Keras 3, so gradients are reduced by `horovod.tensorflow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from hvdkit.adapters.tensorflow.training import Network as TensorFlowNetwork
+from hvdkit.adapters.tensorflow.training import cross_entropy
+from hvdkit.core import trace_events
+from hvdkit.core.seam import Hooks
+from hvdkit.core.state import canonical_name
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss
+
+import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
+import tensorflow as tf  # isort: skip
+
+
+class Network(TensorFlowNetwork):
+    """Compiled when it is bound, so that the model's own losses count."""
+
+    def __init__(self, model: keras.Model, loss: Loss, precision: str) -> None:
+        variables = [(_name(variable), variable.value) for variable in model.variables]
+        super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
+        self.model = model
+        with floatx(self.dtype):  # of the sum of losses
+            model.compile(
+                optimizer=DistributedOptimizer(self),
+                loss=_CrossEntropy(self),
+                jit_compile=False,  # Horovod's operations know no XLA here
+                auto_scale_loss=False,  # Keras's own scaling lets each rank judge its own gradients
+            )
+        model.optimizer.build(model.trainable_variables)
+
+    def logits(self, images: tf.Tensor, training: bool) -> tf.Tensor:
+        return tf.cast(self.model(images, training=training), self.dtype)
+
+    def loss(self, images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return self.model.compute_loss(x=images, y=labels, y_pred=logits)
+
+    def mean_loss(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        """Cross-entropy, for Keras: the batch's mean; `labels` (n,), `logits` (n, classes)."""
+        return cross_entropy(logits, tf.cast(labels, tf.int64), self._smoothing)
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        return np.asarray(self.model.predict_on_batch(images), self.dtype)
+
+    def fit(self, hooks: Hooks) -> None:
+        # Keras counts as many batches in every epoch, so an epoch that was left in its middle has a `fit` of its own.
+        while hooks.progress.epoch < hooks.epochs:
+            first = hooks.progress.epoch
+            if not hooks.group_sizes:  # its last update was taken before it was left
+                hooks.begin_epoch(first)
+                hooks.end_epoch()
+                hooks.enter_epoch(first + 1)
+                continue
+            last = first + 1 if hooks.progress.images else hooks.epochs
+            self.model.fit(
+                self._batches(hooks, first, last),
+                initial_epoch=first,
+                epochs=last,
+                steps_per_epoch=sum(hooks.group_sizes),
+                shuffle=False,  # the loop has shuffled
+                callbacks=[_HooksCallback(hooks, self)],
+                verbose=0,
+            )
+            hooks.enter_epoch(last)
+
+    def _batches(self, hooks: Hooks, first: int, last: int) -> Iterator[tuple[Any, np.ndarray]]:
+        for epoch in range(first, last):
+            for group in hooks.groups(epoch):
+                for batch in group:
+                    yield self.images(batch), batch.labels
+
+    def accumulate(self) -> None:
+        """Let `fit` keep each batch's gradients for `Session.finish` from now on."""
+        if not self.model.optimizer.accumulates:
+            self.session.sums()
+            self.model.optimizer.accumulates = True
+            self.model.make_train_function(force=True)
+
+
+class DistributedOptimizer(keras.optimizers.Optimizer):
+    """Hands Keras's gradients to a session's step, as `model.fit` calls it."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(learning_rate=0.0, name="distributed")  # the session has the rate
+        self._network = network
+        self.accumulates = False  # whether gradients wait for `Session.finish`
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Keras derives gradients from this, and reports what it was before."""
+        scale = self._network.session.update.scale
+        return loss if scale is None else loss * tf.cast(scale.get(), loss.dtype)
+
+    def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
+        """Take one batch's gradients. `iterations` counts batches, whether each makes an update or not.
+
+        Raises RequestError where other variables learn than those it was built with.
+        """
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
+            raise RequestError("network: other variables learn than when it was prepared; prepare it again")
+        session = self._network.session
+        (session.add if self.accumulates else session.take)(self._network.named(grads))
+        for variable in variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+        self.iterations.assign_add(1)
+
+
+class _CrossEntropy(keras.losses.Loss):
+    """The loss in the parameters' dtype. Keras hands over labels in it too; it holds class numbers exactly."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(name="cross_entropy", dtype=network.dtype)
+        self._network = network
+
+    def call(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        """The batch's mean."""
+        (logits,) = self._network.stamp((trace_events.FORWARD,), [logits])
+        return self._network.mean_loss(labels, logits)
+
+
+class _HooksCallback(keras.callbacks.Callback):
+    """Calls core's hooks from `model.fit`, whose steps are batches: some of them make an update."""
+
+    def __init__(self, hooks: Hooks, network: Network) -> None:
+        super().__init__()
+        self._hooks, self._network = hooks, network
+        self._sizes: Iterator[int] = iter(())
+        self._size = 1  # batches in this update
+        self._losses: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Keras counts from 0 too."""
+        self._hooks.begin_epoch(epoch)
+        self._sizes = iter(self._hooks.group_sizes)
+        if max(self._hooks.group_sizes) > 1:
+            self._network.accumulate()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Without the reset Keras would report the epoch's running mean instead of the step's loss."""
+        self.model.reset_metrics()
+        if not self._losses:
+            self._size = next(self._sizes)
+            self._hooks.begin_step()
+        trace_events.mark(trace_events.BEGIN)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Stops `fit` in the middle of an epoch where the recipe limits the steps."""
+        self._losses.append((logs or {})["loss"])
+        if len(self._losses) == self._size:
+            if self.model.optimizer.accumulates:
+                self._network.session.finish(self._size)
+            trace_events.mark(trace_events.UPDATED)
+            self._hooks.end_step(np.mean(self._losses))
+            self._losses.clear()
+            self.model.stop_training = self._hooks.finished
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Core evaluates; Keras is not asked to."""
+        self._hooks.end_epoch()
+
+
+@contextmanager
+def floatx(dtype: str) -> Iterator[None]:
+    """Keras's default dtype, for objects of Keras that do not ask for theirs."""
+    before = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+
+
+def _name(variable: keras.Variable) -> str:
+    return canonical_name(variable.path)

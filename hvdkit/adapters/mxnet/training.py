@@ -1,0 +1,158 @@
+"""A Gluon block in training (`hvdkit.core.seam.Trainable`)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import mxnet as mx
+import numpy as np
+
+from hvdkit.adapters.mxnet import timing
+from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
+from hvdkit.adapters.network import Network as EagerNetwork
+from hvdkit.core import trace_events
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.seam import UpdateKernel
+from hvdkit.core.state import canonical_name
+from hvdkit.core.update_rules import decay_of
+from hvdkit.data.dataset import Batch, on_device
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss, Optimizer, Sgd
+
+_KERNEL_TENSORS = 60  # what one call of MXNet's multi-tensor kernels takes at most
+
+
+class Network(EagerNetwork):
+    """Hybridized with static memory and shapes: a step is one call of the engine instead of one an operation."""
+
+    def __init__(self, model: mx.gluon.Block, loss: Loss, precision: str, context: mx.Context) -> None:
+        self.model, self._context, self._smoothing = model, context, loss.label_smoothing
+        self.dtype = PRECISIONS[precision].parameters
+        model.cast(self.dtype)
+        _initialize(model, context)
+        self._statistics: dict[tuple[int, ...], Statistics | None] = {}  # by the shape of a batch of images
+        self._statistics_of = statistics_of(model, self.dtype)
+        model.hybridize(static_alloc=True, static_shape=True)
+        # By canonical name: Gluon's own names depend on how many networks a process has made.
+        named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
+        self._trained = {name: each for name, each in named.items() if each.grad_req != "null"}
+        self.parameters = {name: each.data() for name, each in self._trained.items()}
+        self.buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
+        self._criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=self._smoothing == 0)
+        self.stamp = timing.stamp
+        self._pools: dict[int, mx.nd.NDArray] = {}  # of images that stay on the device
+
+    def inputs(self, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+        def pick(pool: mx.nd.NDArray, indices: np.ndarray) -> mx.nd.NDArray:
+            return mx.nd.take(pool, self._array(indices.astype(np.int64)))
+
+        return on_device(batch, self._pools, self._images, pick), self._array(batch.labels)
+
+    def backward(
+        self, images: mx.nd.NDArray, labels: mx.nd.NDArray, scale: float | None
+    ) -> tuple[mx.nd.NDArray, mx.nd.NDArray, dict[str, mx.nd.NDArray]]:
+        if images.shape not in self._statistics:
+            self._statistics[images.shape] = self._statistics_of(images.shape)
+        statistics = self._statistics[images.shape]
+        if statistics:
+            statistics.before_step()
+        with mx.autograd.record():
+            logits = self.model(images)
+            loss = self._criterion(logits, self._targets(labels, logits.shape[1])).mean()
+            scaled = loss if scale is None else loss * scale
+        self.stamp((trace_events.FORWARD,), [logits])  # not the loss: backward needs none, and may come before it
+        scaled.backward()
+        if statistics:
+            statistics.after_step()
+        for parameter in self._trained.values():
+            weight = parameter.data()
+            if not weight._fresh_grad:  # unused in this batch, maybe not in the last one or on other ranks
+                parameter.grad()[:] = 0
+            weight._fresh_grad = False
+        return logits, loss, {name: parameter.grad() for name, parameter in self._trained.items()}
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        return np.asarray(self.model(self._images(images)).asnumpy())
+
+    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+        """Operation by operation, a small network's update would cost as much as a tenth of its step.
+
+        MXNet's multi-tensor kernels know float32 only: 0.9 is 0.89999998 to them.
+        """
+        decoupled = isinstance(settings, Sgd) and settings.decoupled and settings.weight_decay > 0
+        if not isinstance(settings, Sgd) or decoupled or self.dtype != "float32":
+            return None
+        return partial(_sgd, settings, [mx.nd.zeros_like(weight) for weight in self.parameters.values()])
+
+    def _targets(self, labels: mx.nd.NDArray, classes: int) -> mx.nd.NDArray:
+        if self._smoothing == 0:
+            return labels
+        hot = mx.nd.one_hot(labels, classes, dtype=self.dtype)
+        return hot * (1 - self._smoothing) + self._smoothing / classes
+
+    def _images(self, images: np.ndarray) -> mx.nd.NDArray:
+        """NHWC to NCHW on the device; features of another shape as they are."""
+        if images.ndim == 4:
+            images = images.transpose(0, 3, 1, 2)
+        dtype = self.dtype if np.issubdtype(images.dtype, np.floating) else images.dtype
+        return self._array(np.ascontiguousarray(images, dtype))
+
+    def _array(self, array: np.ndarray) -> mx.nd.NDArray:
+        return mx.nd.array(array, ctx=self._context, dtype=array.dtype)
+
+
+def _initialize(model: mx.gluon.Block, context: mx.Context) -> None:
+    """Draw what the network's author has not, and move all to the device."""
+    parameters = model.collect_params()
+    shapeless = [name for name, parameter in parameters.items() if not np.prod(parameter.shape or 0)]
+    if shapeless:
+        raise RequestError(
+            f"network: expected the shapes of all parameters, got none for {', '.join(shapeless)}; "
+            "give these layers their in_units or in_channels"
+        )
+    for parameter in parameters.values():
+        if parameter._data is None:
+            parameter.initialize(ctx=context)
+    parameters.reset_ctx(context)
+
+
+Tensors = list[mx.nd.NDArray]
+Slots = list[tuple[mx.nd.NDArray, ...]]
+
+
+def _sgd(
+    settings: Sgd,
+    scratch: Tensors,
+    weights: Tensors,
+    gradients: Tensors,
+    slots: Slots,
+    rate: float,
+    corrections: tuple[float, float],
+) -> None:
+    """Core's rule for SGD with coupled decay; MXNet's own has the learning rate inside the velocity."""
+    for start in range(0, len(weights), _KERNEL_TENSORS):
+        part = slice(start, start + _KERNEL_TENSORS)
+        velocities = [velocity for (velocity,) in slots[part]]
+        _sgd_part(settings, scratch[part], weights[part], gradients[part], velocities, rate)
+
+
+def _sgd_part(
+    settings: Sgd, scratch: Tensors, weights: Tensors, gradients: Tensors, velocities: Tensors, rate: float
+) -> None:
+    count, momentum = len(weights), settings.momentum
+    decays = [decay_of(settings, weight.shape) for weight in weights]
+    none, rates = [0.0] * count, [rate] * count
+    # velocity = momentum × velocity + gradient + decay × weight: the kernel's own formula at a rate of -1. Its
+    # weights, the old plus the velocity, are not wanted.
+    mx.nd.multi_sgd_mom_update(
+        *_interleaved(weights, gradients, velocities),
+        lrs=[-1.0] * count, wds=decays, momentum=momentum, num_weights=count, out=scratch,
+    )  # fmt: skip
+    if settings.nesterov:
+        mx.nd.multi_sgd_update(*_interleaved(weights, gradients), lrs=rates, wds=decays, num_weights=count, out=weights)
+        rates = [rate * momentum] * count
+    mx.nd.multi_sgd_update(*_interleaved(weights, velocities), lrs=rates, wds=none, num_weights=count, out=weights)
+
+
+def _interleaved(*tensors: Tensors) -> Tensors:
+    return [one for group in zip(*tensors, strict=True) for one in group]

@@ -1,0 +1,159 @@
+"""A PyTorch module in training (`hvdkit.core.seam.Trainable`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdkit.adapters.network import Network as EagerNetwork
+from hvdkit.adapters.pytorch import timing
+from hvdkit.adapters.pytorch.collectives import start_average
+from hvdkit.core import trace_events
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.seam import UpdateKernel
+from hvdkit.core.update_rules import decay_of
+from hvdkit.data.dataset import Batch, on_device
+from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
+
+# A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that
+# would only take cores from backward.
+OVERLAPPED_ON = {"cuda"}
+
+
+class Network(EagerNetwork):
+    """Images have their channels last, as core gives them: a step took 0.83 of the CPU time so in one process with AVX2
+    (docs/benchmarking.md), and tensor cores want it. The weights stay contiguous, as Horovod wants them.
+
+    A baseline may take another `layout`, and put a wrapper in `forward`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        precision: str,
+        device: torch.device,
+        layout: torch.memory_format = torch.channels_last,
+    ) -> None:
+        self._precision = PRECISIONS[precision]
+        self._dtype = getattr(torch, self._precision.parameters)
+        self.model = model.to(device, self._dtype)
+        self.forward: Any = self.model
+        self._device, self._layout = device, layout
+        self._criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
+        self.trained = dict(model.named_parameters())
+        self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
+        self.buffers = {  # PyTorch alone counts a batch norm's batches, and nothing reads that here
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if name not in self.parameters and not name.endswith("num_batches_tracked")
+        }
+        self.overlaps = device.type in OVERLAPPED_ON
+        self.stamp = partial(timing.stamp, device)
+        self._pools: dict[int, torch.Tensor] = {}  # of images that stay on the device
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        def pick(pool: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+            return pool[torch.from_numpy(indices).to(self._device)].contiguous(memory_format=self._layout)
+
+        images = on_device(batch, self._pools, self._images, pick)
+        return images, torch.from_numpy(batch.labels).to(self._device)
+
+    def backward(
+        self, images: torch.Tensor, labels: torch.Tensor, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        for parameter in self.trained.values():
+            parameter.grad = None
+        logits, loss = self.loss_of(images, labels)
+        self.stamp((trace_events.FORWARD,), [loss])
+        (loss if scale is None else loss * scale).backward()
+        return logits.detach(), loss.detach(), self.gradients()
+
+    def loss_of(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and mean loss of a batch in training mode."""
+        self.model.train()
+        with self._autocast():
+            logits = self.forward(images)
+        logits = logits.to(self._dtype)
+        return logits, self._criterion(logits, labels)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Every parameter's; zeros where it is unused on this rank, maybe not on the others."""
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self.trained.items()
+        }
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        self.model.eval()
+        with torch.inference_mode(), self._autocast():
+            logits = self.model(self._images(images))
+        return np.array(logits.to(self._dtype).cpu())
+
+    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+        if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
+            return partial(_sgd, settings)
+        return partial(_adamw, settings) if isinstance(settings, AdamW) else None
+
+    def on_ready(self, ready: Callable[[str, torch.Tensor], None]) -> None:
+        for name, parameter in self.trained.items():
+            parameter.register_post_accumulate_grad_hook(lambda one, name=name: ready(name, one.grad))
+
+    def start_average(self, tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+        return start_average(tensor, name)
+
+    def _autocast(self) -> torch.autocast:
+        mixed = self._precision.compute != self._precision.parameters
+        return torch.autocast(self._device.type, getattr(torch, self._precision.compute), enabled=mixed)
+
+    def _images(self, images: np.ndarray) -> torch.Tensor:
+        """NHWC to an NCHW tensor on the device in the session's layout; features of another shape as they are."""
+        tensor = torch.from_numpy(np.ascontiguousarray(images))
+        if images.ndim == 4:
+            tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=self._layout)
+        tensor = tensor.to(self._device)
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+Tensors = list[torch.Tensor]
+Slots = list[tuple[torch.Tensor, ...]]
+
+
+def _sgd(
+    settings: Sgd, weights: Tensors, gradients: Tensors, slots: Slots, rate: float, corrections: tuple[float, float]
+) -> None:
+    """Momentum with coupled decay, a call for all tensors; `torch.optim` needs a second more to start."""
+    velocities = [velocity for (velocity,) in slots]
+    decays = [decay_of(settings, tuple(weight.shape)) for weight in weights]
+    gradients = [
+        gradient.add(weight, alpha=decay) if decay else gradient
+        for gradient, weight, decay in zip(gradients, weights, decays, strict=True)
+    ]
+    torch._foreach_mul_(velocities, settings.momentum)
+    torch._foreach_add_(velocities, gradients)
+    directions = velocities
+    if settings.nesterov:
+        directions = torch._foreach_add(gradients, velocities, alpha=settings.momentum)
+    torch._foreach_add_(weights, directions, alpha=-rate)
+
+
+def _adamw(
+    settings: AdamW, weights: Tensors, gradients: Tensors, slots: Slots, rate: float, corrections: tuple[float, float]
+) -> None:
+    """As `torch.optim.AdamW`."""
+    means, squares = [mean for mean, _ in slots], [square for _, square in slots]
+    for weight in weights:
+        decay = decay_of(settings, tuple(weight.shape))
+        if decay:
+            weight.mul_(1 - rate * decay)
+    torch._foreach_lerp_(means, gradients, 1 - settings.beta1)
+    torch._foreach_mul_(squares, settings.beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, value=1 - settings.beta2)
+    denominators = torch._foreach_sqrt(squares)
+    torch._foreach_div_(denominators, corrections[1] ** 0.5)
+    torch._foreach_add_(denominators, settings.epsilon)
+    torch._foreach_addcdiv_(weights, means, denominators, value=-rate / corrections[0])

@@ -1,0 +1,159 @@
+"""TensorFlow models in training (`hvdkit.core.seam.Trainable`): functions over variables, traced into graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import tensorflow as tf
+
+from hvdkit.adapters.network import Network as EagerNetwork
+from hvdkit.core import trace_events
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.seam import Tensor, UpdateKernel
+from hvdkit.core.state import canonical_name, check_distinct
+from hvdkit.core.update_rules import decay_of
+from hvdkit.data.dataset import Batch, on_device
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss, Optimizer, Sgd
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Variables = list[tuple[str, tf.Variable]]
+
+
+class Network(EagerNetwork):
+    """`variables` are the model's by canonical name; `trained` are the names of those that learn, in the order in
+    which gradients come. A subclass has `logits`, and may have another `loss`.
+
+    Raises RequestError where two variables share a name, or one that learns is not in the dtype of `precision`.
+    """
+
+    traced = transposed = True
+
+    def __init__(self, variables: Variables, trained: list[str], loss: Loss, precision: str) -> None:
+        check_distinct([name for name, _ in variables])
+        named = dict(variables)
+        self.parameters = {name: named[name] for name in trained}
+        self.buffers = {name: variable for name, variable in named.items() if name not in self.parameters}
+        self.dtype = PRECISIONS[precision].parameters
+        _check_dtypes(self.parameters, self.dtype, precision)
+        self._smoothing = loss.label_smoothing
+        self.stamp = unmarked
+        self._pools: dict[int, tf.Tensor] = {}  # of images that stay on the device
+        self._predict: Any = None
+
+    def logits(self, images: tf.Tensor, training: bool) -> tf.Tensor:
+        """(n, classes) in the parameters' dtype. For a graph."""
+        raise NotImplementedError
+
+    def loss(self, images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        """The batch's mean loss. For a graph."""
+        return cross_entropy(logits, labels, self._smoothing)
+
+    def inputs(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        return self.images(batch), tf.constant(batch.labels)
+
+    def images(self, batch: Batch) -> tf.Tensor:
+        """A batch's images on the device."""
+        return on_device(batch, self._pools, tf.constant, tf.gather)
+
+    def backward(
+        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            (logits,) = self.stamp((trace_events.FORWARD,), [self.logits(images, True)])
+            loss = self.loss(images, labels, logits)
+            scaled = loss if scale is None else loss * tf.cast(scale, loss.dtype)
+        return logits, loss, self.named(tape.gradient(scaled, list(self.parameters.values())))
+
+    def named(self, gradients: list[tf.Tensor | None]) -> dict[str, tf.Tensor]:
+        """Whole gradients by name: a variable unused on this rank has zeros; an embedding's rows become a matrix."""
+        return {
+            name: tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+            for (name, variable), gradient in zip(self.parameters.items(), gradients, strict=True)
+        }
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        self._predict = self._predict or self.compile(lambda images: self.logits(images, False))
+        return np.array(self._predict(tf.constant(images)))
+
+    def compile(self, function: Function) -> Function:
+        # AutoGraph would convert every function down to Horovod's, and is half of a run's start.
+        return cast(Function, tf.function(function, autograph=False))
+
+    def outside(self, function: Callable[[Tensor], Tensor], vector: tf.Tensor) -> tf.Tensor:
+        if tf.executing_eagerly():
+            return function(vector)
+        return tf.ensure_shape(tf.py_function(function, [vector], vector.dtype, name="outside"), vector.shape)
+
+    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+        return partial(_sgd, settings) if isinstance(settings, Sgd) and not settings.decoupled else None
+
+
+class ModuleNetwork(Network):
+    """A `tf.Module` that is called with images and `training`."""
+
+    def __init__(self, model: tf.Module, loss: Loss, precision: str) -> None:
+        variables = [(_name(variable), variable) for variable in model.variables]
+        super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
+        self.model = model
+
+    def logits(self, images: tf.Tensor, training: bool) -> tf.Tensor:
+        images = tf.cast(images, self.dtype) if images.dtype.is_floating else images
+        return tf.cast(self.model(images, training=training), self.dtype)
+
+
+def unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The stamp while nobody records."""
+    return tensors
+
+
+def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf.Tensor:
+    """Mean softmax cross-entropy of `logits` (n, classes) and `labels` (n,), whole numbers; in the logits' dtype.
+
+    Smoothing spreads its share evenly over all classes, the true one included (Szegedy et al. 2016, section 7).
+    """
+    if label_smoothing == 0:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    else:
+        classes = logits.shape[-1]
+        hot = tf.one_hot(labels, classes, dtype=logits.dtype) * (1 - label_smoothing) + label_smoothing / classes
+        losses = tf.nn.softmax_cross_entropy_with_logits(labels=hot, logits=logits)
+    return tf.reduce_mean(losses)
+
+
+def _sgd(
+    settings: Sgd,
+    weights: list[tf.Variable],
+    gradients: list[tf.Tensor],
+    slots: list[tuple[tf.Variable, ...]],
+    rate: tf.Tensor,
+    corrections: tuple[Any, Any],
+) -> None:
+    """Core's rule with coupled decay; TensorFlow's momentum kernel has the rate outside the velocity too."""
+    for variable, gradient, (velocity,) in zip(weights, gradients, slots, strict=True):
+        decay = decay_of(settings, tuple(variable.shape))
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=velocity.handle,
+            lr=tf.cast(rate, variable.dtype),
+            grad=gradient + decay * variable if decay else gradient,
+            momentum=tf.constant(settings.momentum, variable.dtype),
+            use_nesterov=settings.nesterov,
+        )
+
+
+def _check_dtypes(trained: dict[str, tf.Variable], wanted: str, precision: str) -> None:
+    """Check that the network has been built for `precision`. Raises RequestError naming a variable that has not."""
+    for name, variable in trained.items():
+        if variable.dtype.name != wanted:
+            raise RequestError(
+                f"precision: {precision} expects a network whose variables are {wanted}, got {variable.dtype.name} in "
+                f"{name}; build the network in {wanted} or choose another precision"
+            )
+
+
+def _name(variable: tf.Variable) -> str:
+    return canonical_name(variable.name.removesuffix(":0"))

@@ -1,0 +1,294 @@
+"""A model bound to its optimizer and strategy, and its one training step, the same for every framework and strategy.
+
+    accumulate → average → unscale → clip → update → count
+
+A framework that traces (TensorFlow, Keras) compiles the methods of this class; the others call them as they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import trace_events
+from hvdkit.core.seam import Adapter, Hooks, Tensor
+from hvdkit.core.state import check_fits, from_canonical, to_canonical
+from hvdkit.core.strategy import Strategy
+from hvdkit.core.update import Update
+from hvdkit.data.dataset import Batch
+from hvdkit.recipe.schema import Loss, Optimizer
+
+_TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
+_TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one batch makes of a model in training mode: `logits` (n, classes), the rank's mean `loss`, and gradients
+    by parameter: the rank's `own`, and `averaged` over all ranks as the optimizer takes them, before any clipping.
+
+    Arrays are in the parameters' dtype, names and layouts as in `Session.state`. The loss scale is taken out.
+    """
+
+    logits: np.ndarray
+    loss: float
+    own: dict[str, np.ndarray]
+    averaged: dict[str, np.ndarray]
+
+
+class Session:
+    """`network` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
+
+    Raises RequestError for a model that cannot be trained so, for example where two variables share a name.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        model: Any,
+        optimizer: Optimizer,
+        loss: Loss,
+        strategy: Strategy | None = None,
+        precision: str = "fp32",
+    ) -> None:
+        self.adapter, self.strategy = adapter, strategy or Strategy()
+        self.network = adapter.bind(model, loss, precision)
+        self.network.session = self
+        settings = self.strategy.optimizer(optimizer)
+        self.update = Update(adapter.tensors, self.network, settings, precision)
+        parameters = sorted(self.network.parameters.items())
+        self.shapes = {name: self._turned_shape(parameter) for name, parameter in parameters}
+        self.dtype = adapter.dtype(parameters[0][1])
+        self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
+        self._sums: dict[str, Tensor] = {}  # of the gradients of an update's first batches
+        self._parts = 1  # batches of the update under way
+        self._sends = False  # whether gradients that are ready now are the update's
+        if self.network.overlaps and self.strategy.overlaps:
+            self.network.on_ready(self._ready)
+        self._compiled: dict[Any, dict[str, Any]] = defaultdict(dict)
+
+    # The step
+
+    def train_step(self, batches: Sequence[Batch]) -> Tensor:
+        """One update by the mean of the batches' gradients, which goes over the wire once.
+
+        Returns this rank's mean loss over the batches, one element, on the device: nothing waits for it here. With
+        `precision: fp16` an update that overflows on any rank is skipped on all.
+        """
+        if len(batches) == 1:
+            self._sends = True
+            loss = self.compiled(self._whole)(*self._inputs(batches[0]))
+        else:
+            losses = [self._part(batch, number, len(batches)) for number, batch in enumerate(batches)]
+            self.finish(len(batches))
+            loss = sum(losses[1:], losses[0]) / len(losses)
+        self._sends = False
+        self._mark_updated()
+        return loss
+
+    def _whole(self, images: Tensor, labels: Tensor) -> Tensor:
+        _, loss, gradients = self.network.backward(images, labels, self._scale)
+        self.take(gradients)
+        return loss
+
+    def _part(self, batch: Batch, number: int, count: int) -> Tensor:
+        self.sums()  # before a compiled function needs them
+        self._parts, self._sends = count, number == count - 1
+        return self.compiled(self._accumulate)(*self._inputs(batch))
+
+    def _accumulate(self, images: Tensor, labels: Tensor) -> Tensor:
+        _, loss, gradients = self.network.backward(images, labels, self._scale)
+        self.add(gradients)
+        return loss
+
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """Keep one batch's gradients for `finish`."""
+        gradients = self._stamped((trace_events.BACKWARD,), gradients)
+        for name, total in self.sums().items():
+            self.adapter.tensors.assign(total, total + gradients[name])
+
+    def sums(self) -> dict[str, Tensor]:
+        """The sums of gradients since the last update, made when they are first needed."""
+        if not self._sums:
+            ops = self.adapter.tensors
+            self._sums = {name: ops.variable(parameter) for name, parameter in self.network.parameters.items()}
+        return self._sums
+
+    def finish(self, count: int) -> None:
+        """Update by the mean of `count` batches' gradients, which `add` has kept."""
+        self._parts = count
+        self.compiled(self._finish)(float(count))
+        self._parts = 1
+
+    def _finish(self, count: Any) -> None:
+        ops = self.adapter.tensors
+        means = {name: total / ops.scalar(count, total) for name, total in self._sums.items()}
+        self.update(self._averaged(means))
+        for total in self._sums.values():
+            ops.assign(total, total * 0)
+
+    def take(self, gradients: Mapping[str, Tensor]) -> None:
+        """Update by one batch's gradients, of the scaled loss: average, unscale, clip, apply, count."""
+        self.update(self._averaged(self._stamped((trace_events.BACKWARD,), gradients)))
+
+    def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        means = self.strategy.average(self, dict(gradients))
+        return self._stamped((trace_events.REDUCED,), means)
+
+    def _ready(self, name: str, gradient: Tensor) -> None:
+        """Backward has finished a gradient: send it, if the update's last batch is at hand."""
+        if self._sends:
+            whole = gradient if self._parts == 1 else (self.sums()[name] + gradient) / self._parts
+            self.strategy.begin(self, name, whole)
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """What a training step would compute and send, without the update; all ranks call it.
+
+        Buffers take part as in a training step.
+        """
+        logits, loss, own = self.compiled(self._backward)(*self._inputs(batch))
+        mine = self._arrays(self.update.unscaled(own))
+        with self.strategy.peek():
+            averaged = self.compiled(self._mean)(own)
+        to_numpy = self.adapter.to_numpy
+        return Gradients(to_numpy(logits), float(to_numpy(loss).mean()), mine, self._arrays(averaged))
+
+    def _backward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        return self.network.backward(images, labels, self._scale)
+
+    def _mean(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.update.unscaled(self.strategy.average(self, gradients))
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Logits (n, classes) in the parameters' dtype, of `images` (n, height, width, channels); evaluation mode."""
+        return self.network.predict(images)
+
+    def set_learning_rate(self, value: float) -> None:
+        """The rate of the next updates."""
+        self.update.rate.set(value)
+
+    def fit(self, hooks: Hooks) -> None:
+        """Train: call the loop's hooks in this framework's usual way."""
+        self.network.fit(hooks)
+
+    @property
+    def _scale(self) -> Any:
+        return self.update.scale.get() if self.update.scale is not None else None
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        self._mark(trace_events.BEGIN)
+        inputs = self.network.inputs(batch)
+        self._mark(trace_events.INPUTS)
+        return inputs
+
+    # What a profiler changes from outside
+
+    def compiled(self, function: Any) -> Any:
+        """A method of the step as the framework compiles it, once for each way to mark it (`network.stamp`)."""
+        made, name = self._compiled[self.network.stamp], function.__name__
+        if name not in made:
+            made[name] = self.network.compile(function)
+        return made[name]
+
+    def _stamped(self, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(zip(tensors, self.network.stamp(names, list(tensors.values())), strict=True))
+
+    def _mark(self, name: str) -> None:
+        """Between two compiled functions."""
+        if self.network.traced:
+            trace_events.mark(name)
+        else:
+            self.network.stamp((name,), [])
+
+    def _mark_updated(self) -> None:
+        if self.network.traced:
+            trace_events.mark(trace_events.UPDATED)
+        else:
+            self.network.stamp((trace_events.UPDATED,), list(self.network.parameters.values()))
+
+    # The state, a walk over named tensors
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Parameters and buffers by torchvision's names and layouts, the optimizer's slots as `optimizer.SLOT.NAME`.
+
+        The slots are there from the start, zero before the first step. Beside them, as arrays without dimensions:
+        `optimizer.step` (int64, updates made, where the optimizer counts them), `optimizer.loss_scale` (float64) and
+        `optimizer.good_steps` (int64, steps since the scale has changed) where the loss is scaled.
+        """
+        numbers = {
+            name: np.asarray(number.get()).astype(dtype) for name, (number, dtype) in self.update.numbers().items()
+        }
+        return self._arrays(self._tensors()) | numbers
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set what `state` holds. Optimizer slots may be absent. Raises RequestError naming tensors that do not fit."""
+        tensors, adapter = self._tensors(), self.adapter
+        check_fits({name: self._turned_shape(tensor) for name, tensor in tensors.items()}, state)
+        for name, tensor in tensors.items():
+            if name in state:
+                array = from_canonical(state[name]) if self.network.transposed else state[name]
+                adapter.tensors.assign(tensor, adapter.from_numpy(array.astype(adapter.dtype(tensor))))
+        for name, (number, _) in self.update.numbers().items():
+            if name in state:
+                number.set(float(state[name]))
+
+    def broadcast_state(self, root_rank: int = 0) -> None:
+        """Give every rank the root's parameters, buffers and optimizer state; one collective a dtype."""
+        state, adapter = self.state(), self.adapter
+        by_dtype: dict[str, list[str]] = defaultdict(list)
+        for name, value in state.items():
+            by_dtype[str(value.dtype)].append(name)
+        for dtype, names in by_dtype.items():
+            packed = adapter.from_numpy(np.concatenate([state[name].reshape(-1) for name in names]))
+            got = adapter.to_numpy(adapter.broadcast(packed, root_rank, f"state.{dtype}"))
+            ends = np.cumsum([state[name].size for name in names])
+            for name, part in zip(names, np.split(got, ends[:-1]), strict=True):
+                state[name] = part.reshape(state[name].shape)
+        self.load_state(state)
+
+    def weights(self) -> Tensor:
+        """A copy of the parameters as one vector on the device, sorted by the names and in the layouts of `state`."""
+        return self.compiled(self._packed_weights)()
+
+    def _packed_weights(self) -> Tensor:
+        return self.pack(self.network.parameters)
+
+    def set_weights(self, weights: Tensor) -> None:
+        """The inverse of `weights`, which may be of other values."""
+        self.compiled(self._set_weights)(weights)
+
+    def _set_weights(self, weights: Tensor) -> None:
+        for name, value in self.unpack(weights).items():
+            self.adapter.tensors.assign(self.network.parameters[name], value)
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Tensors of the parameters, such as gradients, as one vector: by sorted names, in the layouts of `state`."""
+        return self.adapter.tensors.join([self._turned(tensors[name], _TURNED) for name in self.shapes])
+
+    def unpack(self, vector: Tensor) -> dict[str, Tensor]:
+        """The inverse of `pack`, in the order of the parameters."""
+        parts = self.adapter.tensors.part(vector, list(self.shapes.values()))
+        named = {name: self._turned(part, _TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
+        return {name: named[name] for name in self.network.parameters}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self.network.parameters, **self.network.buffers, **self.update.tensors()}
+
+    def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in tensors.items()}
+        return {name: to_canonical(array) for name, array in arrays.items()} if self.network.transposed else arrays
+
+    def _turned(self, tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
+        dimensions = len(tensor.shape)
+        if not self.network.transposed or dimensions not in axes:
+            return tensor
+        return self.adapter.tensors.transpose(tensor, axes[dimensions])
+
+    def _turned_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        shape = tuple(int(size) for size in tensor.shape)
+        axes = _TURNED.get(len(shape)) if self.network.transposed else None
+        return tuple(shape[axis] for axis in axes) if axes else shape

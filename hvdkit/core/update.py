@@ -1,0 +1,107 @@
+"""From averaged gradients to new weights: unscale, clip, the optimizer's rule, count. Written once, over tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
+from hvdkit.core.state import slot_name
+from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update
+
+if TYPE_CHECKING:
+    from hvdkit.core.seam import Trainable
+    from hvdkit.core.tensors import Number, Tensors
+    from hvdkit.recipe.schema import Optimizer
+
+Tensor = Any
+
+
+class Update:
+    """An optimizer of a model's parameters, with its slots and counts.
+
+    `slots` are tensors by parameter, in the order of `update_rules.slot_names`, zero at first; `rate` is the learning
+    rate of the next update. `scale` is the factor of the loss, None where the precision needs none.
+    """
+
+    def __init__(self, ops: Tensors, network: Trainable, settings: Optimizer, precision: str) -> None:
+        self._ops, self._settings, self._parameters = ops, settings, network.parameters
+        self.slots = {
+            name: tuple(ops.variable(parameter) for _ in slot_names(settings))
+            for name, parameter in self._parameters.items()
+        }
+        self.rate, self.steps = ops.number(settings.learning_rate), ops.number(0.0)
+        scales = PRECISIONS[precision].scales_loss
+        self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
+        self.good_steps = ops.number(0.0)
+        self._kernel = network.update_kernel(settings)
+
+    def __call__(self, gradients: Mapping[str, Tensor]) -> None:
+        """Update by averaged gradients of the scaled loss, which are the same on all ranks: all skip a step or none."""
+        if self.scale is None:
+            self._apply(list(gradients.values()))
+            return
+        unscaled = self.unscaled(gradients)
+        finite = all_finite(list(unscaled.values()), self._ops)
+        self._ops.when(finite, lambda: self._apply_and_grow(list(unscaled.values())), self._back_off)
+
+    def unscaled(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gradients of the loss itself."""
+        if self.scale is None:
+            return dict(gradients)
+        scale = self.scale.get()
+        return {name: gradient / self._ops.scalar(scale, gradient) for name, gradient in gradients.items()}
+
+    def _apply_and_grow(self, gradients: list[Tensor]) -> None:
+        self._apply(gradients)
+        good = self.good_steps.get() + 1
+        self._ops.when(good >= LOSS_SCALING.interval, self._grow, lambda: self.good_steps.set(good))
+
+    def _grow(self) -> None:
+        assert self.scale is not None
+        self.scale.set(self.scale.get() * LOSS_SCALING.growth)
+        self.good_steps.set(0.0)
+
+    def _back_off(self) -> None:
+        assert self.scale is not None
+        self.scale.set(self.scale.get() * LOSS_SCALING.backoff)
+        self.good_steps.set(0.0)
+
+    def _apply(self, gradients: list[Tensor]) -> None:
+        ops, settings = self._ops, self._settings
+        if settings.clip_norm is not None:
+            gradients = clip(gradients, settings.clip_norm, ops)
+        corrections: tuple[Any, Any] = (1.0, 1.0)
+        if counts_steps(settings):
+            self.steps.set(self.steps.get() + 1)
+            corrections = bias_corrections(settings, self.steps.get())
+        rate, weights, slots = self.rate.get(), list(self._parameters.values()), list(self.slots.values())
+        if self._kernel is not None:
+            self._kernel(weights, gradients, slots, rate, corrections)
+            return
+        for weight, gradient, old in zip(weights, gradients, slots, strict=True):
+            first, second = (ops.scalar(each, gradient) for each in corrections)
+            new, values = update(settings, ops, weight, gradient, old, ops.scalar(rate, gradient), (first, second))
+            ops.assign(weight, new)
+            for slot, value in zip(old, values, strict=True):
+                ops.assign(slot, value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The slots by their names in a state."""
+        return {
+            slot_name(slot, name): tensor
+            for name, held in self.slots.items()
+            for slot, tensor in zip(slot_names(self._settings), held, strict=True)
+        }
+
+    def numbers(self) -> dict[str, tuple[Number, str]]:
+        """What a state has of it without dimensions, with the dtype that it has there."""
+        found: dict[str, tuple[Number, str]] = {}
+        if counts_steps(self._settings):
+            found["optimizer.step"] = self.steps, "int64"
+        if self.scale is not None:
+            found |= {
+                "optimizer.loss_scale": (self.scale, "float64"),
+                "optimizer.good_steps": (self.good_steps, "int64"),
+            }
+        return found

@@ -1,0 +1,84 @@
+"""Dense gradients by Horovod's own reduction: as one group behind backward, or each as soon as it is finished."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import trace_events
+from hvdkit.core.seam import Adapter
+from hvdkit.core.strategy import Strategy
+from hvdkit.strategies.transports import ring_bytes
+
+Tensor = Any
+_names = itertools.count()  # ranks make their strategies in the same order
+
+
+def restart_names() -> None:
+    """Ranks enter Horovod together: one that joins an elastic run counts from the beginning, and so do the others."""
+    global _names
+    _names = itertools.count()
+
+
+class Dense(Strategy):
+    """Gradients go in their own dtype, or in float16 where `half`: half the bytes of float32. Values beyond 65,504
+    become infinite then.
+
+    Each strategy names its reduction, as a framework that works in the background may have two under way at once.
+    """
+
+    overlaps = True
+
+    def __init__(self, adapter: Adapter, size: int, half: bool = False) -> None:
+        self._adapter, self._size, self._half = adapter, size, half
+        self._name = f"gradients.{next(_names)}"
+        self._under_way: dict[str, tuple[Callable[[], Tensor], str | None]] = {}  # by gradient, with its own dtype
+        self._bytes = 0.0
+
+    def bind(self, session: Any, parameters: int) -> None:
+        """As `Strategy.bind`."""
+        itemsize = 2 if self._half else np.dtype(session.dtype).itemsize
+        self._bytes = ring_bytes(parameters * itemsize, self._size)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """What a ring sends (`transports.ring_bytes`)."""
+        return self._bytes
+
+    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As `Strategy.average`."""
+        if session.network.overlaps:
+            return self._awaited(session, gradients)
+        sent = {name: self._on_wire(gradient) for name, gradient in gradients.items()}
+        packed = session.network.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
+        means = self._adapter.allreduce(packed, "average", self._name, overwrite=True)
+        means = session.network.stamp((trace_events.RECEIVED,), means)
+        return {name: self._back(mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
+
+    def begin(self, session: Any, name: str, gradient: Tensor) -> None:
+        """As `Strategy.begin`."""
+        tensor, dtype = self._on_wire(gradient)
+        self._under_way[name] = session.network.start_average(tensor, f"{self._name}.{name}"), dtype
+
+    def _awaited(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, gradient in gradients.items():
+            if name not in self._under_way:  # unused in this batch, maybe not on other ranks
+                self.begin(session, name, gradient)
+        session.network.stamp((trace_events.SENT,), [])
+        means = {name: (self._under_way[name][0](), self._under_way[name][1]) for name in gradients}
+        session.network.stamp((trace_events.RECEIVED,), [])
+        self._under_way.clear()
+        return {name: self._back(mean, dtype) for name, (mean, dtype) in means.items()}
+
+    def _on_wire(self, gradient: Tensor) -> tuple[Tensor, str | None]:
+        """What is sent, and the dtype that it had before, if another."""
+        dtype = self._adapter.dtype(gradient)
+        if not self._half or dtype not in ("float32", "float64"):
+            return gradient, None
+        return self._adapter.cast(gradient, "float16"), dtype
+
+    def _back(self, mean: Tensor, dtype: str | None) -> Tensor:
+        return mean if dtype is None else self._adapter.cast(mean, dtype)

@@ -1,0 +1,117 @@
+"""Local SGD (Stich 2019): ranks update by their own gradients, and average their weights now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import trace_events
+from hvdkit.recipe.communication import Sync
+from hvdkit.strategies.compressed import PREFIX, Compressed, parts_of
+from hvdkit.strategies.reducer import Reducer
+
+Tensor = Any
+
+
+class LocalSgd(Compressed):
+    """From `sync.start` on ranks update alone, and every `sync.every` updates their weights become their mean.
+
+    With an outer optimizer this is DiLoCo (Douillard et al. 2023). `synchronize` ends such a round before its time, so
+    that there is one model to evaluate or keep.
+    """
+
+    def __init__(self, gradients: Reducer, differences: Reducer, sync: Sync) -> None:
+        super().__init__(gradients)
+        self._sync, self._differences = sync, differences
+        self._adapter = differences.transport.adapter
+        self._alone = False  # whether the update at hand is by the rank's own gradients
+        self._taken = 0  # updates since the weights were averaged
+        # As one vector each, as `Session.weights` has them: the last common weights, the outer optimizer's velocity.
+        self._anchor: Tensor = None
+        self._velocity: Tensor = None
+        self._velocity_shapes: dict[str, tuple[int, ...]] = {}
+
+    def _mean(self, vector: Tensor) -> Tensor:
+        return vector if self._alone else super()._mean(vector)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """As `Strategy.begin_epoch`."""
+        super().begin_epoch(epoch)
+        self._differences.epoch = epoch
+
+    def begin_step(self, step: int, steps_per_epoch: int) -> None:
+        """As `Strategy.begin_step`."""
+        self._alone = step >= round(self._sync.start * steps_per_epoch)
+        if self._alone and self._anchor is None:
+            self._anchor = self._session.weights()
+            self._gradients.reset()
+
+    def end_step(self) -> None:
+        """As `Strategy.end_step`; averages the weights where it is time to."""
+        super().end_step()
+        if self._alone:
+            self._taken += 1
+            if self._taken >= self._sync.every:
+                self.synchronize()
+
+    @property
+    def diverged(self) -> bool:
+        """As `Strategy.diverged`."""
+        return self._taken > 0
+
+    def synchronize(self) -> None:
+        """One model on all ranks; nothing where there is one already.
+
+        The mean difference from the last common weights is subtracted from those, by SGD with Nesterov's momentum where
+        the recipe has an outer optimizer: v = μ v + Δ, w = w - η (Δ + μ v) (Douillard et al. 2023, algorithm 1).
+        """
+        if not self.diverged:
+            return
+        assert self._anchor is not None
+        step = self._differences.packed(self._anchor - self._session.weights(), self._session.shapes)
+        outer = self._sync.outer
+        if outer is not None:
+            self._velocity = step if self._velocity is None else outer.momentum * self._velocity + step
+            step = outer.learning_rate * (step + outer.momentum * self._velocity)
+        self._anchor = self._anchor - step
+        self._session.set_weights(self._anchor)
+        if trace_events.recording():
+            self._adapter.synchronize()
+            trace_events.mark(trace_events.REDUCED)
+        self._taken = 0
+
+    def settle(self) -> None:
+        """As `Strategy.settle`."""
+        self.synchronize()
+        if self._anchor is None or self._differences.transport.topology.size == 1:
+            return
+        state = self._session.state()
+        slots = {name: value for name, value in state.items() if name.startswith("optimizer.") and name.count(".") > 1}
+        tensors = [self._adapter.from_numpy(value) for value in slots.values()]
+        means = self._adapter.allreduce(tensors, name="optimizer_slots")
+        merged = {name: self._adapter.to_numpy(mean) for name, mean in zip(slots, means, strict=True)}
+        self._session.load_state(state | merged)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As `Strategy.state`."""
+        state = super().state()
+        state |= {f"{PREFIX}differences.{name}": value for name, value in self._differences.state().items()}
+        if self._velocity is not None:
+            shapes = self._velocity_shapes or self._session.shapes
+            parts = self._adapter.tensors.part(self._velocity, list(shapes.values()))
+            named = zip(shapes, parts, strict=True)
+            state |= {f"{PREFIX}outer.momentum.{name}": self._adapter.to_numpy(part) for name, part in named}
+        return state
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """As `Strategy.load_state`."""
+        super().load_state(state)
+        parts = parts_of(state)
+        self._differences.load_state(parts.get("differences", {}))
+        outer = parts.get("outer", {})
+        held = {name.removeprefix("momentum."): outer[name] for name in sorted(outer)}
+        if held:
+            self._velocity_shapes = {name: value.shape for name, value in held.items()}
+            self._velocity = self._adapter.from_numpy(np.concatenate([value.reshape(-1) for value in held.values()]))
