@@ -150,18 +150,16 @@ class Session:
 
         Buffers take part as in a training step.
         """
-        logits, loss, own = self.compiled(self._backward)(*self._inputs(batch))
-        mine = self._arrays(self.update.unscaled(own))
         with self.strategy.peek():
-            averaged = self.compiled(self._mean)(own)
+            logits, loss, own, averaged = self.compiled(self._probe)(*self._inputs(batch))
         to_numpy = self.adapter.to_numpy
-        return Gradients(to_numpy(logits), float(to_numpy(loss).mean()), mine, self._arrays(averaged))
+        return Gradients(to_numpy(logits), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
 
-    def _backward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        return self.network.backward(images, labels, self._scale)
-
-    def _mean(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        return self.update.unscaled(self.strategy.average(self, gradients))
+    def _probe(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        logits, loss, gradients = self.network.backward(images, labels, self._scale)
+        own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
+        averaged = self.strategy.average(self, gradients)
+        return logits, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Logits (n, classes) in the parameters' dtype, of `images` (n, height, width, channels); evaluation mode."""
