@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 
-import commands
+import harness
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
 # kernel -> the runtime that it is measured in
 KERNELS = {
     "PyTorch": "pytorch",
@@ -26,27 +24,21 @@ KERNELS = {
 }
 SHAPES = ((32, 32, 32, 16), (32, 8, 8, 64))  # NHWC: ResNet-20's first and last stage at 32 images
 MEANS, SEEDS, EPSILON = (0.0, 1.0), range(5), 1e-5
-TIMEOUT_S = 300.0
 
 
 def main() -> None:
     """The command line: the driver, and with `--kernel` the part that runs in a runtime."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--kernel", choices=KERNELS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.kernel:
         print("\n" + json.dumps(measure(args.kernel)), flush=True)
         return
-    from hvdkit.files import write_atomic
-    from hvdkit.results.runs import this_machine
-    from hvdkit.runtimes.store import find
-
-    rows = []
-    for kernel, runtime in KERNELS.items():
-        rows += commands.answer([str(find(runtime).python), __file__, "--kernel", kernel], TIMEOUT_S)
-    outcome = {"command": "python benchmarks/batch_norm.py", "rows": rows, "machine": this_machine().model_dump()}
-    write_atomic(HERE / "batch_norm.json", json.dumps(outcome, indent=2) + "\n")
-    write_atomic(HERE / "batch_norm.md", page(rows, outcome["machine"]))
+    rows = [
+        row for kernel, runtime in KERNELS.items() for row in harness.in_runtime(runtime, __file__, "--kernel", kernel)
+    ]
+    cases = [f"{'×'.join(map(str, shape))}, mean {mean:g}" for shape in SHAPES for mean in MEANS]
+    harness.publish("batch_norm", {"rows": rows}, cases=cases)
 
 
 def measure(kernel: str) -> list[dict[str, object]]:
@@ -125,28 +117,5 @@ def _mxnet() -> Callable[[np.ndarray], np.ndarray]:
     return normalize
 
 
-def page(rows: list[dict[str, object]], machine: dict[str, object]) -> str:
-    """`batch_norm.md`."""
-    cases = [(list(shape), mean) for shape in SHAPES for mean in MEANS]
-    lines = [
-        "# How exact is each framework's float32 batch norm?",
-        "",
-        f"‖y − exact‖ / ‖exact‖ of one batch norm's output, exact in float64: median of {len(SEEDS)} seeds (lowest to "
-        "highest). Made by `python benchmarks/batch_norm.py`.",
-        "",
-        "| kernel | " + " | ".join(f"{'×'.join(map(str, shape))}, mean {mean:g}" for shape, mean in cases) + " |",
-        "|:---" + "|---:" * len(cases) + "|",
-    ]
-    for kernel in KERNELS:
-        cells = []
-        for shape, mean in cases:
-            row = next(row for row in rows if (row["kernel"], row["shape"], row["mean"]) == (kernel, shape, mean))
-            errors = np.array(row["errors"])
-            cells.append(f"{np.median(errors):.1e} ({errors.min():.1e} to {errors.max():.1e})")
-        lines.append(f"| {kernel} | " + " | ".join(cells) + " |")
-    lines += ["", f"{machine['processor']}, {machine['cores']} cores, {machine['system']}."]
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
-    main()
+    harness.exit_with(main)
