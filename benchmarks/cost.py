@@ -42,7 +42,7 @@ def main() -> int:
             found.append(harness.one_round(keep / framework / f"{number:02d}", SIDES, run_side))
             ratio = found[-1]["hvdkit"]["images_per_second"] / found[-1]["plain"]["images_per_second"]
             harness.say(f"round {number + 1} of {args.rounds}, {framework}: images/s, hvdkit ÷ plain {ratio:.3f}")
-    outcome = {
+    outcome: dict[str, Any] = {
         "marks": {"speed_at_least": SPEED_MARK, "memory_at_most": MEMORY_MARK},
         "ranks": RANKS,
         "threads": 1,

@@ -1,11 +1,9 @@
 """What the benchmarks share: interleaved rounds that are kept and resumed, medians with intervals, and written results.
 
 A benchmark says what one run is. This module runs all sides of a round directly after each other in random order, keeps
-what is done, and writes NAME.json and NAME.md. The page is pages/NAME.md, a Jinja template that sees what the JSON has.
+what is done, and writes NAME.json and NAME.md. The page is pages/NAME.md.j2, a template that sees what the JSON has.
 
-    python benchmarks/harness.py JOB.json
-
-starts ranks by a script of this folder, where a network's hosts are known: `start_ranks` calls it.
+As a program it starts ranks where a network's hosts are known: `start_ranks` runs it.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -107,11 +106,9 @@ def one_round(folder: Path, sides: Sequence[str], run: Callable[[str, Path], Any
     return {side: found[side] for side in sides}
 
 
-def interval(values: Sequence[float], each: str = "ratios", digits: int | None = 4) -> dict[str, Any]:
-    """The median, its 95 % interval by the percentile bootstrap, and each value, rounded to `digits`, under `each`."""
-    found = of_values(values)
-    shown = [value if digits is None else round(value, digits) for value in values]
-    return {"median": found.median, "low": found.low, "high": found.high, each: shown}
+def interval(values: Sequence[float], each: str = "ratios") -> dict[str, Any]:
+    """The median, its 95 % interval by the percentile bootstrap, and each value under the key `each`."""
+    return asdict(of_values(values)) | {each: [round(value, 4) for value in values]}
 
 
 def median_and_range(values: Sequence[float]) -> dict[str, float]:
@@ -148,7 +145,7 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path = HERE, **consta
 
 
 def page(name: str, outcome: Mapping[str, Any], **constants: Any) -> str:
-    """The Markdown of pages/NAME.md, filled in."""
+    """The Markdown of pages/NAME.md.j2, filled in."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     pages = Environment(
@@ -160,7 +157,7 @@ def page(name: str, outcome: Mapping[str, Any], **constants: Any) -> str:
     )
     pages.filters |= {"median": statistics.median, "with_interval": with_interval}
     pages.globals |= {"machine_line": machine_line}
-    return pages.get_template(f"{name}.md").render(outcome, **constants)
+    return pages.get_template(f"{name}.md.j2").render(outcome, **constants)
 
 
 def machine_line(machine: Mapping[str, Any], memory: bool = True) -> str:
@@ -223,7 +220,7 @@ def train(
     from hvdkit.results.runs import read_result
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    where = ["--framework", framework, "-np", str(ranks), *options, "--out", folder, "--overwrite"]
+    where = ["--framework", framework, "-np", str(ranks), *options, "--out", str(folder), "--overwrite"]
     hvdkit(["train", recipe, *where, *keys, "checkpoint=null"], start=start, **more)
     return read_result(folder / "result.json")
 
@@ -251,10 +248,9 @@ def start_ranks(
     The script gets the `plan` as a file, plan.json; without one it trains as the recipe's does.
     """
     out.mkdir(parents=True, exist_ok=True)
-    job = {"script": script, "framework": framework, "ranks": ranks, "recipe": recipe, "keys": list(keys)}
-    job |= {"out": str(out), "hosts": hosts, "rival": rival, "plan": plan}
-    write_atomic(out / "job.json", json.dumps(job) + "\n")
-    run([sys.executable, __file__, out / "job.json"], start=start, **options)
+    job: dict[str, Any] = {"script": script, "framework": framework, "ranks": ranks, "recipe": recipe}
+    job |= {"keys": list(keys), "out": str(out), "hosts": hosts, "rival": rival, "plan": plan}
+    run([sys.executable, __file__], start=start, input=json.dumps(job), **options)
 
 
 def take_turns(
@@ -307,4 +303,4 @@ def _start_ranks(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    exit_with(lambda: _start_ranks(json.loads(Path(sys.argv[1]).read_text())))
+    exit_with(lambda: _start_ranks(json.load(sys.stdin)))

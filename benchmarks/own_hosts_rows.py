@@ -125,20 +125,14 @@ def _fitted(links: Any) -> Iterator[Row]:
 
 def _slower(found: Basis, factor: float) -> Basis:
     """All that the rank does by itself takes `factor` times as long."""
-    work = found.workload
-    return replace(
-        found,
-        workload=replace(
-            work,
-            forward=tuple((name, factor * seconds) for name, seconds in work.forward),
-            tensors=tuple(replace(tensor, segment_s=factor * tensor.segment_s) for tensor in work.tensors),
-            tail_s=factor * work.tail_s,
-            update_s=factor * work.update_s,
-            earlier_s=factor * work.earlier_s,
-            serial_s=factor * work.serial_s,
-            compression_s=factor * work.compression_s,
-        ),
+    work, names = found.workload, ("tail_s", "update_s", "earlier_s", "serial_s", "compression_s")
+    slower = replace(
+        work,
+        forward=tuple((name, factor * seconds) for name, seconds in work.forward),
+        tensors=tuple(replace(tensor, segment_s=factor * tensor.segment_s) for tensor in work.tensors),
+        **{name: factor * getattr(work, name) for name in names},
     )
+    return replace(found, workload=slower)
 
 
 def _as_slow(found: Basis, alone_ms: float) -> Basis:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import harness
 
@@ -80,7 +81,7 @@ def workload(model: str) -> Workload:
     return Workload(model, 64, tuple((name, each) for name in shapes), tuple(tensors))
 
 
-def median(act: Callable[[], object]) -> float:
+def median(act: Callable[[], Any]) -> float:
     """Seconds, the median over ROUNDS after one that is left out."""
     act()
     times = []

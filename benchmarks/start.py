@@ -37,11 +37,11 @@ def main() -> int:
     found = {name: measure(name, args.rounds) for name in args.framework or FRAMEWORKS}
     helps = [help_seconds() for _ in range(HELPS + 1)][1:]
     file = HERE / "start.json"
-    earlier = json.loads(file.read_text()) if file.exists() else {"machine": None}
+    earlier: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"machine": None}
     known = found
     if earlier["machine"] == this_machine().model_dump():  # then what it has of other frameworks still holds
         known = earlier["frameworks"] | found
-    outcome = {
+    outcome: dict[str, Any] = {
         "marks": {"direct_over_bare_at_most": RATIO_MARK, "help_s_at_most": HELP_MARK_S},
         "frameworks": {name: known[name] for name in FRAMEWORKS if name in known},
         "help_s": interval(helps, "each"),

@@ -42,7 +42,7 @@ def main() -> int:
             taken = measure(commands(Path(folder)), args.runs)
         except RunError as error:
             raise RequestError(str(error)) from None
-    seconds = {
+    seconds: dict[str, dict[str, Any]] = {
         name: harness.median_and_range(values) | {"each": [round(value, 3) for value in values], "mark": MARKS_S[name]}
         for name, values in taken.items()
     }

@@ -122,7 +122,7 @@ def take_turns(lifeline: Lifeline) -> None:
         seconds = sides[side].turn(adapter, topology, dataset, lifeline)
         synchronize(adapter)
         mine.append((seconds, sent_bytes() - before))
-    report = {"host": os.environ["HOROVOD_HOSTNAME"], "turns": mine}
+    report: dict[str, Any] = {"host": os.environ["HOROVOD_HOSTNAME"], "turns": mine}
     report["used"] = Snapshot.take(time.process_time()).since(begun)
     everyone = adapter.allgather_object(report, name="turns")
     if topology.is_root:

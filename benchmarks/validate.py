@@ -1,6 +1,6 @@
 """All that the simulator is compared with: docs/validation.json and docs/validation.md.
 
-    make validate        (or: .venv/bin/python benchmarks/validate.py)
+make validate        (or: .venv/bin/python benchmarks/validate.py)
 """
 
 from __future__ import annotations
