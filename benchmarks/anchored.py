@@ -49,7 +49,7 @@ def network(model: str, batch_size: int, seconds: float) -> Workload:
 
 
 def googlenet(nodes: int, forward_s: float) -> Workload:
-    """GoogLeNet as it was traced on so many nodes; nobody measured its forward."""
+    """GoogLeNet as it was traced on so many nodes; its forward was not measured."""
     rows = [row for row in table("googlenet_k80_traces") if row["nodes"] == str(nodes)]
     tensors = []
     for weight, bias in zip(rows[-2::-2], rows[::-2], strict=True):

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def drawn(framework: str, number: int) -> dict[str, Any]:
-    """Whom the kill hits and when: behind update `at_step`, or where that is 0 while ranks start; `delay_s` later."""
+    """Which rank is killed and when: after update `at_step`, or where that is 0 while ranks start; `delay_s` later."""
     draw = random.Random(f"{framework} {number}")
     starting = number % STARTING == STARTING - 1
     return {
@@ -122,12 +122,12 @@ def watch(process: subprocess.Popen[bytes], out: Path, kill: dict[str, Any]) -> 
 
 
 def ranks(out: Path) -> dict[int, int]:
-    """The processes that train into this folder, not their guards, by the rank that each began with."""
+    """The processes that train into this folder, not their agents, by the rank that each began with."""
     found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            marks = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            variables = dict(mark.decode().split("=", 1) for mark in marks if mark.count(b"="))
+            entries = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            variables = dict(one.decode().split("=", 1) for one in entries if b"=" in one)
             ours = variables.get("HVDKIT_RANK_DIR") == str(out / "logs")
             if ours and variables.get("HVDKIT_TRACE", "").startswith("worker"):
                 found[int(variables["HOROVOD_RANK"])] = int(entry.name)
@@ -143,7 +143,7 @@ def last(out: Path) -> tuple[int, int]:
 
 
 def wrong(outcome: dict[str, Any], out: Path) -> list[str]:
-    """What is not as it should be of a run that says that all is well."""
+    """The faults of a run that has ended with status 0."""
     if "next_update_s" not in outcome:
         return ["the run was over before the kill"]
     result, faults = read_result(out / "result.json"), []
@@ -177,7 +177,7 @@ def thrown_back(outcome: dict[str, Any], step: int, np: int) -> bool:
 
 def in_a_line(one: dict[str, Any]) -> str:
     """A run in a line."""
-    when = f"behind step {one['at_step']}" if one["at_step"] else f"{one['delay_s']} s after the start"
+    when = f"after step {one['at_step']}" if one["at_step"] else f"{one['delay_s']} s after the start"
     how = "LOST: " + "; ".join(one["faults"]) if one["faults"] else f"next update {one['next_update_s']} s later"
     within = [recovery["seconds"] for recovery in one.get("recoveries", [])]
     return f"rank {one['rank']} killed {when}; {how}; recoveries {within}"

@@ -2,10 +2,10 @@
 
     make bench-network    (or: .venv/bin/python benchmarks/network.py --share 0.7 --method dense --method local8)
 
-Four hosts with starved links between them (`hosts.py`), a rank of one thread on each: ResNet-20 on MNIST's 5,000
+Four hosts with slow links between them (`hosts.py`), a rank of one thread on each: ResNet-20 on MNIST's 5,000
 images. The links' rate is chosen so that dense float32 communication takes 70 % of a step, then 90 %. A round runs
 all methods directly after each other, in random order, and with them the dense step and `compute`, the same ranks at
-the same time without a word between them (Local SGD that never meets): these two are the limit. All figures are
+the same time that send nothing (Local SGD that never synchronizes): these two are the limit. All figures are
 ratios within a round. Times are of whole rounds of Local SGD, on the slowest rank. Accuracy is of full training
 without a slow link, by the same four ranks, as the arithmetic does not know how fast a link is; three seeds.
 
@@ -54,7 +54,7 @@ EPOCHS, SEEDS, ROUNDS = 6, 3, 2
 
 @dataclass(frozen=True)
 class Method:
-    """What is added to the recipe, after how many updates ranks meet, and how many steps of it are measured."""
+    """What is added to the recipe, after how many updates ranks synchronize, and how many steps of it are measured."""
 
     says: str
     keys: tuple[str, ...] = ()
@@ -220,7 +220,7 @@ def train(start: Start, framework: str, keys: list[str], options: list[str], fol
 
 
 def measure(bench: Bench, shares: list[float], names: list[str], others: list[str], parts: list[str]) -> None:
-    """All that is asked for and not there yet, times first: they need the network, and tell soonest."""
+    """All that is asked for and not there yet, times first: they need the network, and show problems soonest."""
     if "speed" in parts:
         with Network(RANKS, FREE_MBIT_PER_S) as network:
             for number in range(bench.rounds):

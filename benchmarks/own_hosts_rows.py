@@ -1,6 +1,6 @@
-"""The rows of own-hosts.json: steps on starved hosts, foreseen from unstarved profiles and `hvdkit bench`.
+"""The rows of own-hosts.json: steps on hosts with slow links, predicted from profiles without them and `hvdkit bench`.
 
-A row is a step's time over that of `compute`, the same ranks without a word between them: 1 is a network that costs
+A row is a step's time over that of `compute`, the same ranks when they send nothing: 1 is a network that costs
 nothing. Four ranks share two cores, so compute is set to what `compute` took. All else is what `hvdkit predict` does by
 default: what the method costs to compute, and how unequal ranks are from step to step, by its profile at 2 ranks
 without a slow link; collectives by the lines that `hvdkit bench` has fitted.
@@ -74,7 +74,7 @@ def _row(name: str, label: str, method: str, found: Point, alone: float, ratio: 
 
 
 def disordered() -> tuple[list[str], int]:
-    """Of the pairs of methods that lie apart in all rounds, those foreseen the other way round; and how many there are.
+    """The pairs of methods that differ in all rounds and are predicted in the wrong order; and how many pairs differ.
 
     Nothing where nothing was measured.
     """

@@ -1,4 +1,4 @@
-"""What the simulator is held against, and where each figure is from: closed forms and published measurements."""
+"""What the simulator is compared with, and where each figure is from: closed forms and published measurements."""
 
 from __future__ import annotations
 
