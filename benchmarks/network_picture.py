@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 from starved import COMPUTE, Row, Story, best, limit_of
 
-from hvdkit.files import write_atomic
+from hvdkit.report import plotting
 
 
 def picture(story: Story, path: Path) -> None:
@@ -16,40 +15,36 @@ def picture(story: Story, path: Path) -> None:
 
     Raises RunError where it cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    framework = story.rows[0].framework
-    shares = list(dict.fromkeys(row.asked_share for row in story.rows if row.framework == framework))
-    figure, axes = pyplot.subplots(1, len(shares) + 1, figsize=(5.2 * (len(shares) + 1), 5), squeeze=False)
-    for place, asked in enumerate(shares):
-        rows = [row for row in story.rows if (row.framework, row.asked_share) == (framework, asked)]
-        bars, chosen = axes[0][place], best(rows, framework, asked)
-        names = [f"{row.method} *" if row is chosen else row.method for row in rows]
-        compute = [min(row.compute_ms, row.step_ms) for row in rows]
-        rest = [row.step_ms - least for row, least in zip(rows, compute, strict=True)]
-        bars.barh(names, compute, color="C0", label=COMPUTE)
-        bars.barh(names, rest, left=compute, color="C3", label="sending, compressing, waiting")
-        for row in rows:
-            name = names[rows.index(row)]
-            bars.text(row.step_ms, name, f" {row.speedup:.2f}×, {row.share_of_limit:.0%}", va="center", fontsize=8)
-        bars.set_xlim(0, 1.3 * max(row.step_ms for row in rows))
-        bars.set(xlabel="ms a step; times as fast, share of the limit")
-        bars.set_title(
-            f"{asked:.0%} communication: {rows[0].rate_mbit_per_s:.1f} Mbit/s, limit {limit_of(rows[0].share):.2f}×"
-        )
-        bars.invert_yaxis()
-        bars.legend(loc="lower right", fontsize=8)
-    _accuracies(axes[0][-1], [row for row in story.rows if row.framework == framework])
-    figure.suptitle(f"ResNet-20, mnist5k, {framework}, four hosts; *: the fastest that is as accurate as dense")
-    figure.tight_layout()
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    pyplot.close(figure)
+    rows = [row for row in story.rows if row.framework == story.rows[0].framework]
+    shares = list(dict.fromkeys(row.asked_share for row in rows))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content.getvalue())
+    with plotting.picture(path, 5.2 * (len(shares) + 1), 5) as figure:
+        *left, right = figure.subplots(1, len(shares) + 1, squeeze=False)[0]
+        for axes, asked in zip(left, shares, strict=True):
+            _steps(axes, [row for row in rows if row.asked_share == asked])
+        _accuracies(right, rows)
+        figure.suptitle(
+            f"ResNet-20, mnist5k, {rows[0].framework}, four hosts; *: the fastest that is as accurate as dense"
+        )
+        figure.tight_layout()
+
+
+def _steps(axes: Any, rows: list[Row]) -> None:
+    """A bar for each method at a share: computing, and the rest of its step."""
+    first, chosen = rows[0], best(rows, rows[0].framework, rows[0].asked_share)
+    names = [f"{row.method} *" if row is chosen else row.method for row in rows]
+    compute = [min(row.compute_ms, row.step_ms) for row in rows]
+    rest = [row.step_ms - least for row, least in zip(rows, compute, strict=True)]
+    axes.barh(names, compute, color="C0", label=COMPUTE)
+    axes.barh(names, rest, left=compute, color="C3", label="sending, compressing, waiting")
+    for name, row in zip(names, rows, strict=True):
+        axes.text(row.step_ms, name, f" {row.speedup:.2f}×, {row.share_of_limit:.0%}", va="center", fontsize=8)
+    axes.set_xlim(0, 1.3 * max(row.step_ms for row in rows))
+    axes.set(xlabel="ms a step; times as fast, share of the limit")
+    limit = f"{first.rate_mbit_per_s:.1f} Mbit/s, limit {limit_of(first.share):.2f}×"
+    axes.set_title(f"{first.asked_share:.0%} communication: {limit}")
+    axes.invert_yaxis()
+    axes.legend(loc="lower right", fontsize=8)
 
 
 def _accuracies(axes: Any, rows: list[Row]) -> None:
