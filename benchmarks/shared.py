@@ -1,4 +1,4 @@
-"""What the four scripts in `plain/` share: options, the digits, the loop over epochs, a clock. Nothing of hvdkit is in it.
+"""What the four scripts in `plain/` share: options, digits, the loop over epochs, a clock. Nothing of hvdkit is in it.
 
 It computes what the recipe computes, so that both sides of the comparison have the same work.
 """
