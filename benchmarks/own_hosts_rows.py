@@ -29,9 +29,8 @@ from hvdkit.simulator.settings import Settings
 
 HERE = Path(__file__).resolve().parent
 COMPUTE, DENSE, RANKS, CORES = "compute", "dense", 4, 2
-RATIOS, ABSOLUTE, WHAT_IF, FITTED = (
-    "own hosts", "own hosts, cores shared", "own hosts, dense profile alone", "own hosts, bench",
-)  # fmt: skip
+RATIOS, FITTED = "own hosts", "own hosts, bench"
+ABSOLUTE, WHAT_IF = "own hosts, cores shared", "own hosts, dense profile alone"
 
 
 def rows() -> Iterator[Row]:
@@ -44,33 +43,29 @@ def rows() -> Iterator[Row]:
     for turns in table["turns"]:
         framework, rate = turns["framework"], turns["mbit_per_s"]
         cluster, label = network(table, framework, rate), f"{framework}, {rate:g} Mbit/s"
-        alone = median(turns["step_ms"][COMPUTE])
+        free = turns["step_ms"][COMPUTE]
+        alone = median(free)
         yield Row(RATIOS, f"{label}, {COMPUTE}", "× compute", 1.0, 1.0, "calibration")
         for method in table["methods"]:
             if method == COMPUTE:
                 continue
-            steps = turns["step_ms"][method]
-            ratio = median(step / free for step, free in zip(steps, turns["step_ms"][COMPUTE], strict=True))
+            steps, row = turns["step_ms"][method], f"{label}, {method}"
+            ratio = median(step / least for step, least in zip(steps, free, strict=True))
             own, dense = profile(framework, method), profile(framework, DENSE)
             scaled = _as_slow(basis(own), alone)
-            found = point(scaled, cluster, RANKS, Settings())
             naive = point(scaled, cluster, RANKS, Settings(policy="naive"))
-            yield Row(
-                RATIOS, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation",
-                found.low_ms / alone, found.high_ms / alone, 1.0, naive.step_ms / alone,
-            )  # fmt: skip
-            yield _row(WHAT_IF, label, method, _what_if(dense, own, alone, cluster), alone, ratio)
-            # without a look at `compute`: a rank of the profile had a core, one of the hosts has half of one
+            baselines = {"linear": 1.0, "plain_sum": naive.step_ms / alone}
+            yield _row(RATIOS, row, point(scaled, cluster, RANKS, Settings()), ratio, alone, **baselines)
+            yield _row(WHAT_IF, row, _what_if(dense, own, alone, cluster), ratio, alone)
+            # Without `compute`: a rank of the profile had a core, one of the hosts has half of one.
             shared = point(_slower(basis(own), RANKS / CORES), cluster, RANKS, Settings())
-            yield Row(
-                ABSOLUTE, f"{label}, {method}", "ms", shared.step_ms, median(steps), "validation",
-                shared.low_ms, shared.high_ms,
-            )  # fmt: skip
+            yield _row(ABSOLUTE, row, shared, median(steps))
 
 
-def _row(name: str, label: str, method: str, found: Point, alone: float, ratio: float) -> Row:
-    low, high = found.low_ms / alone, found.high_ms / alone
-    return Row(name, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation", low, high)
+def _row(name: str, row: str, found: Point, measured: float, alone: float | None = None, **baselines: float) -> Row:
+    """A predicted step, in ms or as a ratio to what `compute` takes, `alone` ms."""
+    low, step, high = (value / (alone or 1.0) for value in (found.low_ms, found.step_ms, found.high_ms))
+    return Row(name, row, "× compute" if alone else "ms", step, measured, "validation", low, high, **baselines)
 
 
 def disordered() -> tuple[list[str], int]:
