@@ -230,27 +230,14 @@ def step_ms(result: TrainResult) -> float:
     return 1e3 * result.batch_size * result.np / result.images_per_second
 
 
-def start_ranks(
-    script: str | None,
-    framework: str,
-    ranks: int,
-    recipe: str,
-    keys: Sequence[str],
-    out: Path,
-    hosts: str | None = None,
-    rival: str | None = None,
-    plan: Mapping[str, Any] | None = None,
-    start: Start = subprocess.run,
-    **options: Any,
-) -> None:
-    """Start ranks by a script of this folder, None for the recipe's own, into the folder `out`. Raises as `run` does.
+def start_ranks(out: Path, start: Start = subprocess.run, env: Mapping[str, str] | None = None, **job: Any) -> None:
+    """Start ranks as `_start_ranks` does, in a process that knows a network's hosts and has the environment `env`.
 
-    The script gets the `plan` as a file, plan.json; without one it trains as the recipe's does.
+    Raises as `run` does.
     """
     out.mkdir(parents=True, exist_ok=True)
-    job: dict[str, Any] = {"script": script, "framework": framework, "ranks": ranks, "recipe": recipe}
-    job |= {"keys": list(keys), "out": str(out), "hosts": hosts, "rival": rival, "plan": plan}
-    run([sys.executable, __file__], start=start, input=json.dumps(job), **options)
+    environment: dict[str, Any] = {"env": env} if env is not None else {}
+    run([sys.executable, __file__], start=start, input=json.dumps(job | {"out": str(out)}), **environment)
 
 
 def take_turns(
@@ -271,36 +258,42 @@ def take_turns(
     from hvdkit.recipe import registry
 
     plan = {"recipe": str(registry.locate(Path(recipe))), "keys": list(keys), "sides": sides, "rounds": rounds}
-    start_ranks(
-        "turns_rank.py",
-        framework,
-        slots * len(network.names),
-        recipe,
-        [*keys, *plan_keys],
-        folder,
-        network.hosts_option(slots),
-        plan=plan | {"out": str(folder / "found.json")},
-        start=network.run,
-    )
+    job: dict[str, Any] = {"script": "turns_rank.py", "framework": framework, "recipe": recipe}
+    job |= {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots), "keys": [*keys, *plan_keys]}
+    start_ranks(folder, network.run, **job, plan=plan | {"out": str(folder / "found.json")})
     return dict(json.loads((folder / "found.json").read_text()))
 
 
-def _start_ranks(job: dict[str, Any]) -> None:
-    """What `start_ranks` asks for, in a process that knows the hosts. The one place that calls `make_plan`."""
+def _start_ranks(
+    out: str,
+    framework: str,
+    ranks: int,
+    recipe: str,
+    keys: list[str],
+    hosts: str | None = None,
+    rival: str | None = None,
+    script: str | None = None,
+    plan: dict[str, Any] | None = None,
+) -> None:
+    """Train into the folder `out` by a script of this folder, None for the recipe's own.
+
+    With a `plan` the script gets it as a file in its place. The one function that calls `make_plan`.
+    """
     from hvdkit.commands import train
     from hvdkit.commands.plan import launch, make_plan
     from hvdkit.recipe import registry, schema
 
-    recipe, out = schema.load(registry.locate(Path(job["recipe"])), job["keys"]), Path(job["out"])
-    planned = make_plan(recipe, job["framework"], job["ranks"], job["hosts"], "direct", rival=job["rival"])
-    if job["script"]:
-        planned = planned.by(HERE / job["script"])
-    if job["plan"] is None:
-        train.run(planned, out)
+    checked = schema.load(registry.locate(Path(recipe)), keys)
+    planned = make_plan(checked, framework, ranks, hosts, "direct", rival=rival)
+    if script:
+        planned = planned.by(HERE / script)
+    if plan is None:
+        train.run(planned, Path(out))
     else:
-        write_atomic(out / "plan.json", json.dumps(job["plan"]) + "\n")
-        launch(planned, out / "plan.json", [job["framework"]], out / "logs")
+        file = Path(out) / "plan.json"
+        write_atomic(file, json.dumps(plan) + "\n")
+        launch(planned, file, [framework], file.with_name("logs"))
 
 
 if __name__ == "__main__":
-    exit_with(lambda: _start_ranks(json.load(sys.stdin)))
+    exit_with(lambda: _start_ranks(**json.load(sys.stdin)))

@@ -89,9 +89,13 @@ def main() -> None:
 def train(side: Side, recipe: str, keys: list[str], folder: Path, **where: Any) -> TrainResult:
     """Train with PyTorch as a side has it, on the ranks and hosts of `where`; raises as `harness.run` does."""
     script = "overlap_rank.py" if side.overlapped else None
-    environment = {**os.environ, **side.environment}
-    keys = [*keys, *side.keys, "checkpoint=null"]
-    harness.start_ranks(script, "pytorch", recipe=recipe, keys=keys, out=folder, env=environment, **where)
+    job: dict[str, Any] = {
+        "script": script,
+        "framework": "pytorch",
+        "recipe": recipe,
+        "keys": [*keys, *side.keys, "checkpoint=null"],
+    }
+    harness.start_ranks(folder, env={**os.environ, **side.environment}, **job, **where)
     return read_result(folder / "result.json")
 
 
