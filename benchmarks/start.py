@@ -16,13 +16,13 @@ import os
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import harness
 from harness import FRAMEWORKS, HERE, interval
 
-from hvdkit.errors import RunError
 from hvdkit.results.runs import this_machine
 from hvdkit.runtimes.store import find
 
@@ -85,24 +85,15 @@ def seconds(framework: str, side: str, out: Path) -> float:
 def bare(framework: str) -> float:
     """Two processes started together."""
     runtime = find(framework)
-    command = [str(runtime.python), str(HERE / "bare.py"), framework]
     environment = {**os.environ, **runtime.environment, **harness.ONE_THREAD}
+
+    def process(_: int) -> float:
+        command = [runtime.python, HERE / "bare.py", framework]
+        return float(harness.run(command, TIMEOUT_S, env=environment, stderr=subprocess.PIPE).split()[-1])
+
     began = time.time()
-    both = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S) for process in both]
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{' '.join(command)}: no end within {TIMEOUT_S:.0f} s") from None
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in both):
-        raise RunError(f"{' '.join(command)}: {outputs[0][1] or outputs[1][1]}")
-    return max(float(output.split()[-1]) for output, _ in outputs) - began
+    with ThreadPoolExecutor(2) as pool:
+        return max(pool.map(process, range(2))) - began
 
 
 def help_seconds() -> float:
