@@ -10,6 +10,7 @@ from hvdkit.simulator.workload import Tensor, Workload, of_layers
 from hvdkit.tasks.resnet import Conv, architecture
 
 ANCHORS = Path(__file__).parent / "anchors"
+Layer = tuple[str, float, float, int]  # name, forward, backward, bytes of its gradients
 BACKWARD = 2.0  # its work against forward's: as many products for the weights' gradient as for the inputs'
 
 
@@ -25,31 +26,22 @@ def network(model: str, batch_size: int, seconds: float) -> Workload:
 
     VGG-16, AlexNet and ResNet-50 are shared by measured times of some GPU, the others by the multiply-adds of layers.
     """
+    short = model.lower().replace("-", "")
     if model in ("ResNet-50", "VGG16", "AlexNet"):
-        rows = [row for row in table("gpu_layer_profiles") if row["model"] == model.lower().replace("-", "")]
-        layers = [
-            (
-                f"{row['node']} {row['layer']}",
-                float(row["forward_ms"]),
-                float(row["backward_ms"]),
-                int(row["param_bytes"]),
-            )
-            for row in rows
-        ]
+        rows = [row for row in table("gpu_layer_profiles") if row["model"] == short]
+        layers = [_layer(f"{row['node']} {row['layer']}", row, "forward_ms", "backward_ms") for row in rows]
     elif model == "InceptionV3":
-        layers = [
-            (row["layer"], float(row["multiply_adds"]), BACKWARD * float(row["multiply_adds"]), int(row["param_bytes"]))
-            for row in table("inception_v3")
-        ]
+        columns = ("multiply_adds", "multiply_adds")
+        layers = [_layer(row["layer"], row, *columns, backward=BACKWARD) for row in table("inception_v3")]
     else:
-        layers = _resnet(model.lower().replace("-", ""))
+        layers = _resnet(short)
     whole = sum(forward + backward for _, forward, backward, _ in layers)
     shared = [(name, a * seconds / whole, b * seconds / whole, size) for name, a, b, size in layers]
     return of_layers(model, batch_size, shared)
 
 
 def googlenet(nodes: int, forward_s: float) -> Workload:
-    """GoogLeNet as it was traced on so many nodes; nobody measured its forward."""
+    """GoogLeNet as it was traced on so many nodes; its forward was not measured."""
     rows = [row for row in table("googlenet_k80_traces") if row["nodes"] == str(nodes)]
     tensors = []
     for weight, bias in zip(rows[-2::-2], rows[::-2], strict=True):
@@ -66,9 +58,14 @@ def traced_allreduces(nodes: int) -> list[float]:
     return [1e-6 * float(row["allreduce_us"]) for row in reversed(rows)]
 
 
-def _resnet(name: str) -> list[tuple[str, float, float, int]]:
+def _layer(name: str, row: dict[str, str], forward: str, back: str, backward: float = 1.0) -> Layer:
+    return name, float(row[forward]), backward * float(row[back]), int(row["param_bytes"])
+
+
+def _resnet(name: str) -> list[Layer]:
     """Layers by multiply-adds at 224 pixels, in forward order."""
-    net, layers, size = architecture(name, 1000), [], 112
+    net, size = architecture(name, 1000), 56
+    layers: list[Layer] = []
 
     def add(block: str, conv: Conv, side: int) -> int:
         out = side // conv.stride
@@ -78,7 +75,6 @@ def _resnet(name: str) -> list[tuple[str, float, float, int]]:
         return out
 
     add("", net.stem, 224)
-    size = 56
     for block in net.blocks:
         inside = size
         for conv in block.convs:
@@ -88,4 +84,4 @@ def _resnet(name: str) -> list[tuple[str, float, float, int]]:
         size = inside
     work = float(net.features * net.classes)
     layers.append(("fc", work, BACKWARD * work, 4 * (net.features + 1) * net.classes))
-    return [(name, forward, backward, bytes_) for name, forward, backward, bytes_ in layers]
+    return layers

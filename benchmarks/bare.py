@@ -1,12 +1,13 @@
-"""One process, one training step, no Horovod and no hvdkit: from an interpreter's start to there is the least there is.
+"""One process, one training step, no Horovod and no hvdkit: the least time from an interpreter's start to there.
 
-    python benchmarks/bare.py pytorch
+    .runtimes/pytorch/bin/python benchmarks/bare.py pytorch
 
-The network, its optimizer, the digits and the batch are those of `plain/<framework>.py`. Prints the wall clock, in
-seconds, at the end of the step.
+Runs `plain/<framework>.py` to the end of its first step, with a stand-in for Horovod that does nothing, and prints the
+wall clock there, in seconds.
 """
 
-import importlib.util
+import os
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -14,94 +15,35 @@ from types import ModuleType
 
 import shared
 
-BATCH, RATE, MOMENTUM, DECAY = 32, 0.05, 0.9, 1e-4
 
-
-def plain(framework):
-    """The plain script as a module. A stand-in takes Horovod's name: its network needs none, and none is loaded."""
-    horovod = sys.modules["horovod"] = ModuleType("horovod")
-    for name in ("torch", "tensorflow", "mxnet"):
-        stand_in = sys.modules[f"horovod.{name}"] = ModuleType(f"horovod.{name}")
-        setattr(horovod, name, stand_in)
-    path = Path(__file__).with_name("plain") / f"{framework}.py"
-    script = importlib.util.spec_from_file_location("plain_script", path)
-    module = importlib.util.module_from_spec(script)
-    script.loader.exec_module(module)
+def stand_in(name):
+    """What a plain script uses of Horovod, for one rank that sends nothing."""
+    module = sys.modules[name] = ModuleType(name)
+    module.rank, module.size = lambda: 0, lambda: 1
+    module.Average = module.Sum = None
+    for nothing in ("init", "broadcast_parameters", "broadcast_optimizer_state", "broadcast_variables"):
+        setattr(module, nothing, lambda *_, **__: None)
+    for same in ("DistributedOptimizer", "DistributedGradientTape", "grouped_allreduce"):
+        setattr(module, same, lambda given, **_: given)
     return module
 
 
-def batch():
-    """The first of the first epoch: images (32, 32, 32, 3), labels (32,)."""
-    (images, labels), _ = shared.digits()
-    first = shared.epoch_indices(len(labels), BATCH, 0, 0, 2)[0]
-    return images[first], labels[first]
-
-
-def pytorch():
-    import torch
-    from torch.nn import functional as F
-
-    torch.set_num_threads(1)
-    model = plain("pytorch").ResNet20()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
-    images, labels = batch()
-    images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-    F.cross_entropy(model(images), torch.from_numpy(labels)).backward()
-    optimizer.step()
-
-
-def tensorflow():
-    import tensorflow as tf
-
-    one_thread(tf)
-    model = plain("tensorflow").ResNet20()
-    variables = model.trainable_variables
-    velocities = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
-
-    @tf.function
-    def train_step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True)))
-        for variable, velocity, gradient in zip(variables, velocities, tape.gradient(loss, variables), strict=True):
-            velocity.assign(MOMENTUM * velocity + gradient + DECAY * variable)
-            variable.assign_sub(RATE * velocity)
-        return loss
-
-    train_step(*map(tf.constant, batch())).numpy()
-
-
-def keras():
-    import keras as keras_
-    import tensorflow as tf
-
-    one_thread(tf)
-    model = plain("keras").resnet20()
-    optimizer = keras_.optimizers.SGD(RATE, momentum=MOMENTUM, weight_decay=DECAY)
-    loss = keras_.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
-    model.fit(*batch(), batch_size=BATCH, verbose=0)
-
-
-def one_thread(tf):
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-
-
-def mxnet():
-    import mxnet as mx
-    from mxnet import autograd, gluon
-
-    net = plain("mxnet").resnet20()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": RATE, "momentum": MOMENTUM, "wd": DECAY})
-    images, labels = batch()
-    x, y = mx.nd.array(images.transpose(0, 3, 1, 2)), mx.nd.array(labels)
-    with autograd.record():
-        loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
-    loss.backward()
-    trainer.step(BATCH)
-    mx.nd.waitall()
+def first_step_done(clock):
+    print(time.time(), flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    {"pytorch": pytorch, "tensorflow": tensorflow, "keras": keras, "mxnet": mxnet}[sys.argv[1]]()
-    print(time.time(), flush=True)
+    framework = sys.argv[1]
+    names = {"pytorch": "torch", "keras": "tensorflow"}
+    name = names.get(framework, framework)
+    horovod = stand_in("horovod")
+    setattr(horovod, name, stand_in(f"horovod.{name}"))
+    if framework == "mxnet":
+        from mxnet import gluon
+
+        sys.modules["horovod.mxnet"].DistributedTrainer = gluon.Trainer
+    shared.Clock.tick = first_step_done
+    script = str(Path(__file__).with_name("plain") / f"{framework}.py")
+    sys.argv = [script, "--steps", "1"]
+    runpy.run_path(script, run_name="__main__")

@@ -12,21 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-import commands
+import harness
 import numpy as np
-from ratios import interval, told
 
-HERE = Path(__file__).resolve().parent
-RECIPES = HERE.parent / "recipes"
-FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 PICTURES, LISTED, MARK = 256, 100_000, 1.5
-TIMEOUT_S = 300.0
 # data -> (recipe that consumes it, its overrides, images a batch)
 SMALL = ("resnet20-digits", ["steps=25", "warmup_steps=10", "threads=1"], 32)
 KINDS: dict[str, tuple[str, list[str], int]] = {
@@ -42,37 +36,23 @@ KINDS: dict[str, tuple[str, list[str], int]] = {
 
 def main() -> None:
     """The command line: the driver, and with `--deliver` or `--list` the part that runs in a runtime."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, rounds=3, keep="data", frameworks=True)
     parser.add_argument("--data", action="append", choices=KINDS, help="only this one (may be repeated)")
-    parser.add_argument("--framework", action="append", choices=FRAMEWORKS, help="only this one (may be repeated)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--fresh", action="store_true", help="forget rounds that are done")
-    parser.add_argument("--deliver", choices=KINDS, help=argparse.SUPPRESS)
-    parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, default=Path("runs") / "data", help=argparse.SUPPRESS)
+    parser.add_argument("--deliver", nargs=2, metavar=("DATA", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--list", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.deliver or args.list:
-        found = listed(args.folder) if args.list else {"images_per_second": delivered(args.deliver, args.folder)}
+        found = listed(args.list) if args.list else delivered(args.deliver[0], Path(args.deliver[1]))
         print("\n" + json.dumps(found), flush=True)
         return
-    from hvdkit.files import write_atomic
-    from hvdkit.results.runs import this_machine
-
-    keep = args.folder.absolute()
-    if args.fresh:
-        shutil.rmtree(keep, ignore_errors=True)
+    keep = harness.kept(args)
     draw(keep / "files")
-    kinds, frameworks = args.data or list(KINDS), args.framework or list(FRAMEWORKS)
-    for number in range(args.rounds):
-        for kind in kinds:
-            for framework in frameworks:
-                measure(kind, framework, keep, number)
-    rows = [row(kind, framework, keep, args.rounds) for kind in kinds for framework in frameworks]
-    listing = in_runtime("pytorch", "--list", keep / "files")
-    outcome: dict[str, Any] = {"command": "python benchmarks/data.py", "rounds": args.rounds, "rows": rows}
-    outcome |= {"listing": listing, "versions": versions(), "machine": this_machine().model_dump()}
-    write_atomic(HERE / "data.json", json.dumps(outcome, indent=2) + "\n")
-    write_atomic(HERE / "data.md", page(outcome))
+    pairs = [(kind, name) for kind in args.data or KINDS for name in args.framework or harness.FRAMEWORKS]
+    rounds = [{pair: measure(*pair, keep, number) for pair in pairs} for number in range(args.rounds)]
+    rows = [row(*pair, [each[pair] for each in rounds]) for pair in pairs]
+    listing = harness.in_runtime("pytorch", __file__, "--list", keep / "files")
+    outcome = {"rounds": args.rounds, "rows": rows, "listing": listing, "versions": versions()}
+    harness.publish("data", outcome, mark=MARK)
 
 
 def draw(folder: Path) -> None:
@@ -107,7 +87,7 @@ def draw(folder: Path) -> None:
 
 
 def delivered(kind: str, folder: Path, seconds: float = 5) -> float:
-    """Images per second of training batches that nobody uses, behind two seconds of warm-up."""
+    """Images per second of training batches that nobody uses, after two seconds of warm-up."""
     from hvdkit.data.batches import epoch_batches, open_dataset
     from hvdkit.recipe.schema import Cifar10, Digits, ImageFolder
 
@@ -150,55 +130,24 @@ def _peak_mib() -> float:
 
 
 def measure(kind: str, framework: str, keep: Path, number: int) -> dict[str, float]:
-    """One round: what is delivered and what is consumed, images per second, in random order."""
-    from hvdkit.files import write_atomic
+    """One round: what is delivered and what one rank of one thread consumes, images per second."""
+    recipe, keys, _ = KINDS[kind]
 
-    file = keep / kind / framework / f"{number:02d}.json"
-    if file.exists():
-        return dict(json.loads(file.read_text()))
-    sides = ["delivered", "consumed"]
-    random.Random(str((kind, framework, number))).shuffle(sides)
-    found: dict[str, float] = {}
-    for side in sides:
+    def run(side: str, folder: Path) -> float:
         if side == "delivered":
-            answer = in_runtime(framework, "--deliver", kind, keep / "files")
-            found[side] = answer["images_per_second"]
-        else:
-            found[side] = consumed(kind, framework, file.with_suffix(""))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, json.dumps(found) + "\n")
-    print(f"round {number + 1}, {kind}, {framework}: {found}", flush=True)
+            return float(harness.in_runtime(framework, __file__, "--deliver", kind, keep / "files"))
+        options = ["--stall-timeout", "0"]
+        return harness.train(framework, 1, recipe, keys, folder, options).images_per_second
+
+    found = harness.one_round(keep / kind / framework / f"{number:02d}", ("delivered", "consumed"), run)
+    harness.say(f"round {number + 1}, {kind}, {framework}: {found}")
     return found
 
 
-def in_runtime(framework: str, *arguments: str | Path) -> dict[str, Any]:
-    """What this script answers in the framework's runtime; the last argument is the folder of files."""
-    from hvdkit.runtimes.store import find
-
-    command = [find(framework).python, __file__, *arguments[:-1], "--folder", arguments[-1]]
-    return dict(commands.answer([str(word) for word in command], TIMEOUT_S))
-
-
-def consumed(kind: str, framework: str, folder: Path) -> float:
-    """Images per second of training on one rank of one thread, its batches ready in memory."""
-    from hvdkit.commands import train
-    from hvdkit.commands.plan import make_plan
-    from hvdkit.recipe import schema
-
-    recipe, overrides, _ = KINDS[kind]
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    plan = make_plan(
-        schema.load(RECIPES / f"{recipe}.yaml", [*overrides, "checkpoint=null"]), framework, 1, None, "direct", 0.0
-    )
-    return train.run(plan, folder).images_per_second
-
-
-def row(kind: str, framework: str, keep: Path, rounds: int) -> dict[str, Any]:
+def row(kind: str, framework: str, found: list[dict[str, float]]) -> dict[str, Any]:
     """The medians of a pair, and of the rounds' ratios."""
-    found = [measure(kind, framework, keep, number) for number in range(rounds)]
     medians = {side: float(np.median([each[side] for each in found])) for side in ("delivered", "consumed")}
-    ratio = interval([each["delivered"] / each["consumed"] for each in found])
+    ratio = harness.interval([each["delivered"] / each["consumed"] for each in found])
     return {"data": kind, "framework": framework} | medians | {"ratio": ratio}
 
 
@@ -212,36 +161,5 @@ def versions() -> dict[str, str]:
     return found | {name: find(name).versions[pins.RUNTIMES[name].module] for name in pins.RUNTIMES}
 
 
-def page(outcome: dict[str, Any]) -> str:
-    """`data.md`."""
-    machine, listing = outcome["machine"], outcome["listing"]
-    lines = [
-        "# Does the input keep up?",
-        "",
-        "Images per second of training batches that the data side makes when nobody uses them, and that one rank "
-        "consumes when they lie ready in memory, one thread each: medians of "
-        f"{outcome['rounds']} interleaved rounds, the ratio with its 95 % bootstrap interval. JPEG files of 500×375 "
-        "pixels and about 110 KB by random crops of 224 px against ResNet-50 (batches of 8), digits and CIFAR-10 by "
-        f"crops and flips against ResNet-20 (batches of 32). Wanted: {MARK}. Made by `{outcome['command']}`.",
-        "",
-        "| data | framework | delivered | consumed | ratio |",
-        "|:---|:---|---:|---:|---:|",
-    ]
-    for each in outcome["rows"]:
-        shown = told(each["ratio"], 1)
-        lines.append(
-            f"| {each['data']} | {each['framework']} | {each['delivered']:.0f} | {each['consumed']:.1f} | {shown} |"
-        )
-    used = ", ".join(f"{name} {version}" for name, version in outcome["versions"].items())
-    lines += [
-        "",
-        f"Listing {listing['files']:,} files in 100 folders took {listing['seconds']:.2f} s and "
-        f"{listing['added_mib']:.0f} MiB more at the peak.",
-        "",
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, {machine['system']}; {used}.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
-    main()
+    harness.exit_with(main)

@@ -11,67 +11,53 @@ updates gone than lie between two commits. Runs that are done are kept in `runs/
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import random
-import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hvdkit.files import write_atomic
-from hvdkit.results.runs import read_result, this_machine
+import harness
 
-HERE = Path(__file__).resolve().parent
-FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
+from hvdkit.results.runs import read_result
+
 RANKS, BATCH_SIZE, EPOCHS, COMMIT_EVERY = 3, 8, 1, 5
 TRAIN_IMAGES = 1437
 UPDATES = EPOCHS * (TRAIN_IMAGES // (RANKS * BATCH_SIZE))  # of an undisturbed run
 LAST_KILL = UPDATES - 12  # later ones might come when there is nothing left to do
 STARTING = 5  # every so many runs the kill comes while ranks are starting
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 def main() -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--framework", action="append", choices=FRAMEWORKS, help="only this one (may be repeated)")
-    parser.add_argument("--kills", type=int, default=10, help="runs a framework (default 10)")
-    parser.add_argument("--fresh", action="store_true", help="forget runs that are done")
-    parser.add_argument("--keep", type=Path, default=Path("runs") / "elastic", help="where runs are kept")
+    parser = harness.parser(__doc__, keep="elastic", frameworks=True)
+    parser.add_argument("--kills", type=harness.positive, default=10, help="runs a framework (default 10)")
     args = parser.parse_args()
-    if args.kills < 1:
-        parser.error(f"--kills: expected 1 or more, got {args.kills}")
-    frameworks, keep = args.framework or list(FRAMEWORKS), args.keep.absolute()
-    if args.fresh:
-        shutil.rmtree(keep, ignore_errors=True)
-    runs: dict[str, list[dict[str, Any]]] = {framework: [] for framework in frameworks}
+    keep = harness.kept(args)
+    runs: dict[str, list[dict[str, Any]]] = {framework: [] for framework in args.framework or harness.FRAMEWORKS}
     for number in range(args.kills):
-        for framework in frameworks:
-            folder = keep / framework / f"{number:02d}"
-            if not (folder / "run.json").exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-                outcome = run(framework, number, folder)
-                write_atomic(folder / "run.json", json.dumps(outcome, indent=2) + "\n")
-            runs[framework].append(json.loads((folder / "run.json").read_text()))
-            print(f"{framework} {number:02d}: {told(runs[framework][-1])}", flush=True)
-    found = summary(runs)
-    write_atomic(HERE / "elastic.json", json.dumps(found, indent=2) + "\n")
-    write_atomic(HERE / "elastic.md", page(found))
-    print(page(found))
-    return 1 if any(one["lost"] for one in found["frameworks"].values()) else 0
+        for framework, done in runs.items():
+
+            def one(framework: str, folder: Path, number: int = number) -> dict[str, Any]:
+                return run(framework, number, folder)
+
+            done += harness.one_round(keep / framework / f"{number:02d}", [framework], one).values()
+            harness.say(f"{framework} {number:02d}: {in_a_line(done[-1])}")
+    frameworks = {framework: summary(done) for framework, done in runs.items()}
+    setting = {"ranks": RANKS, "batch_size": BATCH_SIZE, "epochs": EPOCHS, "commit_every": COMMIT_EVERY}
+    harness.publish("elastic", setting | {"frameworks": frameworks})
+    return 1 if any(one["lost"] for one in frameworks.values()) else 0
 
 
 def drawn(framework: str, number: int) -> dict[str, Any]:
-    """Whom the kill hits and when: behind update `at_step`, or where that is 0 while ranks start; `delay_s` later."""
+    """Which rank is killed and when: after update `at_step`, or where that is 0 while ranks start; `delay_s` later."""
     draw = random.Random(f"{framework} {number}")
     starting = number % STARTING == STARTING - 1
     return {
@@ -83,16 +69,17 @@ def drawn(framework: str, number: int) -> dict[str, Any]:
 
 def run(framework: str, number: int, folder: Path) -> dict[str, Any]:
     """One run with its kill: what was drawn, what came of it."""
+    folder.mkdir()
     kill, out = drawn(framework, number), folder / "out"
     command = [sys.executable, "-m", "hvdkit", "train", "resnet20-digits", "--framework", framework, "-np", str(RANKS)]
     command += ["--out", str(out), f"batch_size={BATCH_SIZE}", f"epochs={EPOCHS}", "log_every=1", "threads=1"]
     command += ["checkpoint=null"]
     command += [f"elastic={{min_np: 1, max_np: {RANKS}, commit_every: {COMMIT_EVERY}}}"]
-    with (folder / "said.txt").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+    with (folder / "output.txt").open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             seen = watch(process, out, kill)
-            status: int | None = process.wait(timeout=PATIENCE_S)
+            status: int | None = process.wait(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             status, seen = None, {}
         finally:
@@ -111,12 +98,12 @@ def run(framework: str, number: int, folder: Path) -> dict[str, Any]:
 
 def watch(process: subprocess.Popen[bytes], out: Path, kill: dict[str, Any]) -> dict[str, Any]:
     """Kill at its moment and look when the next update is there, from outside; raises TimeoutExpired."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
 
     def wait_for(what: Callable[[], bool]) -> None:
         while not what() and process.poll() is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("hvdkit train", PATIENCE_S)
+                raise subprocess.TimeoutExpired("hvdkit train", TIMEOUT_S)
             time.sleep(0.01)
 
     wait_for(lambda: len(ranks(out)) == RANKS)
@@ -135,12 +122,12 @@ def watch(process: subprocess.Popen[bytes], out: Path, kill: dict[str, Any]) -> 
 
 
 def ranks(out: Path) -> dict[int, int]:
-    """The processes that train into this folder, not their guards, by the rank that each began with."""
+    """The processes that train into this folder, not their agents, by the rank that each began with."""
     found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            marks = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            variables = dict(mark.decode().split("=", 1) for mark in marks if mark.count(b"="))
+            entries = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            variables = dict(one.decode().split("=", 1) for one in entries if b"=" in one)
             ours = variables.get("HVDKIT_RANK_DIR") == str(out / "logs")
             if ours and variables.get("HVDKIT_TRACE", "").startswith("worker"):
                 found[int(variables["HOROVOD_RANK"])] = int(entry.name)
@@ -156,7 +143,7 @@ def last(out: Path) -> tuple[int, int]:
 
 
 def wrong(outcome: dict[str, Any], out: Path) -> list[str]:
-    """What is not as it should be of a run that says that all is well."""
+    """The faults of a run that has ended with status 0."""
     if "next_update_s" not in outcome:
         return ["the run was over before the kill"]
     result, faults = read_result(out / "result.json"), []
@@ -188,83 +175,33 @@ def thrown_back(outcome: dict[str, Any], step: int, np: int) -> bool:
     return False
 
 
-def told(one: dict[str, Any]) -> str:
+def in_a_line(one: dict[str, Any]) -> str:
     """A run in a line."""
-    when = f"behind step {one['at_step']}" if one["at_step"] else f"{one['delay_s']} s after the start"
+    when = f"after step {one['at_step']}" if one["at_step"] else f"{one['delay_s']} s after the start"
     how = "LOST: " + "; ".join(one["faults"]) if one["faults"] else f"next update {one['next_update_s']} s later"
     within = [recovery["seconds"] for recovery in one.get("recoveries", [])]
     return f"rank {one['rank']} killed {when}; {how}; recoveries {within}"
 
 
-def spread(seconds: list[float]) -> dict[str, Any]:
-    """Median and range."""
-    if not seconds:
-        return {"n": 0}
-    return {"median": statistics.median(seconds), "low": min(seconds), "high": max(seconds), "n": len(seconds)}
-
-
-def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What elastic.json holds."""
-    frameworks: dict[str, Any] = {}
-    for framework, every in runs.items():
-        good = [one for one in every if not one["faults"]]
-        training = [one for one in good if one["at_step"]]
-        frameworks[framework] = {
-            "kills": len(every),
-            "lost": len(every) - len(good),
-            "recovery_s": spread([one["recoveries"][-1]["seconds"] for one in training]),
-            "next_update_s": spread([one["next_update_s"] for one in training]),
-            "next_update_at_start_s": spread([one["next_update_s"] for one in good if not one["at_step"]]),
-            "versions": {key: good[0][key] for key in ("framework_version", "horovod_version")} if good else {},
-            "runs": every,
-        }
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What elastic.json holds of a framework."""
+    good = [one for one in runs if not one["faults"]]
+    training = [one for one in good if one["at_step"]]
     return {
-        "command": " ".join(["python", "benchmarks/elastic.py", *sys.argv[1:]]),
-        "ranks": RANKS,
-        "batch_size": BATCH_SIZE,
-        "epochs": EPOCHS,
-        "commit_every": COMMIT_EVERY,
-        "frameworks": frameworks,
-        "machine": this_machine().model_dump(),
+        "kills": len(runs),
+        "lost": len(runs) - len(good),
+        "recovery_s": spread([one["recoveries"][-1]["seconds"] for one in training]),
+        "next_update_s": spread([one["next_update_s"] for one in training]),
+        "next_update_at_start_s": spread([one["next_update_s"] for one in good if not one["at_step"]]),
+        "versions": {key: good[0][key] for key in ("framework_version", "horovod_version")} if good else {},
+        "runs": runs,
     }
 
 
-def page(outcome: dict[str, Any]) -> str:
-    """`elastic.md`."""
-    return "\n".join(_lines(outcome)) + "\n"
-
-
-def _lines(outcome: dict[str, Any]) -> Iterator[str]:
-    machine = outcome["machine"]
-    yield "# What a lost rank costs an elastic run"
-    yield ""
-    yield (
-        f"ResNet-20 on the digits, {outcome['ranks']} ranks of one thread, {outcome['batch_size']} images a rank, "
-        f"{outcome['epochs']} epoch(s), a commit each {outcome['commit_every']} updates. In each run one rank gets "
-        "SIGKILL at a random moment of training, in one of five while ranks start. A run is lost unless it comes to "
-        "its end with the ranks that are left, from the last commit on. Seconds: median (range; n). As a rank sees it: "
-        "from noticing the loss to its next update. From outside: from the kill to the next line of metrics.jsonl; "
-        "killed at the start, to the first."
-    )
-    yield ""
-    yield "| framework | runs | lost | as a rank sees it, s | from outside, s | killed at the start, s |"
-    yield "|:---|---:|---:|---:|---:|---:|"
-    for name, one in outcome["frameworks"].items():
-        cells = [_cell(one[key]) for key in ("recovery_s", "next_update_s", "next_update_at_start_s")]
-        version = one["versions"].get("framework_version", "")
-        yield f"| {name} {version} | {one['kills']} | {one['lost']} | {' | '.join(cells)} |"
-    yield ""
-    yield (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, {machine['system']}; "
-        f"Gloo. Made by `{outcome['command']}`."
-    )
-
-
-def _cell(seconds: dict[str, Any]) -> str:
-    if not seconds["n"]:
-        return "-"
-    return f"{seconds['median']:.1f} ({seconds['low']:.1f}–{seconds['high']:.1f}; {seconds['n']})"
+def spread(seconds: list[float]) -> dict[str, Any]:
+    """Median and range, and of how many."""
+    return (harness.median_and_range(seconds) if seconds else {}) | {"n": len(seconds)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.exit_with(main)

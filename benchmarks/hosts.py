@@ -4,15 +4,15 @@
         .venv/bin/hvdkit bench allreduce --framework pytorch -np 4 -H HOSTS --link-mbit-per-s 100 --out runs/slow
 
 runs the command with HOSTS replaced by the hosts (netns:h1:1,netns:h2:1,…; `--slots 2` for two ranks on each); without
-a command it tells whether this machine can do it. From Python: `with Network(4, 100) as network: network.run([...])`.
+a command it reports whether this machine can do it. From Python: `with Network(4, 100) as network: network.run([...])`.
 
 A host is a network namespace with one link, eth0, to a switch (a bridge). Each link is limited in both directions by
 tbf, whose burst is at most two packets: a larger one lets small messages cross for free after a pause. Packets are the
-wire's own, of 1500 bytes: no offload makes larger ones. Ranks on one host meet over its loopback, which is not limited.
+wire's own, of 1500 bytes: no offload makes larger ones. Ranks on one host use its loopback, which is not limited.
 TCP is Reno with Linux's own buffers, so that a figure does not depend on how the machine is set.
 
 All of it lives inside a private network and mount namespace of one process, which ends with the program that made it,
-killed or not, and with it all that runs there: nothing has to be removed, and two networks at once cannot meet. Without
+killed or not, and with it all that runs there: nothing has to be removed, and two networks at once are apart. Without
 root this is done in a user namespace, where the kernel allows one. Needs iproute2 and util-linux.
 """
 
@@ -151,8 +151,8 @@ class Network:
         return {name: self._link(name)["stats64"]["tx"]["packets"] for name in self.names}
 
     def _link(self, host: str) -> Any:
-        told = self.run(["ip", "-json", "-stats", "link", "show", "eth0"], host, check=True, stdout=subprocess.PIPE)
-        return json.loads(told.stdout)[0]
+        shown = self.run(["ip", "-json", "-stats", "link", "show", "eth0"], host, check=True, stdout=subprocess.PIPE)
+        return json.loads(shown.stdout)[0]
 
 
 def why_not() -> str | None:
@@ -237,13 +237,13 @@ def _end_what_runs_here() -> None:
     here = Path("/proc/self/ns/mnt").stat().st_ino
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
         until = time.monotonic() + patience_s
-        told: set[int] = set()
+        signalled: set[int] = set()
         while left := [pid for pid in _processes() if pid != os.getpid() and _mount_namespace(pid) == here]:
             for pid in left:
-                if pid not in told:
+                if pid not in signalled:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
-            told |= set(left)
+            signalled |= set(left)
             if time.monotonic() > until:
                 break
             time.sleep(0.05)

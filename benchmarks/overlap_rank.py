@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from turns import recipe_of
+from turns_rank import recipe_of
 
 from hvdkit.adapters import pytorch
 from hvdkit.worker.entry import main

@@ -1,6 +1,6 @@
-"""The rows of own-hosts.json: steps on starved hosts, foreseen from unstarved profiles and `hvdkit bench`.
+"""The rows of own-hosts.json: steps on hosts with slow links, predicted from profiles without them and `hvdkit bench`.
 
-A row is a step's time over that of `compute`, the same ranks without a word between them: 1 is a network that costs
+A row is a step's time over that of `compute`, the same ranks when they send nothing: 1 is a network that costs
 nothing. Four ranks share two cores, so compute is set to what `compute` took. All else is what `hvdkit predict` does by
 default: what the method costs to compute, and how unequal ranks are from step to step, by its profile at 2 ranks
 without a slow link; collectives by the lines that `hvdkit bench` has fitted.
@@ -29,9 +29,8 @@ from hvdkit.simulator.settings import Settings
 
 HERE = Path(__file__).resolve().parent
 COMPUTE, DENSE, RANKS, CORES = "compute", "dense", 4, 2
-RATIOS, ABSOLUTE, WHAT_IF, FITTED = (
-    "own hosts", "own hosts, cores shared", "own hosts, dense profile alone", "own hosts, bench",
-)  # fmt: skip
+RATIOS, FITTED = "own hosts", "own hosts, bench"
+ABSOLUTE, WHAT_IF = "own hosts, cores shared", "own hosts, dense profile alone"
 
 
 def rows() -> Iterator[Row]:
@@ -44,37 +43,33 @@ def rows() -> Iterator[Row]:
     for turns in table["turns"]:
         framework, rate = turns["framework"], turns["mbit_per_s"]
         cluster, label = network(table, framework, rate), f"{framework}, {rate:g} Mbit/s"
-        alone = median(turns["step_ms"][COMPUTE])
+        free = turns["step_ms"][COMPUTE]
+        alone = median(free)
         yield Row(RATIOS, f"{label}, {COMPUTE}", "× compute", 1.0, 1.0, "calibration")
         for method in table["methods"]:
             if method == COMPUTE:
                 continue
-            steps = turns["step_ms"][method]
-            ratio = median(step / free for step, free in zip(steps, turns["step_ms"][COMPUTE], strict=True))
+            steps, row = turns["step_ms"][method], f"{label}, {method}"
+            ratio = median(step / least for step, least in zip(steps, free, strict=True))
             own, dense = profile(framework, method), profile(framework, DENSE)
             scaled = _as_slow(basis(own), alone)
-            found = point(scaled, cluster, RANKS, Settings())
             naive = point(scaled, cluster, RANKS, Settings(policy="naive"))
-            yield Row(
-                RATIOS, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation",
-                found.low_ms / alone, found.high_ms / alone, 1.0, naive.step_ms / alone,
-            )  # fmt: skip
-            yield _row(WHAT_IF, label, method, _what_if(dense, own, alone, cluster), alone, ratio)
-            # without a look at `compute`: a rank of the profile had a core, one of the hosts has half of one
+            baselines = {"linear": 1.0, "plain_sum": naive.step_ms / alone}
+            yield _row(RATIOS, row, point(scaled, cluster, RANKS, Settings()), ratio, alone, **baselines)
+            yield _row(WHAT_IF, row, _what_if(dense, own, alone, cluster), ratio, alone)
+            # Without `compute`: a rank of the profile had a core, one of the hosts has half of one.
             shared = point(_slower(basis(own), RANKS / CORES), cluster, RANKS, Settings())
-            yield Row(
-                ABSOLUTE, f"{label}, {method}", "ms", shared.step_ms, median(steps), "validation",
-                shared.low_ms, shared.high_ms,
-            )  # fmt: skip
+            yield _row(ABSOLUTE, row, shared, median(steps))
 
 
-def _row(name: str, label: str, method: str, found: Point, alone: float, ratio: float) -> Row:
-    low, high = found.low_ms / alone, found.high_ms / alone
-    return Row(name, f"{label}, {method}", "× compute", found.step_ms / alone, ratio, "validation", low, high)
+def _row(name: str, row: str, found: Point, measured: float, alone: float | None = None, **baselines: float) -> Row:
+    """A predicted step, in ms or as a ratio to what `compute` takes, `alone` ms."""
+    low, step, high = (value / (alone or 1.0) for value in (found.low_ms, found.step_ms, found.high_ms))
+    return Row(name, row, "× compute" if alone else "ms", step, measured, "validation", low, high, **baselines)
 
 
 def disordered() -> tuple[list[str], int]:
-    """Of the pairs of methods that lie apart in all rounds, those foreseen the other way round; and how many there are.
+    """The pairs of methods that differ in all rounds and are predicted in the wrong order; and how many pairs differ.
 
     Nothing where nothing was measured.
     """
@@ -125,20 +120,14 @@ def _fitted(links: Any) -> Iterator[Row]:
 
 def _slower(found: Basis, factor: float) -> Basis:
     """All that the rank does by itself takes `factor` times as long."""
-    work = found.workload
-    return replace(
-        found,
-        workload=replace(
-            work,
-            forward=tuple((name, factor * seconds) for name, seconds in work.forward),
-            tensors=tuple(replace(tensor, segment_s=factor * tensor.segment_s) for tensor in work.tensors),
-            tail_s=factor * work.tail_s,
-            update_s=factor * work.update_s,
-            earlier_s=factor * work.earlier_s,
-            serial_s=factor * work.serial_s,
-            compression_s=factor * work.compression_s,
-        ),
+    work, names = found.workload, ("tail_s", "update_s", "earlier_s", "serial_s", "compression_s")
+    slower = replace(
+        work,
+        forward=tuple((name, factor * seconds) for name, seconds in work.forward),
+        tensors=tuple(replace(tensor, segment_s=factor * tensor.segment_s) for tensor in work.tensors),
+        **{name: factor * getattr(work, name) for name in names},
     )
+    return replace(found, workload=slower)
 
 
 def _as_slow(found: Basis, alone_ms: float) -> Basis:

@@ -1,4 +1,4 @@
-"""What the four scripts in `plain/` share: options, the digits, the learning rate, a clock. Nothing of hvdkit is in it.
+"""What the four scripts in `plain/` share: options, digits, the loop over epochs, a clock. Nothing of hvdkit is in it.
 
 It computes what the recipe computes, so that both sides of the comparison have the same work.
 """
@@ -14,9 +14,11 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+TRAIN_IMAGES, VAL_IMAGES = 1437, 360
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
@@ -49,7 +51,8 @@ def digits() -> tuple[Arrays, Arrays]:
     images = np.repeat(images[..., None], 3, axis=-1).astype(np.float32)
     labels = table[:, 64].astype(np.int64)
     order = np.random.default_rng(0).permutation(len(labels))
-    return (images[order[360:]], labels[order[360:]]), (images[order[:360]], labels[order[:360]])
+    train, val = order[VAL_IMAGES:], order[:VAL_IMAGES]
+    return (images[train], labels[train]), (images[val], labels[val])
 
 
 def epoch_indices(samples: int, batch_size: int, epoch: int, rank: int, size: int) -> np.ndarray:
@@ -85,27 +88,50 @@ class Clock:
         self._last = now
 
 
-def report(
-    args: argparse.Namespace, clock: Clock, gather: Callable[..., list], rank: int, accuracy: float, parameters: int
-) -> None:
-    """Rank 0 prints the result and writes it to `--out`. `gather` brings together every rank's value of an object.
+def train(args: argparse.Namespace, hvd: Any, step: Callable, correct: Callable, parameters: int) -> None:
+    """Train, evaluate after each epoch, and report.
+
+    `step(indices, rate)` is one update, `correct(rows)` counts the right answers in a slice of the held-out images.
+    """
+    clock, done, accuracy = Clock(), 0, 0.0
+    for epoch in range(args.epochs):
+        clock.resume()
+        batches = epoch_indices(TRAIN_IMAGES, args.batch_size, epoch, hvd.rank(), hvd.size())
+        for indices in batches:
+            step(indices, learning_rate(done, len(batches), args.epochs, hvd.size()))
+            clock.tick()
+            done += 1
+            if done == args.steps:
+                break
+        starts = range(hvd.rank() * args.batch_size, VAL_IMAGES, hvd.size() * args.batch_size)
+        mine = sum(float(correct(slice(start, start + args.batch_size))) for start in starts)
+        accuracy = sum(hvd.allgather_object(mine, name="correct")) / VAL_IMAGES
+        if hvd.rank() == 0:
+            print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}", flush=True)
+        if done == args.steps:
+            break
+    report(args, clock, hvd, accuracy, parameters)
+
+
+def report(args: argparse.Namespace, clock: Clock, hvd: Any, accuracy: float, parameters: int) -> None:
+    """Rank 0 prints the result and writes it to `--out`; then all ranks end.
 
     A step takes as long as on the rank that was slowest at it, as in hvdkit.
     """
-    slowest = np.max(gather(clock.seconds, name="seconds"), axis=0)
+    slowest = np.max(hvd.allgather_object(clock.seconds, name="seconds"), axis=0)
     measured = slowest[min(args.warmup_steps, len(slowest) - 1) :]
-    memory = gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, name="memory")
-    if rank != 0:
-        return
-    result = {
-        "images_per_second": args.batch_size * len(memory) * len(measured) / float(measured.sum()),
-        "step_ms": 1e3 * float(np.median(measured)),
-        "peak_rss_mib": max(memory),
-        "val_accuracy": accuracy,
-        "parameters": parameters,
-        "steps": len(slowest),
-    }
-    text = json.dumps(result, indent=2)
-    print(text, flush=True)
-    if args.out:
-        args.out.write_text(text + "\n", encoding="utf-8")
+    memory = hvd.allgather_object(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, name="memory")
+    if hvd.rank() == 0:
+        result = {
+            "images_per_second": args.batch_size * len(memory) * len(measured) / float(measured.sum()),
+            "step_ms": 1e3 * float(np.median(measured)),
+            "peak_rss_mib": max(memory),
+            "val_accuracy": accuracy,
+            "parameters": parameters,
+            "steps": len(slowest),
+        }
+        text = json.dumps(result, indent=2)
+        print(text, flush=True)
+        if args.out:
+            args.out.write_text(text + "\n", encoding="utf-8")
+    hvd.shutdown()

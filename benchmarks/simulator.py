@@ -1,17 +1,23 @@
-"""`make bench-simulator`: what-ifs a second, and the time of one prediction, on one core; benchmarks/simulator.md."""
+"""How long the simulator's answers take on one core: what-ifs a second, and the time of one prediction.
+
+    make bench-simulator        (or: .venv/bin/python benchmarks/simulator.py)
+
+Writes simulator.json and simulator.md beside itself; exit status 1 where a mark is missed.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from hvdkit.files import write_atomic
-from hvdkit.results.runs import this_machine
+import harness
+
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, step
 from hvdkit.simulator.costs import Network
@@ -19,14 +25,14 @@ from hvdkit.simulator.settings import Link, Settings, applied
 from hvdkit.simulator.workload import Tensor, Workload
 from hvdkit.tasks.resnet import architecture, parameter_shapes
 
-HERE = Path(__file__).parent
 CASES, ROUNDS = 1000, 7
 POLICIES = ("horovod", "ddp", "mg-wfbp", "caffe-mpi", "grouped")
 MARK_PER_SECOND, MARK_MS = 1000.0, 50.0
 
 
-def main() -> None:
-    """Measure, print, write."""
+def main() -> int:
+    """Measure, write, print; returns the exit status."""
+    harness.parser(__doc__).parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     small, large = workload("resnet50"), workload("resnet152")
     cluster = clusters.load(Path("v100-nvlink-ib"))
@@ -36,32 +42,13 @@ def main() -> None:
         ranks: 1e3 * median(lambda n=ranks: engine.run(step.detailed(step.Case(large, Network(cluster, n), "horovod"))))
         for ranks in (8, 100, 1_000, 10_000)
     }
-    machine = this_machine()
-    found = {"what_ifs_per_second": rates, "resnet152_ms_by_ranks": single, "machine": machine.model_dump()}
-    write_atomic(HERE / "simulator.json", json.dumps(found, indent=2) + "\n")
-    lines = [
-        "# What an answer costs",
-        "",
-        f"Written by `make bench-simulator` on one core of {machine.processor}, {machine.system}, medians of {ROUNDS}.",
-        "",
-        f"A batch of {CASES:,} what-ifs of ResNet-50 (161 gradients) at 64 ranks: batch size, fusion threshold, cycle",
-        "time, bucket size, link rate and speed all differ.",
-        "",
-        "| policy | what-ifs/s |",
-        "|---|---|",
-        *(f"| {policy} | {rate:,.0f} |" for policy, rate in rates.items()),
-        "",
-        "One step of ResNet-152 (467 gradients) in full, with every layer and bucket, by Horovod's policy:",
-        "",
-        "| ranks | ms |",
-        "|---|---|",
-        *(f"| {ranks:,} | {ms:.1f} |" for ranks, ms in single.items()),
-    ]
-    write_atomic(HERE / "simulator.md", "\n".join(lines) + "\n")
-    print("\n".join(lines))
+    outcome = {"what_ifs_per_second": rates, "resnet152_ms_by_ranks": single}
+    harness.publish("simulator", outcome, cases=CASES, rounds=ROUNDS)
     missed = [policy for policy, rate in rates.items() if rate < MARK_PER_SECOND]
-    if missed or single[10_000] > MARK_MS:
-        raise SystemExit(f"missed: {missed or '10,000 ranks'}")
+    missed += ["10,000 ranks"] if single[10_000] > MARK_MS else []
+    if missed:
+        print(f"missed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 def batch(work: Workload, links: list[clusters.Cluster], policy: str) -> None:
@@ -94,7 +81,7 @@ def workload(model: str) -> Workload:
     return Workload(model, 64, tuple((name, each) for name in shapes), tuple(tensors))
 
 
-def median(act: Callable[[], object]) -> float:
+def median(act: Callable[[], Any]) -> float:
     """Seconds, the median over ROUNDS after one that is left out."""
     act()
     times = []
@@ -106,4 +93,4 @@ def median(act: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    harness.exit_with(main)

@@ -1,8 +1,8 @@
-"""What runs over a starved link come to: the rate to choose, the limit, and the rows of bench-network.json. No clock.
+"""The arithmetic of `network.py`: the link's rate to choose, the limit, and the rows of bench-network.json.
 
-A step is c ms of computing and, with dense communication, k/r ms beside it, at a link of r Mbit/s. Communication's
-share of the dense step is then s = 1 - c/d, d = c + k/r. Whoever sends nothing is 1/(1 - s) = d/c times as fast: the
-limit. A method whose step takes t has the speedup d/t and reaches (d/t)/(d/c) = c/t of it.
+A step takes c ms of computing and, with dense communication, k/r ms more, at a link of r Mbit/s. Communication's share
+of the dense step is then s = 1 - c/d, d = c + k/r. A step that sends nothing is 1/(1 - s) = d/c times as fast: the
+limit. A method whose step takes t has the speedup d/t and reaches (d/t)/(d/c) = c/t of the limit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class _Strict(BaseModel):
 class Row(_Strict):
     """A method under a framework at a link's rate.
 
-    `asked_share` is communication's share of the dense step that the rate was chosen for, `share` what it came to.
+    `asked_share` is communication's share of the dense step that the rate was chosen for, `share` the measured one.
     Times are medians over the rounds, `share_of_limit` (compute ÷ step) and `speedup` (dense ÷ step) medians of the
-    rounds' own ratios; `…_low` and `…_high` are the least and the greatest. `epoch_s` leaves out evaluation. Accuracies
-    are fractions of 1, a mean over seeds and its range, None where nobody trained. `as_accurate` says whether the mean
-    is within 0.01 of dense's or not below all of dense's. `bytes_per_step` is what a rank sends for an update.
+    ratios within rounds; `…_low` and `…_high` are the least and the greatest. `epoch_s` leaves out evaluation.
+    Accuracies are fractions of 1, a mean over seeds and its range, None where nothing was trained. `as_accurate`: the
+    mean is within 0.01 of dense's or not below all of dense's. `bytes_per_step` is what a rank sends for an update.
     """
 
     rate_mbit_per_s: float = Field(gt=0)
@@ -118,8 +118,8 @@ def solve(
 ) -> Solved:
     """The rate for a share, by trying: `measured(rate)` gives the step that only computes and the dense one, in ms.
 
-    `cost` is the first guess at k, `compute_ms` at the computing. What each try tells chooses the next rate, so a wrong
-    guess costs one more; behind `most` of them the nearest serves, as a busy machine may hit the last.
+    `cost` is the first guess at k, `compute_ms` at the computing. Each try chooses the next rate, so a wrong guess
+    costs one more; after `most` of them the nearest counts, as a busy machine may have disturbed the last.
     """
     tried: list[Solved] = []
     while len(tried) < most:
@@ -149,7 +149,7 @@ def row(
     accuracies: Sequence[float],
     dense_accuracies: Sequence[float],
 ) -> Row:
-    """What the rounds and the trainings of a method come to; each round has the method, COMPUTE and DENSE."""
+    """A method's row from its rounds and trainings; each round has the method, COMPUTE and DENSE."""
     steps = [each[method] for each in rounds]
     reached = [each[COMPUTE] / each[method] for each in rounds]
     mean = fmean(accuracies) if accuracies else None

@@ -11,120 +11,116 @@ misses its mark, 2 where a command fails.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import commands
-import tools_inputs
+import harness
 
-from hvdkit.errors import HvdkitError
-from hvdkit.files import write_atomic
-from hvdkit.results.runs import this_machine
+from hvdkit.baselines.registry import RIVALS
+from hvdkit.errors import RequestError, RunError
 from hvdkit.runtimes import store
 
-HERE = Path(__file__).resolve().parent
-TIMEOUT_S = 120
+TIMEOUT_S = 120.0
 MARKS_S = {"--help": 0.25, "predict": 1.0, "report": 2.5, "report, 100 runs": 2.5, "doctor": 4.0}
+SMALL = harness.HERE.parent / "tests" / "data" / "comparison"  # four frameworks at one and two ranks, one round
+ROUNDS = 5
 
 
 def main() -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="of each command, counted (default 10)")
+    parser = harness.parser(__doc__)
+    parser.add_argument("--runs", type=harness.positive, default=10, help="of each command, counted (default 10)")
     args = parser.parse_args()
-    if args.runs < 1:
-        parser.error(f"--runs: expected 1 or more, got {args.runs}")
-    try:
-        with tempfile.TemporaryDirectory(prefix="hvdkit-tools-") as folder:
-            seconds = measure(asked(Path(folder)), args.runs)
-    except HvdkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    found = {
-        "command": "python benchmarks/tools.py",
-        "runtimes": {runtime.name: runtime.versions for runtime in store.installed()},
-        "seconds": {name: spread(values) | {"mark": MARKS_S[name]} for name, values in seconds.items()},
-        "measured": time.strftime("%-d %B %Y", time.gmtime()),
-        "machine": this_machine().model_dump(),
+    with tempfile.TemporaryDirectory(prefix="hvdkit-tools-") as folder:
+        try:
+            taken = measure(commands(Path(folder)), args.runs)
+        except RunError as error:
+            raise RequestError(str(error)) from None
+    seconds: dict[str, dict[str, Any]] = {
+        name: harness.median_and_range(values) | {"each": [round(value, 3) for value in values], "mark": MARKS_S[name]}
+        for name, values in taken.items()
     }
-    write_atomic(HERE / "tools.json", json.dumps(found, indent=2) + "\n")
-    write_atomic(HERE / "tools.md", page(found))
-    print(page(found))
-    missed = [name for name, each in found["seconds"].items() if each["median"] > each["mark"]]
+    runtimes = {runtime.name: runtime.versions for runtime in store.installed()}
+    harness.publish("tools", {"runtimes": runtimes, "seconds": seconds})
+    missed = [name for name, each in seconds.items() if each["median"] > each["mark"]]
     for name in missed:
         print(f"missed: {name}", file=sys.stderr)
     return 1 if missed else 0
 
 
-def asked(folder: Path) -> dict[str, list[str]]:
-    """The commands by their names in `MARKS_S`; what they read and write is in `folder`."""
-    small = shutil.copytree(tools_inputs.SMALL, folder / "small")
-    (folder / "large").mkdir()
-    large = tools_inputs.large(folder / "large")
-    profile = tools_inputs.profile(folder / "profile.json")
-    predict = ["predict", str(profile), "--cluster", "p100-roce25", "-n", "8", "-n", "512", "--set", "speed=30"]
+def commands(folder: Path) -> dict[str, list[str]]:
+    """The arguments of `hvdkit` by their names in `MARKS_S`; what they read and write is in `folder`."""
+    profiles = json.loads((harness.HERE / "own-hosts-profiles.json").read_text())
+    (folder / "profile.json").write_text(json.dumps(profiles["pytorch"]["dense"]))  # ResNet-20, two hosts
+    predict = ["predict", str(folder / "profile.json"), "--cluster", "p100-roce25", "-n", "8", "-n", "512"]
+    shutil.copytree(SMALL, folder / "small")
+    large(folder / "large")
     return {
         "--help": ["--help"],
-        "predict": [*predict, "--out", str(folder / "predicted"), "--overwrite"],
-        "report": ["report", str(small)],
-        "report, 100 runs": ["report", str(large)],
+        "predict": [*predict, "--set", "speed=30", "--out", str(folder / "predicted"), "--overwrite"],
+        "report": ["report", str(folder / "small")],
+        "report, 100 runs": ["report", str(folder / "large")],
         "doctor": ["doctor"],
     }
 
 
-def measure(commands_: dict[str, list[str]], runs: int) -> dict[str, list[float]]:
+def large(folder: Path) -> None:
+    """A comparison of four frameworks at one and two ranks with every rival, in five rounds, made from the real one.
+
+    That is what `make bench-resnet50` leaves, with scaling beside it.
+    """
+    document = json.loads((SMALL / "compare.json").read_text())
+    # Each real run, and those of two ranks once more for each rival that its framework has.
+    kinds: list[tuple[dict[str, Any], str | None]] = [(result, None) for result in document["runs"]]
+    kinds += [
+        (result, name)
+        for result in document["runs"]
+        for name, rival in RIVALS.items()
+        if result["np"] == 2 and result["framework"] in rival.frameworks
+    ]
+    document["runs"], document["rounds"] = [], ROUNDS
+    for number in range(1, ROUNDS + 1):
+        for result, name in kinds:
+            title = f"{result['framework']}-np{result['np']}"
+            place = folder / "runs" / f"{title}{f'-{name}' if name else ''}-round{number}"
+            shutil.copytree(SMALL / "runs" / title, place)
+            factor = (0.8 if name else 1.0) * (1 + 0.01 * (number - 3))
+            made = result | {
+                "rival": name,
+                "round": number,
+                "images_per_second": factor * result["images_per_second"],
+                "step_ms": [result["step_ms_p50"] * (1 + 0.002 * step) for step in range(200)],
+                "step_ms_p99": result["step_ms_p90"],
+                "startup_s": 5.0 + number,
+                "cpu_s_per_image": 0.004 / factor,
+            }
+            (place / "result.json").write_text(json.dumps(made))
+            document["runs"].append(made)
+    figures = {"median": 1.2, "low": 1.1, "high": 1.3, "rounds": ROUNDS, "confidence": 0.9375, "verdict": "faster"}
+    document["ratios"] = [
+        {"framework": result["framework"], "np": 2, "against": name} | figures for result, name in kinds if name
+    ]
+    (folder / "compare.json").write_text(json.dumps(document, indent=2))
+
+
+def measure(commands: dict[str, list[str]], runs: int) -> dict[str, list[float]]:
     """Seconds of each run of each command, which take turns. Raises RunError where one fails."""
-    taken: dict[str, list[float]] = {name: [] for name in commands_}
+    taken: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(runs + 1):
-        for name, arguments in commands_.items():
+        for name, arguments in commands.items():
             began = time.perf_counter()
-            commands.hvdkit(subprocess.run, arguments, TIMEOUT_S)
+            harness.hvdkit(arguments, TIMEOUT_S)
             if number:
                 taken[name].append(time.perf_counter() - began)
-        told = f"run {number} of {runs}" if number else "not counted"
-        print(f"{told}: load {os.getloadavg()[0]:.1f}", flush=True)
+        harness.say(f"{f'run {number} of {runs}' if number else 'not counted'}: load {os.getloadavg()[0]:.1f}")
     return taken
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    """Median, least and most, and each."""
-    each = [round(value, 3) for value in values]
-    return {"median": statistics.median(values), "low": min(values), "high": max(values), "each": each}
-
-
-def page(found: dict[str, Any]) -> str:
-    """`tools.md`."""
-    machine = found["machine"]
-    lines = [
-        "# How long the quick commands take",
-        "",
-        "Seconds from a command's start to its end. `report`: the page of 8 runs, four frameworks at one and two "
-        "ranks; of 100 runs, every rival in five rounds. `predict`: a profile of ResNet-20 for two numbers of ranks, "
-        "with its picture. `doctor`: one process for each of the runtimes, which imports the framework and Horovod.",
-        "",
-        "| `hvdkit …` | median | least to most | runs | mark |",
-        "|:---|---:|---:|---:|---:|",
-    ]
-    for name, each in found["seconds"].items():
-        range_ = f"{each['low']:.2f}–{each['high']:.2f}"
-        lines.append(f"| {name} | {each['median']:.2f} | {range_} | {len(each['each'])} | {each['mark']:g} |")
-    runtimes = ", ".join(found["runtimes"]) or "none"
-    lines += [
-        "",
-        f"Runtimes: {runtimes}. {machine['processor']}, {machine['cores']} cores, {machine['memory_mib']} MiB, "
-        f"{machine['system']}, {found['measured']}. Made by `{found['command']}`.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.exit_with(main)

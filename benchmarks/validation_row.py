@@ -1,4 +1,4 @@
-"""A figure that the simulator is held against."""
+"""A figure that the simulator is compared with."""
 
 from __future__ import annotations
 

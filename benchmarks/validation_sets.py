@@ -1,4 +1,4 @@
-"""What the simulator is held against, and where each figure is from: closed forms and published measurements."""
+"""What the simulator is compared with, and where each figure is from: closed forms and published measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.graph import Edge, Task, ordered
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
-from hvdkit.simulator.workload import Workload
+from hvdkit.simulator.workload import Workload, of_layers
 
 
 def all_rows() -> Iterator[Row]:
@@ -38,21 +38,20 @@ def closed_forms() -> Iterator[Row]:
     size, hop = 4e6, lambda m: 10e-6 + m / 1e9
     forms: list[tuple[str, float, float]] = []
     for n, net in network.items():
-        forms.append((f"ring, {n} ranks", float(net.cost("allreduce", "ring").line(size)), 2 * (n - 1) * hop(size / n)))
-        forms.append((f"allgather, {n} ranks", float(net.cost("allgather").line(size)), (n - 1) * hop(size)))
-        forms.append((f"alltoall, {n} ranks", float(net.cost("alltoall").line(size)), (n - 1) * hop(size / n)))
         depth = math.ceil(math.log2(n))
-        tree = 2 * depth * 10e-6 + 2 * size / 1e9
-        forms.append((f"tree, {n} ranks", float(net.cost("allreduce", "tree").line(size)), tree))
-        central = 2 * hop((n - 1) * size)
-        forms.append((f"central, {n} ranks", float(net.cost("allreduce", "central").line(size)), central))
+        expected = {
+            ("allreduce", "ring"): 2 * (n - 1) * hop(size / n),
+            ("allgather",): (n - 1) * hop(size),
+            ("alltoall",): (n - 1) * hop(size / n),
+            ("allreduce", "tree"): 2 * depth * 10e-6 + 2 * size / 1e9,
+            ("allreduce", "central"): 2 * hop((n - 1) * size),
+        }
         if n & (n - 1) == 0:
             halving = 2 * sum(hop(size / 2**k) for k in range(1, depth + 1))
-            forms.append(
-                (f"halving-doubling, {n} ranks", float(net.cost("allreduce", "halving-doubling").line(size)), halving)
-            )
+            expected["allreduce", "halving-doubling"] = halving
+        forms += [(f"{how[-1]}, {n} ranks", float(net.cost(*how).line(size)), each) for how, each in expected.items()]
     layers = [("a", 0.010, 0.020, 4_000_000), ("b", 0.015, 0.030, 1_000_000), ("c", 0.005, 0.010, 8_000_000)]
-    work = anchored.of_layers("three layers", 32, layers, update_s=0.002)
+    work = of_layers("three layers", 32, layers, update_s=0.002)
     sent = [2 * 7 * hop(tensor.bytes / 8) for tensor in work.tensors]
     end = 0.0
     for ready, seconds in zip((0.010, 0.040, 0.060), sent, strict=True):
@@ -69,8 +68,8 @@ def closed_forms() -> Iterator[Row]:
 def latency_curves() -> Iterator[Row]:
     """Every other message size is fitted; those between are predicted."""
     for name, nodes, sizes, seconds in _curves():
-        pieces = curves.fit(sizes[::2], seconds[::2])
-        doubt = 2 * curves.residual_percent(pieces, sizes[::2], seconds[::2]) / 100
+        pieces, residual = _fitted(sizes, seconds)
+        doubt = 2 * residual / 100
         for i, (size, measured) in enumerate(zip(sizes, seconds, strict=True)):
             found = 1e6 * curves.seconds_of(pieces, size)
             used = "validation" if i % 2 else "calibration"
@@ -78,25 +77,21 @@ def latency_curves() -> Iterator[Row]:
             yield Row(name, row, "us", found, 1e6 * measured, used, found * (1 - doubt), found * (1 + doubt))
 
 
+def _fitted(sizes: list[float], seconds: list[float]) -> tuple[list[Piece], float]:
+    """The curve of every other size, and its residual in percent."""
+    pieces = curves.fit(sizes[::2], seconds[::2])
+    return pieces, curves.residual_percent(pieces, sizes[::2], seconds[::2])
+
+
 def k80_cluster() -> Cluster:
     """The cluster of the K80s, by the fitted half of those curves."""
     measured = []
     for name, nodes, sizes, seconds in _curves():
-        if name != "OSU, 10GbE":
-            continue
-        pieces = curves.fit(sizes[::2], seconds[::2])
-        residual = curves.residual_percent(pieces, sizes[::2], seconds[::2])
-        largest = int(max(sizes[::2]))
-        measured.append(
-            Measured(
-                operation="allreduce",
-                ranks=nodes,
-                pieces=pieces,
-                residual_percent=residual,
-                smallest_bytes=int(min(sizes)),
-                largest_bytes=largest,
-            )
-        )
+        if name == "OSU, 10GbE":
+            pieces, residual = _fitted(sizes, seconds)
+            ends = {"smallest_bytes": int(min(sizes)), "largest_bytes": int(max(sizes[::2]))}
+            one = {"operation": "allreduce", "ranks": nodes, "pieces": pieces, "residual_percent": residual}
+            measured.append(Measured.model_validate(one | ends))
     return Cluster(
         schema_version=1,
         name="k80-10gbe",

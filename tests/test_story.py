@@ -20,7 +20,7 @@ from hvdkit.core import measurement
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync
-from hvdkit.results.runs import TrainResult
+from hvdkit.results.runs import TrainResult, read_result
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
 
@@ -30,12 +30,15 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The benchmark's modules, imported as its own folder's."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import harness
     import network
-    import network_page
+    import network_picture
     import overlap
     import starved
 
-    yield SimpleNamespace(network=network, starved=starved, page=network_page, overlap=overlap)
+    yield SimpleNamespace(
+        network=network, starved=starved, harness=harness, picture=network_picture.picture, overlap=overlap
+    )
     for name in set(sys.modules) - before:
         if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -139,13 +142,13 @@ def test_a_mark_counts_for_what_is_as_accurate(
 
 def test_page_and_picture_tell_each_row(bench: SimpleNamespace, tmp_path: Path) -> None:
     story = _story(bench, 310.0, 0.98)
-    text = bench.page.page(story, [])
+    text = bench.harness.page("bench-network", story.model_dump(), missed=[])
     assert (
         "| local8 | 310 (310–310) | 12.4 | 3.23 | 0.968 (0.968–0.968) | 200,000 | 0.9800 (0.9800–0.9800) | yes |"
         in text
     )
     assert "limit is 3.33" in text
-    bench.page.picture(story, tmp_path / "p.png")
+    bench.picture(story, tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -203,7 +206,7 @@ def test_the_sweep_asks_for_recipes_and_tells_ratios_within_rounds(bench: Simple
     row = overlap._row(20.0, name, rounds)
     assert row["over_behind"]["median"] == pytest.approx(0.9) and row["exposed_ms"]["median"] == pytest.approx(900)
     outcome = {"rows": [row], "rounds": 2, "command": "c", "machine": {"processor": "P", "cores": 2, "system": "S"}}
-    assert f"| {name} | 1350 | 0.900 | 900 | 1,000,000 |" in overlap.page(outcome)
+    assert f"| {name} | 1350 | 0.900 | 900 | 1,000,000 |" in bench.harness.page("overlap", outcome, steps=12)
 
 
 class _Machine:
@@ -231,7 +234,7 @@ class _Machine:
         folder.mkdir(parents=True, exist_ok=True)
         result = _result(images_per_second=1e3 * 100 / ms, framework=framework)
         (folder / "result.json").write_text(result)
-        return self.network.read_result(folder / "result.json")
+        return read_result(folder / "result.json")
 
 
 def _result(**given: Any) -> str:
@@ -298,4 +301,4 @@ def test_a_starved_run_of_local_sgd(bench: SimpleNamespace, tmp_path: Path) -> N
     ring = 1.5 * 4 * bench.network.PARAMETERS
     assert result.bytes_per_step == pytest.approx(ring / 2)
     # Two steps hold one meeting, which cannot be quicker than the links.
-    assert 2 * bench.network.step_ms(result) > 1e3 * ring * 8 / 50e6
+    assert 2 * bench.harness.step_ms(result) > 1e3 * ring * 8 / 50e6

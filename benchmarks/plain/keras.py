@@ -101,8 +101,7 @@ def main():
     )
     accuracy = float(hvd.allreduce(tf.constant(history.history["val_accuracy"][-1]), op=hvd.Average, name="accuracy"))
     parameters = sum(variable.value.shape.num_elements() for variable in model.trainable_variables)
-    shared.report(args, callback.clock, hvd.allgather_object, hvd.rank(), accuracy, parameters)
-    hvd.shutdown()
+    shared.report(args, callback.clock, hvd, accuracy, parameters)
 
 
 if __name__ == "__main__":

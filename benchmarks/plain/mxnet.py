@@ -52,14 +52,6 @@ def resnet20(classes=10):
     return net
 
 
-def evaluate(net, images, labels, batch_size):
-    correct = 0
-    for start in range(hvd.rank() * batch_size, len(labels), hvd.size() * batch_size):
-        logits = net(images[start : start + batch_size]).asnumpy()
-        correct += (logits.argmax(1) == labels[start : start + batch_size]).sum()
-    return hvd.allreduce(mx.nd.array([correct]), average=False, name="correct").asscalar() / len(labels)
-
-
 def main():
     args = shared.options()
     hvd.init()
@@ -74,31 +66,20 @@ def main():
     hvd.broadcast_parameters(params, root_rank=0)
     criterion = gluon.loss.SoftmaxCrossEntropyLoss()
 
-    clock, step, accuracy = shared.Clock(), 0, 0.0
-    for epoch in range(args.epochs):
-        clock.resume()
-        batches = shared.epoch_indices(len(labels), args.batch_size, epoch, hvd.rank(), hvd.size())
-        for indices in batches:
-            trainer.set_learning_rate(shared.learning_rate(step, len(batches), args.epochs, hvd.size()))
-            x, y = mx.nd.array(images[indices]), mx.nd.array(labels[indices])
-            with autograd.record():
-                loss = criterion(net(x), y)
-            loss.backward()
-            trainer.step(args.batch_size)
-            mx.nd.waitall()  # so that the clock sees whole steps
-            clock.tick()
-            step += 1
-            if step == args.steps:
-                break
-        accuracy = evaluate(net, val_images, val_labels, args.batch_size)
-        if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss.mean().asscalar():.4f}, accuracy {accuracy:.4f}", flush=True)
-        if step == args.steps:
-            break
+    def step(indices, rate):
+        trainer.set_learning_rate(rate)
+        x, y = mx.nd.array(images[indices]), mx.nd.array(labels[indices])
+        with autograd.record():
+            loss = criterion(net(x), y)
+        loss.backward()
+        trainer.step(args.batch_size)
+        mx.nd.waitall()  # so that the clock sees whole steps
+
+    def correct(rows):
+        return (net(val_images[rows]).asnumpy().argmax(1) == val_labels[rows]).sum()
+
     trainable = [parameter for parameter in params.values() if parameter.grad_req != "null"]
-    parameters = sum(parameter.data().size for parameter in trainable)
-    shared.report(args, clock, hvd.allgather_object, hvd.rank(), accuracy, parameters)
-    hvd.shutdown()
+    shared.train(args, hvd, step, correct, sum(parameter.data().size for parameter in trainable))
 
 
 if __name__ == "__main__":

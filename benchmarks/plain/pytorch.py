@@ -49,16 +49,6 @@ class ResNet20(nn.Module):
         return self.fc(self.blocks(self.stem(x)).mean(dim=(2, 3)))
 
 
-def evaluate(model, images, labels, batch_size):
-    model.eval()
-    correct = 0
-    with torch.no_grad():
-        for start in range(hvd.rank() * batch_size, len(labels), hvd.size() * batch_size):
-            logits = model(images[start : start + batch_size])
-            correct += (logits.argmax(1) == labels[start : start + batch_size]).sum().item()
-    return hvd.allreduce(torch.tensor(float(correct)), name="correct", op=hvd.Sum).item() / len(labels)
-
-
 def main():
     args = shared.options()
     hvd.init()
@@ -74,30 +64,21 @@ def main():
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    clock, step, accuracy = shared.Clock(), 0, 0.0
-    for epoch in range(args.epochs):
+    def step(indices, rate):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[indices]), labels[indices]).backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def correct(rows):
+        model.eval()
+        found = (model(val_images[rows]).argmax(1) == val_labels[rows]).sum()
         model.train()
-        clock.resume()
-        batches = shared.epoch_indices(len(labels), args.batch_size, epoch, hvd.rank(), hvd.size())
-        for indices in batches:
-            for group in optimizer.param_groups:
-                group["lr"] = shared.learning_rate(step, len(batches), args.epochs, hvd.size())
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(images[indices]), labels[indices])
-            loss.backward()
-            optimizer.step()
-            clock.tick()
-            step += 1
-            if step == args.steps:
-                break
-        accuracy = evaluate(model, val_images, val_labels, args.batch_size)
-        if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss.item():.4f}, accuracy {accuracy:.4f}", flush=True)
-        if step == args.steps:
-            break
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    shared.report(args, clock, hvd.allgather_object, hvd.rank(), accuracy, parameters)
-    hvd.shutdown()
+        return found
+
+    shared.train(args, hvd, step, correct, sum(parameter.numel() for parameter in model.parameters()))
 
 
 if __name__ == "__main__":

@@ -103,33 +103,15 @@ def main():
     def count_correct(x, y):
         return tf.reduce_sum(tf.cast(tf.argmax(model(x, training=False), 1) == y, tf.float32))
 
-    def evaluate():
-        correct, stride = 0.0, hvd.size() * args.batch_size
-        for start in range(hvd.rank() * args.batch_size, len(val_labels), stride):
-            part = slice(start, start + args.batch_size)
-            correct += count_correct(tf.constant(val_images[part]), tf.constant(val_labels[part]))
-        return float(hvd.allreduce(correct, op=hvd.Sum, name="correct")) / len(val_labels)
+    def step(indices, new_rate):
+        rate.assign(new_rate)
+        train_step(tf.constant(images[indices]), tf.constant(labels[indices]))
+
+    def correct(rows):
+        return count_correct(tf.constant(val_images[rows]), tf.constant(val_labels[rows]))
 
     hvd.broadcast_variables([*model.variables, *velocities], root_rank=0)
-    clock, step, accuracy = shared.Clock(), 0, 0.0
-    for epoch in range(args.epochs):
-        clock.resume()
-        batches = shared.epoch_indices(len(labels), args.batch_size, epoch, hvd.rank(), hvd.size())
-        for indices in batches:
-            rate.assign(shared.learning_rate(step, len(batches), args.epochs, hvd.size()))
-            loss = train_step(tf.constant(images[indices]), tf.constant(labels[indices]))
-            clock.tick()
-            step += 1
-            if step == args.steps:
-                break
-        accuracy = evaluate()
-        if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {float(loss):.4f}, accuracy {accuracy:.4f}", flush=True)
-        if step == args.steps:
-            break
-    parameters = sum(int(np.prod(variable.shape)) for variable in variables)
-    shared.report(args, clock, hvd.allgather_object, hvd.rank(), accuracy, parameters)
-    hvd.shutdown()
+    shared.train(args, hvd, step, correct, sum(int(np.prod(variable.shape)) for variable in variables))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,299 @@
+"""What the benchmarks share: interleaved rounds that are kept and resumed, medians with intervals, and written results.
+
+A benchmark says what one run is. This module runs all sides of a round directly after each other in random order, keeps
+what is done, and writes NAME.json and NAME.md. The page is pages/NAME.md.j2, a template that sees what the JSON has.
+
+As a program it starts ranks where a network's hosts are known: `start_ranks` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hosts import Network, Unavailable
+
+from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.files import write_atomic
+from hvdkit.results.intervals import of_values
+
+if TYPE_CHECKING:
+    from hvdkit.results.runs import TrainResult
+
+HERE = Path(__file__).resolve().parent
+FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
+# One thread a rank, whatever the framework reads; TensorFlow does not read OpenMP's variable.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+TIMEOUT_S = 900.0
+Start = Callable[..., Any]  # subprocess.run, or what takes the same arguments, such as `hosts.Network.run`
+_OUTPUT_SHOWN = 2000  # characters of a failed command's output
+_BEGAN = time.monotonic()
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def parser(
+    description: str | None, rounds: int | None = None, keep: str | None = None, frameworks: bool = False
+) -> argparse.ArgumentParser:
+    """A parser with the options that benchmarks have in common; `keep` is the folder in runs/ that runs are kept in."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if frameworks:
+        made.add_argument("--framework", action="append", choices=FRAMEWORKS, help="only this one (may be repeated)")
+    if rounds:
+        made.add_argument("--rounds", type=positive, default=rounds, help=f"how many (default {rounds})")
+    if keep:
+        made.add_argument("--fresh", action="store_true", help="forget what is done")
+        made.add_argument("--keep", type=Path, default=Path("runs") / keep, help="where runs are kept")
+    return made
+
+
+def positive(text: str) -> int:
+    """A number of an option, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return int(text)
+
+
+def kept(args: argparse.Namespace) -> Path:
+    """The folder that runs are kept in, absolute; `--fresh` removes it first."""
+    folder: Path = args.keep.absolute()
+    if args.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def exit_with(main: Callable[[], int | None]) -> NoReturn:
+    """Run a script and exit with its status; an error is one line."""
+    try:
+        sys.exit(main() or 0)
+    except (HvdkitError, Unavailable, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_status", 2))
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"[{time.monotonic() - _BEGAN:4.0f} s] {text}", flush=True)
+
+
+# -- rounds and figures -----------------------------------------------------------------------------------------------
+
+
+def one_round(folder: Path, sides: Sequence[str], run: Callable[[str, Path], Any]) -> dict[str, Any]:
+    """The result of each side, run directly after each other in random order: what `run(side, folder)` returns, JSON.
+
+    A round that is whole is read from the folder. One that was interrupted starts again, as hours may lie between.
+    """
+    file = folder / "round.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if not set(sides) <= found.keys():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        order = random.Random("/".join(folder.parts[-3:])).sample(range(len(sides)), len(sides))
+        found = {sides[number]: run(sides[number], folder / f"side-{number:02d}") for number in order}
+        write_atomic(file, json.dumps(found) + "\n")
+    return {side: found[side] for side in sides}
+
+
+def interval(values: Sequence[float], each: str = "ratios") -> dict[str, Any]:
+    """The median, its 95 % interval by the percentile bootstrap, and each value under the key `each`."""
+    return asdict(of_values(values)) | {each: [round(value, 4) for value in values]}
+
+
+def median_and_range(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def with_interval(found: Mapping[str, Any], digits: int) -> str:
+    """An `interval` as `1.02 (0.98–1.06)`; the median alone where both ends are the same."""
+    middle, low, high = (f"{found[key]:.{digits}f}" for key in ("median", "low", "high"))
+    return middle if found["low"] == found["high"] else f"{middle} ({low}–{high})"
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def publish(name: str, outcome: Mapping[str, Any], folder: Path = HERE, **constants: Any) -> dict[str, Any]:
+    """Write NAME.json and NAME.md, print the page, and return what the JSON holds.
+
+    `outcome` gets the command, the date and the machine. `constants` are for the page alone.
+    """
+    from hvdkit.results.runs import this_machine
+
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    measured = time.strftime("%-d %B %Y", time.gmtime())
+    facts = {"command": command, "measured": measured, "machine": this_machine().model_dump()}
+    text = json.dumps(facts | dict(outcome), indent=2, ensure_ascii=False)
+    found: dict[str, Any] = json.loads(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / f"{name}.json", text + "\n")
+    write_atomic(folder / f"{name}.md", page(name, found, **constants))
+    print(page(name, found, **constants))
+    return found
+
+
+def page(name: str, outcome: Mapping[str, Any], **constants: Any) -> str:
+    """The Markdown of pages/NAME.md.j2, filled in."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    pages = Environment(
+        loader=FileSystemLoader(HERE / "pages"),
+        undefined=StrictUndefined,
+        autoescape=False,  # Markdown
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters |= {"median": statistics.median, "with_interval": with_interval}
+    pages.globals |= {"machine_line": machine_line}
+    return pages.get_template(f"{name}.md.j2").render(outcome, **constants)
+
+
+def machine_line(machine: Mapping[str, Any], memory: bool = True) -> str:
+    """Processor, cores, memory and system of a result's machine."""
+    memory_part = f", {machine['memory_mib']} MiB" if memory else ""
+    return f"{machine['processor']}, {machine['cores']} cores{memory_part}, {machine['system']}"
+
+
+# -- what is run ------------------------------------------------------------------------------------------------------
+
+
+def run(
+    command: Sequence[str | Path], timeout_s: float = TIMEOUT_S, start: Start = subprocess.run, **options: Any
+) -> str:
+    """A command's standard output; `options` are subprocess.run's.
+
+    Raises RunError with the end of its output where it fails or takes too long, RequestError with the output where it
+    exits with status 2.
+    """
+    words = [str(word) for word in command]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": timeout_s} | options
+    try:
+        done = start(words, **options)
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{' '.join(words)}: no end within {timeout_s:.0f} s") from None
+    if done.returncode:
+        output = (done.stdout + (done.stderr or ""))[-_OUTPUT_SHOWN:].strip()
+        if done.returncode == 2:
+            raise RequestError(output)
+        raise RunError(f"{' '.join(words)}: exit status {done.returncode}: {output}")
+    return str(done.stdout)
+
+
+def hvdkit(
+    arguments: Sequence[str | Path], timeout_s: float = TIMEOUT_S, start: Start = subprocess.run, **options: Any
+) -> None:
+    """`hvdkit` with these arguments, under this interpreter. Raises as `run` does."""
+    run([sys.executable, "-m", "hvdkit", *arguments], timeout_s, start, **options)
+
+
+def in_runtime(framework: str, script: str, *arguments: str | Path) -> Any:
+    """What a script prints last in the framework's runtime, JSON. Raises as `run` does."""
+    from hvdkit.runtimes.store import find
+
+    command = [find(framework).python, script, *arguments]
+    return json.loads(run(command, stderr=subprocess.PIPE).splitlines()[-1])
+
+
+def train(
+    framework: str,
+    ranks: int,
+    recipe: str,
+    keys: Sequence[str],
+    folder: Path,
+    options: Sequence[str] = (),
+    start: Start = subprocess.run,
+    **more: Any,
+) -> TrainResult:
+    """The result of `hvdkit train` into a folder, without checkpoints. Raises as `run` does."""
+    from hvdkit.results.runs import read_result
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    where = ["--framework", framework, "-np", str(ranks), *options, "--out", str(folder), "--overwrite"]
+    hvdkit(["train", recipe, *where, *keys, "checkpoint=null"], start=start, **more)
+    return read_result(folder / "result.json")
+
+
+def step_ms(result: TrainResult) -> float:
+    """Milliseconds a step: a mean, as with Local SGD only some steps send."""
+    return 1e3 * result.batch_size * result.np / result.images_per_second
+
+
+def start_ranks(out: Path, start: Start = subprocess.run, env: Mapping[str, str] | None = None, **job: Any) -> None:
+    """Start ranks as `_start_ranks` does, in a process that knows a network's hosts and has the environment `env`.
+
+    Raises as `run` does.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    environment: dict[str, Any] = {"env": env} if env is not None else {}
+    run([sys.executable, __file__], start=start, input=json.dumps(job | {"out": str(out)}), **environment)
+
+
+def take_turns(
+    network: Network,
+    slots: int,
+    framework: str,
+    recipe: str,
+    keys: Sequence[str],
+    sides: Mapping[str, Mapping[str, Any]],
+    rounds: Sequence[Sequence[str]],
+    folder: Path,
+    plan_keys: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What `turns_rank.py` writes, of `slots` ranks on each host of a network; `sides` and `rounds` as it takes them.
+
+    `plan_keys` are overrides of the recipe by which the ranks' environment is made. Raises as `run` does.
+    """
+    from hvdkit.recipe import registry
+
+    plan = {"recipe": str(registry.locate(Path(recipe))), "keys": list(keys), "sides": sides, "rounds": rounds}
+    job: dict[str, Any] = {"script": "turns_rank.py", "framework": framework, "recipe": recipe}
+    job |= {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots), "keys": [*keys, *plan_keys]}
+    start_ranks(folder, network.run, **job, plan=plan | {"out": str(folder / "found.json")})
+    return dict(json.loads((folder / "found.json").read_text()))
+
+
+def _start_ranks(
+    out: str,
+    framework: str,
+    ranks: int,
+    recipe: str,
+    keys: list[str],
+    hosts: str | None = None,
+    rival: str | None = None,
+    script: str | None = None,
+    plan: dict[str, Any] | None = None,
+) -> None:
+    """Train into the folder `out` by a script of this folder, None for the recipe's own.
+
+    With a `plan` the script gets it as a file in its place. The one function that calls `make_plan`.
+    """
+    from hvdkit.commands import train
+    from hvdkit.commands.plan import launch, make_plan
+    from hvdkit.recipe import registry, schema
+
+    checked = schema.load(registry.locate(Path(recipe)), keys)
+    planned = make_plan(checked, framework, ranks, hosts, "direct", rival=rival)
+    if script:
+        planned = planned.by(HERE / script)
+    if plan is None:
+        train.run(planned, Path(out))
+    else:
+        file = Path(out) / "plan.json"
+        write_atomic(file, json.dumps(plan) + "\n")
+        launch(planned, file, [framework], file.with_name("logs"))
+
+
+if __name__ == "__main__":
+    exit_with(lambda: _start_ranks(**json.load(sys.stdin)))

@@ -1,0 +1,147 @@
+"""A rank whose recipes take turns: each has its own network in one process and trains a few steps at a time.
+
+    turns_rank.py PLAN.json FRAMEWORK
+
+`harness.take_turns` starts it. A turn does what `hvdkit train` does, by the same loop, without logs, evaluation and
+checkpoints. The plan has `recipe`, a path, and `keys`, its overrides; `sides`, each with `keys` of its own and how
+many steps of a turn are left out (`warmup`) and counted (`measured`); `rounds`, each a list of sides; and `out`, which
+rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdkit import adapters, paths
+from hvdkit.core import metrics
+from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.seam import Adapter, Session
+from hvdkit.core.topology import Topology
+from hvdkit.core.trainer import Loop
+from hvdkit.core.usage import Snapshot, load_of_others
+from hvdkit.data.batches import Dataset
+from hvdkit.files import write_atomic
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
+from hvdkit.strategies.averaging import Communication
+from hvdkit.worker.entry import end_as_rank
+from hvdkit.worker.train import open_session, start
+
+
+class Turn(Loop):
+    """Steps of one epoch, without an evaluation at its end."""
+
+    def end_epoch(self) -> None:
+        """Nothing to do."""
+
+
+@dataclass
+class Side:
+    """A recipe with its network. Each turn begins with `warmup` steps that are not counted; `measured` ones follow."""
+
+    recipe: Recipe
+    communication: Communication
+    session: Session
+    warmup: int
+    measured: int
+
+    def turn(self, adapter: Adapter, topology: Topology, dataset: Dataset, lifeline: Lifeline) -> list[float]:
+        """Seconds of each step that counts, on this rank; all ranks begin together."""
+        synchronize(adapter)
+        loop = Turn(
+            adapter,
+            self.session,
+            self.recipe.model_copy(update={"steps": self.warmup + self.measured, "log_every": 0}),
+            topology,
+            dataset,
+            metrics.MetricsFile(None),
+            tell=lifeline.beat,
+            strategy=self.communication,
+        )
+        adapter.fit(self.session, loop)
+        return loop.clock.seconds[self.warmup :]
+
+
+def opened(adapter: Adapter, plan: dict[str, Any], lifeline: Lifeline) -> tuple[Topology, Dataset, dict[str, Side]]:
+    """Start the rank and open the plan's sides. Each has had a short turn, which compiles what is compiled."""
+    where, keys = Path(plan["recipe"]), plan["keys"]
+    build = recipe_of(adapter.NAME).build
+    topology, dataset, network = start(adapter, schema.load(where, keys))
+    sides: dict[str, Side] = {}
+    for name, asked in plan["sides"].items():
+        lifeline.beat("building the networks")
+        recipe = schema.load(where, [*keys, *asked["keys"]])
+        communication = Communication(adapter, topology, recipe)
+        session = open_session(adapter, build, network, recipe, communication)
+        adapter.broadcast_state(session)
+        side = sides[name] = Side(recipe, communication, session, asked["warmup"], asked["measured"])
+        replace(side, measured=0).turn(adapter, topology, dataset, lifeline)
+    return topology, dataset, sides
+
+
+def synchronize(adapter: Adapter) -> None:
+    """Wait for the last rank, and leave the cores to it."""
+    adapter.to_numpy(adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], name="meet")[0])
+
+
+def recipe_of(framework: str) -> Any:
+    """The module of the framework's own recipe."""
+    spec = spec_from_file_location("resnet", paths.script(framework))
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sent_bytes() -> int:
+    """What this host has sent over its link."""
+    # Not in /sys, which shows the namespace of whoever has mounted it.
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    name = os.environ["HOROVOD_GLOO_IFACE"] + ":"
+    return int(next(line for line in lines if line.strip().startswith(name)).split(":")[1].split()[8])
+
+
+def take_turns(lifeline: Lifeline) -> None:
+    """Rank 0 writes `rounds`, lists of turns as (side, steps' seconds of each rank), `sent_bytes` of each turn by host,
+    the framework's versions, and `load`, the share of the machine that others took."""
+    plan, adapter = json.loads(Path(sys.argv[1]).read_text()), adapters.load(sys.argv[2])
+    topology, dataset, sides = opened(adapter, plan, lifeline)
+    begun, mine = Snapshot.take(time.process_time()), []
+    for side in (side for order in plan["rounds"] for side in order):
+        synchronize(adapter)
+        before = sent_bytes()
+        seconds = sides[side].turn(adapter, topology, dataset, lifeline)
+        synchronize(adapter)
+        mine.append((seconds, sent_bytes() - before))
+    report: dict[str, Any] = {"host": os.environ["HOROVOD_HOSTNAME"], "turns": mine}
+    report["used"] = Snapshot.take(time.process_time()).since(begun)
+    everyone = adapter.allgather_object(report, name="turns")
+    if topology.is_root:
+        turns = iter(range(len(mine)))
+        numbered = [[(side, next(turns)) for side in order] for order in plan["rounds"]]
+        found = {
+            "versions": adapter.versions(),
+            "load": load_of_others([rank["used"] for rank in everyone]),
+            "rounds": [
+                [(side, [rank["turns"][turn][0] for rank in everyone]) for side, turn in order] for order in numbered
+            ],
+            # Ranks of a host read the same counter.
+            "sent_bytes": [
+                [{rank["host"]: rank["turns"][turn][1] for rank in everyone} for _, turn in order] for order in numbered
+            ],
+        }
+        write_atomic(Path(plan["out"]), json.dumps(found) + "\n")
+    adapter.shutdown()
+
+
+if __name__ == "__main__":
+    end_as_rank(take_turns)
