@@ -10,5 +10,5 @@ from hvdkit.adapters import pytorch
 from hvdkit.worker.entry import main
 
 if __name__ == "__main__":
-    pytorch._OVERLAPPED_ON = {"cuda", "cpu"}
+    pytorch.training.OVERLAPPED_ON = {"cuda", "cpu"}
     main(pytorch, recipe_of("pytorch").build, sys.argv[1:])

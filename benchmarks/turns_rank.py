@@ -32,9 +32,8 @@ from hvdkit.data.batches import Dataset
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
-from hvdkit.strategies.averaging import Communication
 from hvdkit.worker.entry import end_as_rank
-from hvdkit.worker.train import open_session, start
+from hvdkit.worker.train import open_session, start, strategy_of
 
 
 class Turn(Loop):
@@ -49,7 +48,6 @@ class Side:
     """A recipe with its network. Each turn begins with `warmup` steps that are not counted; `measured` ones follow."""
 
     recipe: Recipe
-    communication: Communication
     session: Session
     warmup: int
     measured: int
@@ -65,9 +63,8 @@ class Side:
             dataset,
             metrics.MetricsFile(None),
             tell=lifeline.beat,
-            strategy=self.communication,
         )
-        adapter.fit(self.session, loop)
+        self.session.fit(loop)
         return loop.clock.seconds[self.warmup :]
 
 
@@ -80,10 +77,9 @@ def opened(adapter: Adapter, plan: dict[str, Any], lifeline: Lifeline) -> tuple[
     for name, asked in plan["sides"].items():
         lifeline.beat("building the networks")
         recipe = schema.load(where, [*keys, *asked["keys"]])
-        communication = Communication(adapter, topology, recipe)
-        session = open_session(adapter, build, network, recipe, communication)
-        adapter.broadcast_state(session)
-        side = sides[name] = Side(recipe, communication, session, asked["warmup"], asked["measured"])
+        session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
+        session.broadcast_state()
+        side = sides[name] = Side(recipe, session, asked["warmup"], asked["measured"])
         replace(side, measured=0).turn(adapter, topology, dataset, lifeline)
     return topology, dataset, sides
 
