@@ -16,6 +16,7 @@ from pathlib import Path
 from hvdkit.commands import train
 from hvdkit.commands.plan import make_plan
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.runs import this_machine
 
@@ -37,7 +38,7 @@ def main() -> None:
         for framework in FRAMEWORKS:
             if any((row["framework"], row["seed"]) == (framework, seed) for row in rows):
                 continue
-            plan = make_plan(schema.load(RECIPE, [f"seed={seed}", "checkpoint=null"]), framework, NP, None, "direct")
+            plan = make_plan(schema.load(RECIPE, [f"seed={seed}", "checkpoint=null"]), framework, Placement(NP))
             with tempfile.TemporaryDirectory() as folder:
                 result = train.run(plan, Path(folder))
             rows.append(result.model_dump(mode="json"))

@@ -183,14 +183,14 @@ def consumed(kind: str, framework: str, folder: Path) -> float:
     """Images per second of training on one rank of one thread, its batches ready in memory."""
     from hvdkit.commands import train
     from hvdkit.commands.plan import make_plan
+    from hvdkit.launch.placement import Placement
     from hvdkit.recipe import schema
 
     recipe, overrides, _ = KINDS[kind]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    plan = make_plan(
-        schema.load(RECIPES / f"{recipe}.yaml", [*overrides, "checkpoint=null"]), framework, 1, None, "direct", 0.0
-    )
+    checked = schema.load(RECIPES / f"{recipe}.yaml", [*overrides, "checkpoint=null"])
+    plan = make_plan(checked, framework, Placement(stall_timeout_s=0.0))
     return train.run(plan, folder).images_per_second
 
 

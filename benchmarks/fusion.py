@@ -29,6 +29,7 @@ from hvdkit.commands import train
 from hvdkit.commands.plan import make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.runs import this_machine
 
@@ -105,7 +106,7 @@ def _timed(name: str) -> float:
     before = dict(os.environ)
     os.environ.update(side.environment)
     try:
-        plan = make_plan(recipe, "pytorch", NP, None, "direct", rival=DDP if name == DDP else None)
+        plan = make_plan(recipe, "pytorch", Placement(NP), DDP if name == DDP else None)
         with tempfile.TemporaryDirectory() as folder:
             return step_ms(train.run(plan.by(HERE / "overlap_rank.py") if side.overlapped else plan, Path(folder)))
     finally:

@@ -22,6 +22,7 @@ from hvdkit.commands import train
 from hvdkit.commands.plan import make_plan
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.runs import TrainResult, read_result, this_machine
 
@@ -90,7 +91,7 @@ def measure(option: str, framework: str, folder: Path) -> dict[str, TrainResult]
         for side in order:
             (folder / side).mkdir(parents=True)
             recipe = schema.load(RECIPES / f"{name}.yaml", [*sides[side], "checkpoint=null"])
-            plan = make_plan(recipe, framework, np, None, "direct")
+            plan = make_plan(recipe, framework, Placement(np))
             train.run(plan, folder / side)
     return {side: read_result(folder / side / "result.json") for side in sides}
 

@@ -30,6 +30,7 @@ from ratios import interval, told
 from hvdkit.commands.plan import make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.results.runs import TrainResult, read_result, this_machine
 
 HERE = Path(__file__).resolve().parent
@@ -136,7 +137,7 @@ def inside(name: str, hosts: str, folder: str) -> int:
     recipe = schema.load(
         paths.recipes() / f"{RECIPE[0]}.yaml", [*keys, f"log_every={STEPS_PER_EPOCH}", "checkpoint=null"]
     )
-    plan = make_plan(recipe, "pytorch", RANKS, hosts, "direct")
+    plan = make_plan(recipe, "pytorch", Placement(RANKS, hosts))
     train.run(plan.by(HERE / "overlap_rank.py") if SIDES[name].overlapped else plan, Path(folder))
     return 0
 

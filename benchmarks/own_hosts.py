@@ -37,6 +37,7 @@ from hosts import Network, Unavailable
 from hvdkit.commands.plan import launch, make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.bench import Bench
@@ -160,7 +161,7 @@ class Runs:
 def inside(framework: str, hosts: str, plan: Path) -> None:
     """Start the ranks that take turns, where the hosts are known. Raises as `commands.plan.launch` does."""
     recipe = schema.load(registry.locate(Path(RECIPE)), KEYS)
-    ranks = make_plan(recipe, framework, RANKS, hosts, "direct").by(HERE / "own_hosts_rank.py")
+    ranks = make_plan(recipe, framework, Placement(RANKS, hosts)).by(HERE / "own_hosts_rank.py")
     launch(ranks, plan, [framework], plan.with_suffix(".logs"))
 
 

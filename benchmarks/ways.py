@@ -27,6 +27,7 @@ from ratios import interval, told
 from hvdkit.commands.plan import launch, make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import registry, schema
 from hvdkit.results.runs import this_machine
 from hvdkit.tasks.resnet import architecture, parameter_count
@@ -76,7 +77,7 @@ def inside(framework: str, hosts: str, plan: Path) -> None:
     """Start the ranks that take turns, where the hosts are known. Raises as `commands.plan.launch` does."""
     # Of all ways it is the one that Horovod's environment must be made ready for.
     recipe = schema.load(registry.locate(Path(RECIPE)), [*KEYS, *WAYS["hierarchical"]])
-    ranks = make_plan(recipe, framework, HOSTS * SLOTS, hosts, "direct").by(HERE / "ways_rank.py")
+    ranks = make_plan(recipe, framework, Placement(HOSTS * SLOTS, hosts)).by(HERE / "ways_rank.py")
     launch(ranks, plan, [framework], plan.with_suffix(".logs"))
 
 

@@ -14,17 +14,16 @@ from pydantic import TypeAdapter
 
 import hvdkit
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.commands import placement
 from hvdkit.core import tuning
 from hvdkit.core.topology import threads_per_rank
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
-from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
 from hvdkit.results.runs import this_machine
-from hvdkit.runtimes.store import Runtime
+from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, curves
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import hop_pieces
@@ -53,10 +52,7 @@ class Plan:
     request: BenchRequest
     framework: str
     runtime: Runtime
-    np: int
-    hosts: list[Host]
-    launcher: str
-    stall_timeout_s: float
+    placement: Placement
     link_mbit_per_s: float | None
     known: Cluster | None  # what was measured before, which this is added to
 
@@ -73,10 +69,7 @@ class Plan:
 def plan(
     collective: str,
     framework: str,
-    np: int,
-    hosts: str | None,
-    launcher: str,
-    stall_timeout_s: float,
+    placement: Placement,
     min_bytes: int,
     max_bytes: int,
     factor: float,
@@ -88,7 +81,10 @@ def plan(
     add_to: Path | None,
 ) -> Plan:
     """Check a request. Raises RequestError with all its faults."""
-    runtime, placed, faults = placement.check(framework, np, hosts, launcher, stall_timeout_s)
+    np, faults = placement.np, Faults()
+    with faults.collected():
+        runtime = find(framework)
+    faults += placement.faults(framework, elastic=False)
     faults += _not_reduced(collective, framework, dtype, redop)
     if np == 1:
         faults.append("-np 1: expected 2 or more ranks; one has nobody to send to")
@@ -109,8 +105,7 @@ def plan(
         known = cluster.load(add_to) if add_to else None
     except RequestError as error:
         faults.append(f"--add-to: {error}")
-    if faults or runtime is None:
-        raise RequestError("\n".join(faults))
+    faults.report()
     step = step_bytes(collective, dtype, np)  # type: ignore[arg-type]  # checked above
     request = BenchRequest.model_validate(
         {
@@ -122,7 +117,7 @@ def plan(
             "device": device,
         }
     )
-    return Plan(request, framework, runtime, np, placed, launcher, stall_timeout_s, link_mbit_per_s, known)
+    return Plan(request, framework, runtime, placement, link_mbit_per_s, known)
 
 
 def _not_reduced(collective: str, framework: str, dtype: str, redop: str) -> list[str]:
@@ -159,19 +154,19 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
     """
     request = folder / "request.json"
     write_atomic(request, plan.request.model_dump_json(indent=2) + "\n")
-    environment = dict(plan.runtime.environment)
-    if all(host.here for host in plan.hosts):
-        environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, plan.np))
+    placement, environment = plan.placement, dict(plan.runtime.environment)
+    if placement.here:
+        environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, placement.np))
     if tuning.CYCLE not in os.environ:
         environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as training has it on CPUs
     job = Job(
         python=plan.runtime.python,
         arguments=["-P", "-m", "hvdkit.worker.bench", plan.framework, str(request), str(folder)],
-        np=plan.np,
-        hosts=plan.hosts,
+        np=placement.np,
+        hosts=placement.hosts,
         environment=environment,
         log_dir=folder / "logs",
-        stall_timeout_s=plan.stall_timeout_s,
+        stall_timeout_s=placement.stall_timeout_s,
     )
     shown = 0
 
@@ -183,7 +178,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
                 watch(row)
         shown = len(rows)
 
-    LAUNCHERS[plan.launcher](job, look)
+    LAUNCHERS[placement.launcher](job, look)
     look()
     result = _result(plan, folder)
     for name in (ROWS, RANKS):
@@ -269,7 +264,7 @@ def _result(plan: Plan, folder: Path) -> Bench:
         framework_version=versions["framework"],
         horovod_version=versions.get("horovod"),
         hvdkit_version=hvdkit.__version__,
-        np=plan.np,
+        np=plan.placement.np,
         hosts=told["hosts"],
         device=told["device"],
         algorithm="ring",

@@ -16,8 +16,9 @@ from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, make_plan
 from hvdkit.commands.regression import Baseline
 from hvdkit.commands.train import Watch
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.tables import comparison_markdown
 from hvdkit.results import intervals
@@ -51,25 +52,27 @@ class Schedule:
         return name(plan) + (f"-round{number}" if self.rounds > 1 else "")
 
 
-def plan(
+def schedule(
     recipe: Recipe,
     frameworks: list[str],
     nps: list[int],
-    launcher: str,
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     rival_names: list[str] | None = None,
-) -> list[Plan]:
-    """All kinds of runs of a comparison, checked. Raises RequestError with the faults of all of them.
+    rounds: int | None = None,
+) -> Schedule:
+    """All runs of a comparison, checked; `rounds` defaults to 1, with rivals to `ROUNDS`.
 
-    Every rank of every run gets the same number of threads: the cores shared among as many ranks as the largest run
-    has. Otherwise one rank alone would have all cores, and efficiency would say nothing about communication.
+    The numbers of ranks are `nps` in place of the placement's. Every rank of every run gets the same number of threads:
+    the cores shared among as many ranks as the largest run has. Otherwise one rank alone would have all cores, and
+    efficiency would say nothing about communication.
+
+    Raises RequestError with the faults of all runs.
     """
     plans: list[Plan] = []
     named = rival_names or []
-    faults: list[str] = []
-    given = (("--framework", frameworks), ("-np", [str(np) for np in nps]), ("--rival", named))
-    for option, values in given:
-        for value, times in Counter(values).items():
+    faults = Faults([f"--rounds {rounds}: expected 1 or more"] if rounds is not None and rounds < 1 else [])
+    for option, values in (("--framework", frameworks), ("-np", nps), ("--rival", named)):
+        for value, times in Counter(map(str, values)).items():
             if times > 1:
                 faults.append(f"{option} {value}: given {times} times; once is enough")
     faults += registry.check(named, frameworks, nps)
@@ -79,35 +82,11 @@ def plan(
     for framework in frameworks:
         for np in nps:
             for rival in [None, *registry.fitting(named, framework, np)]:
-                try:
-                    each = make_plan(recipe, framework, np, None, launcher, stall_timeout_s, rival=rival)
+                with faults.collected():
+                    each = make_plan(recipe, framework, replace(placement, np=np), rival)
                     plans.append(replace(each, pinned=True))
-                except RequestError as error:
-                    faults += [line for line in str(error).splitlines() if line not in faults]
-    if faults:
-        raise RequestError("\n".join(faults))
-    return plans
-
-
-def schedule(
-    recipe: Recipe,
-    frameworks: list[str],
-    nps: list[int],
-    launcher: str,
-    stall_timeout_s: float = 60.0,
-    rival_names: list[str] | None = None,
-    rounds: int | None = None,
-) -> Schedule:
-    """All runs; without a number of rounds one, with rivals `ROUNDS`. Raises RequestError with all that is wrong."""
-    faults = [f"--rounds {rounds}: expected 1 or more"] if rounds is not None and rounds < 1 else []
-    plans: list[Plan] = []
-    try:
-        plans = plan(recipe, frameworks, nps, launcher, stall_timeout_s, rival_names)
-    except RequestError as error:
-        faults.append(str(error))
-    if faults:
-        raise RequestError("\n".join(faults))
-    return Schedule(plans, rounds or (ROUNDS if rival_names else 1), recipe.seed)
+    faults.report()
+    return Schedule(plans, rounds or (ROUNDS if named else 1), recipe.seed)
 
 
 def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
@@ -155,8 +134,7 @@ def proof(
     frameworks: list[str],
     file: Path | None,
     none: bool,
-    launcher: str,
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     rival_names: list[str] | None = None,
 ) -> Proof:
     """Plan the proof: `file` is an earlier one of the same recipe, `none` leaves it out.
@@ -171,7 +149,7 @@ def proof(
     named = [name for name in rival_names or [] if registry.RIVALS[name].averaging]
     if file is None:
         short = parity.short(recipe)
-        return Proof(parity.plan(short, frameworks, PARITY_STEPS, 2, launcher, stall_timeout_s, named), None)
+        return Proof(parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named), None)
     found = read_parity(file)
     parity.check(found, file, recipe, parity.names(frameworks, named, found.np))
     return Proof(None, found)

@@ -18,8 +18,9 @@ from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.core.update_rules import slot_names
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.parity import parity_markdown
@@ -64,21 +65,20 @@ def plan(
     recipe: Recipe,
     frameworks: list[str],
     steps: int,
-    np: int = 2,
-    launcher: str = "direct",
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     rival_names: list[str] | None = None,
 ) -> ParityPlan:
     """Check all runs: frameworks, and of the named rivals those that average gradients, where they fit.
 
     Raises RequestError with the faults of all of them.
     """
-    named = rival_names or []
-    faults = registry.check(named, frameworks, [np])
+    named, np = rival_names or [], placement.np
+    faults = Faults(registry.check(named, frameworks, [np]))
     for name in named:
         if name in registry.RIVALS and not registry.RIVALS[name].averaging:
             faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
-    faults += [] if 1 <= steps <= MOST_STEPS else [f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}"]
+    if not 1 <= steps <= MOST_STEPS:
+        faults.append(f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}")
     if recipe.data.name == "native":
         faults.append(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
@@ -87,12 +87,9 @@ def plan(
     exact = recipe.model_copy(update={"precision": "fp64", "elastic": None})
     plans: list[Plan] = []
     for framework, rival in dict.fromkeys([LEADER, *_judged(frameworks, named, np)]):
-        try:
-            plans.append(make_plan(exact, framework, np, None, launcher, stall_timeout_s, rival=rival))
-        except RequestError as error:
-            faults += [line for line in str(error).splitlines() if line not in faults]
-    if faults:
-        raise RequestError("\n".join(faults))
+        with faults.collected():
+            plans.append(make_plan(exact, framework, placement, rival))
+    faults.report()
     return ParityPlan(recipe, plans, steps, names(frameworks, named, np))
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.profiling import assemble, chrome_trace
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
@@ -41,15 +42,12 @@ class ProfilePlan:
 def plan(
     recipe: Recipe,
     framework: str,
-    np: int,
-    hosts: str | None = None,
-    launcher: str = "direct",
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     steps: int = 20,
     own_profile: bool = False,
 ) -> ProfilePlan:
     """Check what was asked for. Raises RequestError with all its faults."""
-    faults = []
+    faults = Faults()
     if not LEAST_STEPS <= steps <= MOST_STEPS:
         faults.append(f"--steps {steps}: expected {LEAST_STEPS} or more, at most {MOST_STEPS:,}")
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
@@ -61,13 +59,9 @@ def plan(
     if sync is not None and steps % sync.every:
         whole = sync.every * -(-steps // sync.every)
         left_out.append(f"--steps {steps}: measured are whole rounds of sync.every {sync.every}, {whole} steps")
-    found = None
-    try:
-        found = make_plan(still, framework, np, hosts, launcher, stall_timeout_s)
-    except RequestError as error:
-        faults += str(error).splitlines()
-    if faults or found is None:
-        raise RequestError("\n".join(faults))
+    with faults.collected():
+        found = make_plan(still, framework, placement)
+    faults.report()
     settings = {**found.settings, **_SETTINGS}
     return ProfilePlan(recipe, left_out, replace(found, settings=settings), steps, own_profile)
 

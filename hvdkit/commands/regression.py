@@ -93,7 +93,7 @@ def _recipe_keys(recipe: Recipe, plan: Plan) -> Mapping[str, Any]:
     return {
         "recipe": recipe.name,
         "model": recipe.model.name,
-        "launcher": plan.launcher,
+        "launcher": plan.placement.launcher,
         "threads": plan.recipe.threads,
         "batch_size": recipe.batch_size,
         "compression": str(recipe.compression),

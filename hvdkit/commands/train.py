@@ -11,12 +11,11 @@ from hvdkit.commands import tune
 from hvdkit.commands.plan import Plan, launch
 from hvdkit.errors import RequestError, Stopped
 from hvdkit.files import write_atomic
-from hvdkit.launch.job import Elastic
 from hvdkit.recipe import schema
 from hvdkit.results.runs import MetricLine, TrainResult, read_result
 
 Watch = Callable[[MetricLine], None]
-FAREWELL_S = 25.0  # for a checkpoint behind SIGTERM; with the end of all ranks it stays below 30 s
+PREEMPTION_GRACE_S = 25.0  # to write a checkpoint after SIGTERM; with the end of all ranks it stays below 30 s
 
 
 def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False) -> TrainResult:
@@ -43,10 +42,8 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
     write_atomic(folder / "config.yaml", schema.dump(plan.recipe))
     tail = _Tail(folder / "metrics.jsonl", watch)
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
-    farewell_s = FAREWELL_S if plan.recipe.checkpoint else 0.0
-    bounds = plan.recipe.elastic
-    elastic = Elastic(bounds.min_np, bounds.max_np, plan.discovery) if bounds else None
-    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll, farewell_s, elastic)
+    grace_s = PREEMPTION_GRACE_S if plan.recipe.checkpoint else 0.0
+    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll, grace_s)
     tail.poll()
     if not result.exists():
         kept = sorted((folder / "checkpoints").glob("step-*"))

@@ -123,7 +123,7 @@ class Crew:
     @property
     def overdue(self) -> bool:
         """Whether ranks that were asked to leave have not done so in time."""
-        return self._asked_at is not None and time.monotonic() > self._asked_at + self._job.farewell_s
+        return self._asked_at is not None and time.monotonic() > self._asked_at + self._job.preemption_grace_s
 
     @property
     def must_stop(self) -> bool:
@@ -203,7 +203,7 @@ class Crew:
 
     def may_leave(self, caught: list[int]) -> bool:
         """Whether ranks may end in good order: on the first signal, if it is SIGTERM and the job allows it."""
-        return self._job.farewell_s > 0 and caught == [signal.SIGTERM] and self._stopped_at is None
+        return self._job.preemption_grace_s > 0 and caught == [signal.SIGTERM] and self._stopped_at is None
 
     def ask_to_leave(self) -> None:
         """Ask the ranks to end by themselves."""

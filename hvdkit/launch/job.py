@@ -36,7 +36,7 @@ class Job:
     `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
     line. `environment` is laid over the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
     together), rank-<r>.failure.json (by a rank that can tell why it failed) and exits.json.
-    On SIGTERM ranks are first asked to end in good order, by a file in `log_dir`, and have `farewell_s` for it.
+    On SIGTERM ranks are first asked to end in good order, by a file in `log_dir`, and have `preemption_grace_s` for it.
     With `elastic` lost ranks are survived, and new ones join: `np` are waited for at the start.
     A rank that has not moved for `stall_timeout_s` seconds ends the job; 0 lets it wait for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself and so to say why.
@@ -52,7 +52,7 @@ class Job:
     horovodrun_options: tuple[str, ...] = ()
     stall_timeout_s: float = 60.0
     settle_s: float = 10.0
-    farewell_s: float = 0.0
+    preemption_grace_s: float = 0.0
     elastic: Elastic | None = None
 
     @property
