@@ -11,14 +11,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 
 # Nothing here means anything to a shell or looks like an option: horovodrun hands names to ssh through a shell.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[0-9]{1,6}")
 _EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
 _NAMESPACE = "netns:"
-MOST_A_CORE = 64  # ranks; beyond it is a slip of the keyboard, which would bring the machine down
+MOST_A_CORE = 64  # ranks; more is a typing error, which would overload the machine
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Host:
 
     @property
     def here(self) -> bool:
-        """Whether its processes run on this machine."""
+        """Whether it is this machine."""
         return self.namespace or is_this_machine(self.name)
 
 
@@ -63,19 +63,15 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
         raise RequestError(f"-np {np}: expected a whole number of ranks, 1 or more")
     if text is None:
         return [Host("localhost", np)]
-    entries = text.split(",")
     hosts: dict[str, Host] = {}
-    faults: list[str] = []
-    for entry in entries:
-        try:
+    faults = Faults()
+    for entry in text.split(","):
+        with faults.collected():
             host = _parse_entry(entry)
             if host.name in hosts:
                 raise RequestError(f"-H: {entry!r}: host {host.name} is named twice; name it once, with all its slots")
             hosts[host.name] = host
-        except RequestError as fault:
-            faults.append(str(fault))
-    if faults:
-        raise RequestError("\n".join(faults))
+    faults.report()
     slots = sum(host.slots for host in hosts.values())
     if np > slots:
         raise RequestError(
@@ -106,30 +102,32 @@ def discovered(script: Path, here: bool) -> list[Host]:
 
     Raises RequestError where it cannot be run, fails, takes longer than a minute or prints anything else.
     """
-    told = f"--host-discovery-script {script}:"
+    option = f"--host-discovery-script {script}:"
     try:
         done = subprocess.run([str(script)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except OSError as error:
-        raise RequestError(f"{told} cannot be run ({error.strerror}); expected #! and an interpreter first") from error
+        raise RequestError(
+            f"{option} cannot be run ({error.strerror}); expected #! and an interpreter first"
+        ) from error
     except subprocess.TimeoutExpired:
-        raise RequestError(f"{told} expected it to end within a minute, better a second") from None
+        raise RequestError(f"{option} expected it to end within a minute, better a second") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
-        raise RequestError(f"{told} failed with status {done.returncode}: {said or 'it said nothing'}")
+        raise RequestError(f"{option} failed with status {done.returncode}: {said or 'it said nothing'}")
     hosts = []
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         try:
             hosts += [_parse_entry(line.strip())] if line.strip() else []
         except RequestError:
-            raise RequestError(f"{told} expected host:slots a line, got {line.strip()[:80]!r}") from None
+            raise RequestError(f"{option} expected host:slots a line, got {line.strip()[:80]!r}") from None
     others = [host.name for host in hosts if here and not is_this_machine(host.name)]
     if others:
-        raise RequestError(f"{told} {', '.join(others)}: not this machine; use --launcher horovodrun")
+        raise RequestError(f"{option} {', '.join(others)}: not this machine; use --launcher horovodrun")
     return hosts
 
 
 def shown(hosts: list[Host]) -> str:
-    """The hosts as one writes them: a:2,b:2."""
+    """The hosts in the form of -H: a:2,b:2."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
@@ -169,6 +167,20 @@ def place(hosts: list[Host], np: int) -> list[Slot]:
         )
         for rank, (name, local_rank) in enumerate(seats)
     ]
+
+
+def horovod_environment(slot: Slot, address: str, port: int, interface: str) -> dict[str, str]:
+    """The variables in which a rank's Horovod finds its slot, and the rendezvous server at `address` and `port`."""
+    keys = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    return {
+        "HOROVOD_HOSTNAME": slot.hostname,
+        **{f"HOROVOD_{key.upper()}": str(getattr(slot, key)) for key in keys},
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": interface,
+    }
 
 
 def _parse_entry(entry: str) -> Host:

@@ -1,4 +1,4 @@
-"""The processes below one. Standard library only, as rank_agent.py, which it is a part of."""
+"""The processes below one. Standard library only: see rank_agent.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid` that has not ended, in no particular order."""
+    """Every process below `pid` that has not ended, in any order."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
