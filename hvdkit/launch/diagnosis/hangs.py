@@ -41,7 +41,7 @@ class Hang:
 
     @property
     def order(self) -> tuple[bool, int, bool, bool]:
-        """The smallest is of the rank that others wait for: frozen, or behind, or in neither a collective nor a library."""
+        """Others wait for the smallest: a rank that is frozen, or behind, or in neither a collective nor a library."""
         return not self.frozen, -1 if self.step is None else self.step, self.waiting, self.in_library
 
     @property
