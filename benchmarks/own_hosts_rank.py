@@ -13,19 +13,19 @@ from pathlib import Path
 from turns import opened
 
 from hvdkit import adapters
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.usage import Snapshot, load_of_others
 from hvdkit.files import write_atomic
 from hvdkit.worker.entry import end_as_rank
 
 
-def take_turns(lifeline: Lifeline) -> None:
+def take_turns(heartbeat: Heartbeat) -> None:
     """Rank 0 writes, by round and side, the steps of all ranks, and what share of the machine others took."""
     plan, adapter = json.loads(Path(sys.argv[1]).read_text()), adapters.load(sys.argv[2])
-    topology, dataset, sides = opened(adapter, plan, lifeline)
+    topology, dataset, sides = opened(adapter, plan, heartbeat)
     begun, rounds = Snapshot.take(time.process_time()), []
     for order in plan["rounds"]:
-        rounds.append([sides[label].turn(adapter, topology, dataset, lifeline) for label in order])
+        rounds.append([sides[label].turn(adapter, topology, dataset, heartbeat) for label in order])
     mine = {"rounds": rounds, "used": Snapshot.take(time.process_time()).since(begun)}
     everyone = adapter.allgather_object(mine, name="turns")
     if topology.is_root:

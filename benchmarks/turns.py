@@ -16,7 +16,7 @@ import numpy as np
 
 from hvdkit import paths
 from hvdkit.core import metrics
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
@@ -44,7 +44,7 @@ class Side:
     warmup: int
     measured: int
 
-    def turn(self, adapter: Adapter, topology: Topology, dataset: Dataset, lifeline: Lifeline) -> list[float]:
+    def turn(self, adapter: Adapter, topology: Topology, dataset: Dataset, heartbeat: Heartbeat) -> list[float]:
         """Seconds of each step that counts, on this rank; all ranks begin together."""
         meet(adapter)
         loop = Turn(
@@ -54,27 +54,27 @@ class Side:
             topology,
             dataset,
             metrics.MetricsFile(None),
-            tell=lifeline.beat,
+            tell=heartbeat.beat,
             strategy=self.communication,
         )
         adapter.fit(self.session, loop)
         return loop.clock.seconds[self.warmup :]
 
 
-def opened(adapter: Adapter, plan: dict[str, Any], lifeline: Lifeline) -> tuple[Topology, Dataset, dict[str, Side]]:
+def opened(adapter: Adapter, plan: dict[str, Any], heartbeat: Heartbeat) -> tuple[Topology, Dataset, dict[str, Side]]:
     """Start the rank and open the plan's sides. Each has had a short turn, which compiles what is compiled."""
     where, keys = Path(plan["recipe"]), plan["keys"]
     build = recipe_of(adapter.NAME).build
     topology, dataset, network = start(adapter, schema.load(where, keys))
     sides: dict[str, Side] = {}
     for name, asked in plan["sides"].items():
-        lifeline.beat("building the networks")
+        heartbeat.beat("building the networks")
         recipe = schema.load(where, [*keys, *asked["keys"]])
         communication = Communication(adapter, topology, recipe)
         session = open_session(adapter, build, network, recipe, communication)
         adapter.broadcast_state(session)
         side = sides[name] = Side(recipe, communication, session, asked["warmup"], asked["measured"])
-        replace(side, measured=0).turn(adapter, topology, dataset, lifeline)
+        replace(side, measured=0).turn(adapter, topology, dataset, heartbeat)
     return topology, dataset, sides
 
 

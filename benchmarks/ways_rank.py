@@ -14,7 +14,7 @@ from pathlib import Path
 from turns import meet, opened
 
 from hvdkit import adapters
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.usage import Snapshot, load_of_others
 from hvdkit.files import write_atomic
 from hvdkit.worker.entry import end_as_rank
@@ -28,17 +28,17 @@ def sent_bytes() -> int:
     return int(next(line for line in lines if line.strip().startswith(name)).split(":")[1].split()[8])
 
 
-def take_turns(lifeline: Lifeline) -> None:
+def take_turns(heartbeat: Heartbeat) -> None:
     """Rank 0 writes, by round and way, the steps of all ranks and what each host has sent for the turn."""
     plan, adapter = json.loads(Path(sys.argv[1]).read_text()), adapters.load(sys.argv[2])
-    topology, dataset, sides = opened(adapter, plan, lifeline)
+    topology, dataset, sides = opened(adapter, plan, heartbeat)
     begun, mine = Snapshot.take(time.process_time()), []
     for order in plan["rounds"]:
         seconds, sent = {}, {}
         for way in order:
             meet(adapter)
             before = sent_bytes()
-            seconds[way] = sides[way].turn(adapter, topology, dataset, lifeline)
+            seconds[way] = sides[way].turn(adapter, topology, dataset, heartbeat)
             meet(adapter)
             sent[way] = sent_bytes() - before
         mine.append({"seconds": seconds, "sent": sent})

@@ -63,7 +63,7 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-class Lifeline:
+class Heartbeat:
     """One rank's line to the launcher, from the start of its process. What cannot be written stops no training."""
 
     def __init__(self) -> None:

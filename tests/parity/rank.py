@@ -20,7 +20,7 @@ import numpy as np
 
 from hvdkit import adapters
 from hvdkit.core import metrics
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.data import batches
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Loss
@@ -174,7 +174,7 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     def take_part(leads: bool) -> None:
         opener = partial(open_session, adapter, module.build, network)
         part = parity.Part(trace, STEPS, leads)
-        parity.Participant(adapter, opener, recipe, topology, dataset, part, Lifeline()).take_part()
+        parity.Participant(adapter, opener, recipe, topology, dataset, part, Heartbeat()).take_part()
 
     if leads:
         take_part(leads=True)
