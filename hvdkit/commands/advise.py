@@ -41,8 +41,8 @@ def plan(recipe: Recipe, question: Question, framework: str, placement: Placemen
 def run(pipeline: Pipeline, folder: Path) -> Plan:
     """The question of a profile that is measured into `folder`, or is there already.
 
-    Where no cluster was named, the links that were timed are kept as `cluster.yaml`. Raises as `profile.run` does, and
-    RequestError where the profile that is there is another one's.
+    Where no cluster was named, the links that were timed are written to `cluster.yaml`. Raises as `profile.run` does,
+    and RequestError where the profile that is there is of another request.
     """
     path = folder / profiling.FILE
     if path.exists():
@@ -71,8 +71,9 @@ def _check_same(found: Profile, wanted: ProfilePlan, path: Path) -> None:
     if found.settings | {"checkpoint": None} != wanted.asked.model_dump(mode="json") | {"checkpoint": None}:
         different.append("another recipe")
     if different:
-        told = ", ".join(different)
-        raise RequestError(f"--resume: {path} has {told}; give --overwrite to measure again, or another --out")
+        raise RequestError(
+            f"--resume: {path} has {', '.join(different)}; give --overwrite to measure again, or another --out"
+        )
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,7 @@ import random
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hvdkit.baselines import registry
@@ -30,9 +30,9 @@ ROUNDS = 3  # where rivals are named; without any, one
 
 @dataclass(frozen=True)
 class Schedule:
-    """All runs of a comparison: each of `plans` once in each round, in an order that `seed` shuffles anew each time.
+    """All runs of a comparison: each of `plans` once in each round, in an order that `seed` shuffles for each round.
 
-    Neighbours in time share what the machine did at that time, and no plan always follows the same other one.
+    So all plans share what else the machine does over time, and none always follows the same other one.
     """
 
     plans: list[Plan]
@@ -90,7 +90,7 @@ def schedule(
 
 
 def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
-    """A line for each rival that some of the runs must do without."""
+    """A line for each rival that some of the runs do not have."""
     lines = []
     for rival in rival_names:
         runs = [(framework, np) for framework in frameworks for np in nps]
@@ -112,10 +112,10 @@ class Proof:
         """How many runs it takes."""
         return len(self.plan.plans) if self.plan else 0
 
-    def give(self, folder: Path, tell: Callable[[str], None], resume: bool = False) -> Parity | None:
-        """The proof. A run goes into `parity` below `folder`; `tell` hears each framework's name before it starts.
+    def give(self, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity | None:
+        """The proof. A run writes to `parity` below `folder` and calls `on_start` with each framework's name.
 
-        With `resume` one that is there already serves again. Raises as `parity.run` does.
+        With `resume` a proof that is there already is used again. Raises as `parity.run` does.
         """
         if self.plan is None:
             return self.found
@@ -124,9 +124,9 @@ class Proof:
             found = read_parity(place / "parity.json")
             parity.check(found, place / "parity.json", self.plan.recipe, self.plan.names)
             return found
-        shutil.rmtree(place, ignore_errors=True)  # half a proof is none
+        shutil.rmtree(place, ignore_errors=True)  # of a run that was interrupted
         place.mkdir()
-        return parity.run(self.plan, place, tell)
+        return parity.run(self.plan, place, on_start)
 
 
 def proof(
@@ -165,9 +165,9 @@ def run(
 ) -> Comparison:
     """Run all rounds, each run into `runs/<name>` below `folder`, then write compare.json and compare.md there.
 
-    `shown` is the proof that all do the same work, None where nobody asked for it. `watch` gives what sees a run's
-    metric lines. With `resume` whole rounds that are there already are kept. Raises as `train.run` does; what ran
-    before stays in its folder.
+    `shown` is the proof that all do the same work, None without one. `watch` returns the callback for a run's metric
+    lines. With `resume` complete rounds that are there already are kept. Raises as `train.run` does; the folders of
+    earlier runs stay.
     """
     kept = _whole_rounds(schedule, folder) if resume else {}
     results: dict[tuple[int, str], TrainResult] = {}
@@ -202,7 +202,7 @@ def run(
 
 
 def _whole_rounds(schedule: Schedule, folder: Path) -> dict[int, dict[str, TrainResult]]:
-    """The results of earlier rounds of which no run is missing: the runs of one round belong close together in time."""
+    """The results of complete earlier rounds: the runs of one round have to be close together in time."""
     rounds: dict[int, dict[str, TrainResult]] = {}
     for number in range(1, schedule.rounds + 1):
         found = {}
@@ -216,7 +216,7 @@ def _whole_rounds(schedule: Schedule, folder: Path) -> dict[int, dict[str, Train
 
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
-    """hvdkit against each rival, then against one rank, of each framework and number of ranks."""
+    """hvdkit's speed over each rival's, then over one rank's, for each framework and number of ranks."""
     speeds: dict[tuple[str, int, str | None], dict[int, float]] = defaultdict(dict)
     for one in runs:
         speeds[one.framework, one.np, one.rival][one.round or 1] = one.images_per_second
@@ -235,7 +235,7 @@ def ratios(runs: list[TrainResult]) -> list[Ratio]:
 def _ratio(
     framework: str, np: int, against: str, above: dict[int, float], below: dict[int, float], times: int
 ) -> list[Ratio]:
-    """One ratio over the rounds that both sides have, `below` taken so many times; none without a round."""
+    """The ratio over the rounds that both sides have, with `below` multiplied by `times`; none without a round."""
     values = [above[number] / (times * below[number]) for number in above if below.get(number)]
     if not values:
         return []
@@ -245,9 +245,7 @@ def _ratio(
             framework=framework,
             np=np,
             against=against,
-            median=interval.median,
-            low=interval.low,
-            high=interval.high,
+            **asdict(interval),
             rounds=len(values),
             confidence=intervals.confidence(len(values)),
             verdict=None if against == "np=1" else intervals.verdict(interval),
