@@ -48,17 +48,17 @@ def run(pipeline: Pipeline, folder: Path) -> Plan:
     if path.exists():
         found = predict.read(path)
         _check_same(found, pipeline.measuring, path)
-        _say(f"{path} is there and taken")
+        _print(f"{path} is there and taken")
     else:
         asked = pipeline.measuring.plan
         for line in pipeline.measuring.left_out:
-            _say(line)
-        _say(f"profiling {asked.recipe.name} under {asked.framework}, {asked.np} rank(s)")
+            _print(line)
+        _print(f"profiling {asked.recipe.name} under {asked.framework}, {asked.np} rank(s)")
         found = profiling.run(pipeline.measuring, folder)
     made = pipeline.question.of(found)
     if pipeline.question.cluster is None:
         clusters.save(made.cluster, folder / CLUSTER)
-        _say(f"no --cluster: the links are those that the profile timed, kept in {folder / CLUSTER}")
+        _print(f"no --cluster: the links are those that the profile timed, kept in {folder / CLUSTER}")
     return made
 
 
@@ -76,5 +76,5 @@ def _check_same(found: Profile, wanted: ProfilePlan, path: Path) -> None:
         )
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

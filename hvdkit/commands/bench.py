@@ -1,4 +1,4 @@
-"""`hvdkit bench`: how long a collective takes by size, and what that makes of the network between the hosts."""
+"""`hvdkit bench`: how long a collective takes by size, and the network between the hosts that follows from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hvdkit.worker.bench import RANKS, ROWS
 LARGEST_BYTES = 2**31 - 1  # Horovod counts a tensor's elements in 31 bits
 _FASTEST = 1e12  # Mbit/s: where times do not grow with the size there is no rate
 _ROWS = TypeAdapter(list[BenchRow])
-# Where a rank stands is no setting.
+# What differs by rank is no setting.
 _OF_A_RANK = (
     "HOSTNAME",
     "RANK",
@@ -54,7 +54,7 @@ class Plan:
     runtime: Runtime
     placement: Placement
     link_mbit_per_s: float | None
-    known: Cluster | None  # what was measured before, which this is added to
+    known: Cluster | None  # an earlier cluster file, which this is added to
 
     def cluster_with(self, bench: Bench) -> Cluster:
         """The cluster file that a finished bench makes."""
@@ -121,7 +121,7 @@ def plan(
 
 
 def _not_reduced(collective: str, framework: str, dtype: str, redop: str) -> list[str]:
-    """Why nobody can do this to such elements; empty where the framework can."""
+    """Why the framework cannot do this collective with such elements; empty where it can."""
     faults = []
     if collective not in COLLECTIVES:
         faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
@@ -148,7 +148,7 @@ def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]
 
 
 def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = None) -> Bench:
-    """Measure, into `folder` (absolute, there and empty); `watch` sees each row as it is known.
+    """Measure, into `folder` (absolute, existing, empty); `watch` is called with each row as soon as it is known.
 
     Writes bench.json and cluster.yaml. Raises what the launcher raises.
     """
@@ -158,7 +158,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
     if placement.here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, placement.np))
     if tuning.CYCLE not in os.environ:
-        environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as training has it on CPUs
+        environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as in training on CPUs
     job = Job(
         python=plan.runtime.python,
         arguments=["-P", "-m", "hvdkit.worker.bench", plan.framework, str(request), str(folder)],
@@ -194,7 +194,7 @@ def measured(bench: Bench) -> Measured:
     sizes, seconds = [row.size_bytes // share for row in bench.rows], [1e-6 * row.p50_us for row in bench.rows]
     fitted = curves.fit(sizes, seconds)
     pieces = [piece.model_copy(update={"mbit_per_s": min(piece.mbit_per_s, _FASTEST)}) for piece in fitted]
-    # One run is off the median by the repeats' own spread; of a normal one this is the standard deviation.
+    # A single run differs from the median by the spread of the repeats: the standard deviation, if they are normal.
     spread = statistics.median(100 * (row.p95_us / row.p50_us - 1) / 1.645 for row in bench.rows)
     return Measured(
         operation=bench.collective,
@@ -232,7 +232,7 @@ def network(bench: Bench) -> Cluster:
 
 
 def _hops(found: Measured) -> list[Piece]:
-    """What one message takes, for the whole collective to come out as it was measured."""
+    """The time of one message, from that of the whole collective."""
     if found.algorithm == "ring":
         return hop_pieces(found)
     # 2 log2(p) messages, of n/2, n/4, … bytes.
@@ -255,8 +255,8 @@ def _rows(plan: Plan, folder: Path) -> list[BenchRow]:
 
 
 def _result(plan: Plan, folder: Path) -> Bench:
-    rows, told = _rows(plan, folder), json.loads((folder / RANKS).read_text())
-    versions = told["versions"]
+    rows, ranks = _rows(plan, folder), json.loads((folder / RANKS).read_text())
+    versions = ranks["versions"]
     own = {f"HOROVOD_{name}" for name in _OF_A_RANK}
     return Bench(
         collective=plan.request.collective,
@@ -265,11 +265,11 @@ def _result(plan: Plan, folder: Path) -> Bench:
         horovod_version=versions.get("horovod"),
         hvdkit_version=hvdkit.__version__,
         np=plan.placement.np,
-        hosts=told["hosts"],
-        device=told["device"],
+        hosts=ranks["hosts"],
+        device=ranks["device"],
         algorithm="ring",
         link_mbit_per_s=plan.link_mbit_per_s,
-        settings={key: value for key, value in sorted(told["settings"].items()) if key not in own},
+        settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in own},
         rows=rows,
         machine=this_machine(),
     )

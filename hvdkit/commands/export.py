@@ -72,7 +72,7 @@ def run(plan: ExportPlan) -> int:
 
 @contextmanager
 def _put_in_place(path: Path) -> Iterator[Path]:
-    """A name beside `path`, with its suffix; what is written there takes `path`'s place, or goes where that fails."""
+    """A path in a temporary folder beside `path`; a file written there replaces `path`, or is removed on an error."""
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             making = Path(folder) / path.name

@@ -113,8 +113,8 @@ def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda
     """Run the reference, then the frameworks, and write parity.json, parity.md and parity.png into `folder`.
 
     `on_start` is called with each framework's name. The trace that the reference writes for the others takes one state
-    of disk space a step and is removed at the end. Raises what the launcher raises, RunError where the disk is too small
-    for the trace.
+    of disk space a step and is removed at the end. Raises what the launcher raises, and RunError where the disk is too
+    small for the trace.
     """
     _check_room(plan, folder)
     write_atomic(folder / "config.yaml", schema.dump(plan.recipe))
@@ -140,7 +140,7 @@ def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda
 
 
 def judge(plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]]) -> Parity:
-    """Hold each framework's findings against the marks."""
+    """Compare each framework's findings with the limits."""
     frameworks = {name: _framework(found) for name, found in findings.items()}
     return Parity(
         passed=all(each.passed for each in frameworks.values()),
@@ -260,11 +260,9 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
         raise RequestError(
             f"--parity {path}: expected {', '.join(frameworks)}, got no {', '.join(missing)}; run `hvdkit parity` again"
         )
-    sound = parity.marks == MARKS and parity.passed == all(each.passed for each in parity.frameworks.values())
-    sound &= all(
-        each.passed == (not each.missed) and _missed(each) == each.missed for each in parity.frameworks.values()
-    )
-    if not sound:
+    judged = parity.frameworks.values()
+    sound = parity.marks == MARKS and parity.passed == all(each.passed for each in judged)
+    if not sound or any(each.passed == bool(each.missed) or _missed(each) != each.missed for each in judged):
         raise RequestError(f"--parity {path}: its verdict does not follow from its figures; run `hvdkit parity` again")
 
 

@@ -1,4 +1,4 @@
-"""`hvdkit predict` and `hvdkit advise`: what is asked for, checked; the answer, written."""
+"""`hvdkit predict` and `hvdkit advise`: check a request, answer it, write the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.predict import Prediction
 from hvdkit.simulator.settings import Settings
 
-if TYPE_CHECKING:  # advice is loaded where it is asked for: predictions need nothing of it
+if TYPE_CHECKING:  # advice is loaded only for `hvdkit advise`
     from hvdkit.simulator.advise import Advice, Money
 
 NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
@@ -40,8 +40,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Question:
-    """What can be checked before there is a profile. Without a `cluster` the links are those that the profile timed,
-    without `ranks` it is asked for the profile's number of them.
+    """What can be checked before there is a profile. Without a `cluster` the links are those that the profile timed;
+    without `ranks` their number is the profile's.
     """
 
     cluster: Cluster | None
@@ -49,7 +49,7 @@ class Question:
     settings: Settings
 
     def of(self, profile: Profile) -> Plan:
-        """The question of a profile. Raises RequestError where that leaves something open, or does not fit."""
+        """The question of a profile. Raises RequestError where that lacks something, or does not fit."""
         cluster = self.cluster or basis_.own_network(profile)
         if cluster is None:
             raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
@@ -80,10 +80,10 @@ def plan(profile: Path, cluster: Path | None, ranks: Sequence[int], texts: Seque
 
 
 def read(profile: Path) -> Profile:
-    """A profile whose numbers can be reckoned with. Raises RequestError with file, key and what was expected."""
+    """A profile whose numbers are in range. Raises RequestError with file, key and what was expected."""
     found = profiles.load(profile)
     for key, value in _numbers(found.model_dump(exclude={"settings"}), ()):
-        # what no run can have; sums and squares of it would leave the range of numbers
+        # no run has such a value; sums and squares of it would be infinite
         most = 1e15 if isinstance(value, int) else 1e9
         if value > most:
             raise RequestError(
@@ -132,7 +132,7 @@ def check(price: float | None, apply: Path | None) -> None:
 
 
 def request(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Request:
-    """A plan with what it is to cost; what is not given is the recipe's and the cluster's."""
+    """A plan with its costs; what is not given is taken from the recipe and the cluster."""
     from hvdkit.simulator.advise import Money
 
     settings = plan.profile.settings
@@ -159,16 +159,17 @@ def advise(request: Request, folder: Path) -> Advice:
 
 
 def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
-    """Write the recipe that follows the advice; what was applied. Raises as `applied` does."""
+    """Write the recipe with the best suggestion; returns the suggestion. Raises as `applied` does."""
     what, text = applied(advice, settings)
     write_atomic(path, text)
     return what
 
 
 def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
-    """(what was applied, the recipe as YAML): the best suggestion that a recipe can say and that is a sure gain.
+    """The best suggestion that a recipe can express and that is a sure gain, and the recipe with it as YAML.
 
-    `settings` are the recipe that is to follow it. Raises RunError where there is none, or they are no whole recipe.
+    `settings` are the recipe without it. Raises RunError where there is no such suggestion, or they are no complete
+    recipe.
     """
     from hvdkit.recipe import schema
 
@@ -186,7 +187,7 @@ def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
 
 
 def _images(settings: dict[str, Any]) -> int | None:
-    """Training images an epoch, where the recipe's data tells them."""
+    """Training images an epoch, where they follow from the recipe's data."""
     data = settings.get("data")
     if not isinstance(data, dict):
         return None
@@ -195,5 +196,5 @@ def _images(settings: dict[str, Any]) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    """What a profile's recipe, which nobody has checked, says of a number of things; None where that is no count."""
+    """A count in a profile's recipe, which nobody has checked; None where the value is none."""
     return value if isinstance(value, int) and 1 <= value <= LARGEST else None

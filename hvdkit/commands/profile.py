@@ -1,4 +1,4 @@
-"""Where the time of a recipe's steps goes: a short run under watch becomes profile.json, trace.json and a picture."""
+"""Where the time of a recipe's steps goes: a short profiled run, and profile.json, trace.json and a picture of it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hvdkit.results.profile import Profile, save
 from hvdkit.worker.profile import LEAST_STEPS
 
 FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
-# Horovod's timeline can then be begun and ended while it runs.
+# With it Horovod's timeline can be started and stopped during a run.
 _SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC"}
-_LONGEST_ROUND = 1000  # updates between two meetings; a profile takes four rounds at least
+_LONGEST_ROUND = 1000  # updates between two synchronizations; a profile takes at least four rounds
 
-MOST_STEPS = 100_000  # each leaves its marks in memory until the end
+MOST_STEPS = 100_000  # the trace events of each stay in memory until the end
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
     """A profile that has passed every check that can be made before it starts.
 
-    `asked` is the recipe as it was given; `left_out` says in a line each what of it is not profiled.
+    `asked` is the recipe as it was given; `left_out` has a line for each part of it that is not profiled.
     """
 
     asked: Recipe
@@ -67,7 +67,7 @@ def plan(
 
 
 def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The recipe as it goes on in the long run, with nothing kept or evaluated, and what it is not then."""
+    """The recipe in its steady state, without checkpoints or evaluation; and a line for each part that is left out."""
     changes: dict[str, Any] = {"elastic": None, "checkpoint": None, "tensorboard": False}
     left_out, sync = [], recipe.sync
     if recipe.elastic is not None:
@@ -82,7 +82,7 @@ def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 def run(plan: ProfilePlan, folder: Path) -> Profile:
-    """Run and measure; profile.json, trace.json and profile.png come into `folder`, beside what they were made from.
+    """Run and measure; writes profile.json, trace.json and profile.png into `folder`, beside what they are made from.
 
     Raises what the launcher raises, RunError where a file cannot be written or nothing was measured.
     """

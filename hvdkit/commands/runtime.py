@@ -1,4 +1,4 @@
-"""`hvdkit runtime build` and `hvdkit runtime add`: from pins to environments in which Horovod is proved.
+"""`hvdkit runtime build` and `hvdkit runtime add`: environments with a framework and a Horovod that works.
 
 While one runtime's Horovod compiles, the others' packages are fetched and installed, and Horovod is proved where it is
 compiled already.
@@ -43,8 +43,8 @@ def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
     on_gpu = {name: machine.decide_gpu(name, gpu) for name in wanted}
     ready = [runtime for name in wanted if (runtime := store.load(name)) and _serves(runtime, gpu, bool(names))]
     if ready:
-        told = ", ".join(f"{runtime.name} ({describe(runtime)})" for runtime in ready)
-        console.print(f"ready: {told}", markup=False, highlight=False, soft_wrap=True)
+        names_ready = ", ".join(f"{runtime.name} ({describe(runtime)})" for runtime in ready)
+        console.print(f"ready: {names_ready}", markup=False, highlight=False, soft_wrap=True)
     if todo := {name: on_gpu[name] for name in _ORDER if name in on_gpu.keys() - {runtime.name for runtime in ready}}:
         machine.require(todo)
         _Build(todo, console).run()

@@ -1,4 +1,4 @@
-"""`hvdkit train`: one run, watched, and its result read."""
+"""`hvdkit train`: one run, its metrics while it runs, and its result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PREEMPTION_GRACE_S = 25.0  # to write a checkpoint after SIGTERM; with the end o
 
 
 def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False) -> TrainResult:
-    """Run to the end, writing into `folder` (absolute, there and empty); `watch` sees each line of metrics.jsonl.
+    """Run to the end, writing into `folder` (absolute, existing, empty); `watch` gets each line of metrics.jsonl.
 
-    With `resume` the folder may hold an earlier run of the recipe: it goes on from its newest checkpoint, and one that
-    had come to its end gives its result again.
+    With `resume` the folder may hold an earlier run of the recipe, which goes on from its newest checkpoint; if it had
+    finished, its result is returned.
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
-    where SIGTERM ended training behind a checkpoint.
+    where SIGTERM ended training after a checkpoint.
     """
     result = folder / "result.json"
     if resume:
@@ -52,7 +52,7 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
 
 
 def finished(plan: Plan, folder: Path) -> TrainResult | None:
-    """The result of an earlier run in the folder, if it was the plan's and came to its end."""
+    """The result of an earlier run in the folder, if it is of this plan and has finished."""
     try:
         same = schema.load(folder / "config.yaml") == plan.recipe
         result = read_result(folder / "result.json") if same and (folder / "result.json").exists() else None
@@ -64,9 +64,10 @@ def finished(plan: Plan, folder: Path) -> TrainResult | None:
 
 
 class _Tail:
-    """Hands each new whole line of a growing metrics.jsonl to `watch`.
+    """Passes each new complete line of a growing metrics.jsonl to `watch`.
 
-    Rank 0 replaces the file when it starts, by what of an earlier run counts: what is there now is not looked at.
+    Rank 0 replaces the file when it starts, with the lines of an earlier run that are still valid. A file that is there
+    before is not read.
     """
 
     def __init__(self, path: Path, watch: Watch | None) -> None:

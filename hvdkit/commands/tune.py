@@ -1,4 +1,4 @@
-"""`tune: measure`: short runs before the run itself, to find what no rule knows of a machine and a network."""
+"""`tune: measure`: short runs before the run itself, to find the fastest settings on this machine and network."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.results.runs import MetricLine
 
-RULE = "woken by tensors"  # the rule's choice, to which nothing is added
+RULE = "woken by tensors"  # the rule's choice, without further settings
 SETTINGS: dict[str, dict[str, str]] = {RULE: {}} | {
     f"a cycle of {ms} ms": {IDLE: "0", CYCLE: str(ms)} for ms in (2, 5, 15)
 }
-ROUNDS, WARMUP_STEPS, STEPS, PART = 3, 10, 40, 5  # a speed is told each PART steps
-GAIN = 1.02  # of a median over the rule's; less is luck
+ROUNDS, WARMUP_STEPS, STEPS, PART = 3, 10, 40, 5  # a speed is logged each PART steps
+GAIN = 1.02  # of a median over the rule's; less may be chance
 
 
 class _Enough(Exception):
-    """A short run has shown what it was for."""
+    """A short run has been measured."""
 
 
 def searched(plan: Plan) -> str | None:
-    """Why there is nothing to search for in this run; None where there is."""
+    """Why nothing is searched for in this run; None where settings are."""
     if plan.rival or plan.recipe.tune != "measure":
         return "the recipe does not ask"
     if plan.np == 1:
@@ -48,7 +48,7 @@ def searched(plan: Plan) -> str | None:
 
 
 def measured(plan: Plan, folder: Path) -> Plan:
-    """The plan with the settings at which short runs in `folder` were fastest; they leave nothing behind.
+    """The plan with the settings at which short runs in `folder` were fastest; their files are removed.
 
     Each runs STEPS updates of the recipe in each of ROUNDS rounds, in random order. Raises what the launcher raises.
     """
@@ -60,8 +60,8 @@ def measured(plan: Plan, folder: Path) -> Plan:
         for number in range(ROUNDS):
             for name in random.Random(number).sample(list(SETTINGS), len(SETTINGS)):
                 speeds[name].append(_speed(replace(plan, settings=SETTINGS[name]), place))
-                told = f"{speeds[name][-1]:.0f} images/s {name}"
-                print(f"tuning, round {number + 1} of {ROUNDS}: {told}", file=sys.stderr, flush=True)
+                speed = f"{speeds[name][-1]:.0f} images/s {name}"
+                print(f"tuning, round {number + 1} of {ROUNDS}: {speed}", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     best, why = choose(speeds)
@@ -71,7 +71,7 @@ def measured(plan: Plan, folder: Path) -> Plan:
 
 
 def choose(speeds: Mapping[str, list[float]]) -> tuple[str, str]:
-    """Which of SETTINGS has the highest median speed, and why: the rule's unless it is surely slower."""
+    """The SETTINGS with the highest median speed, and why: the rule's unless others are GAIN times as fast."""
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     fastest = max(medians, key=lambda name: medians[name])
     best = fastest if medians[fastest] > GAIN * medians[RULE] else RULE
@@ -100,7 +100,7 @@ def _speed(plan: Plan, place: Path) -> float:
 
 
 def _parts(path: Path) -> list[float]:
-    """Speeds of the logged parts behind the warm-up."""
+    """Speeds of the logged parts after the warm-up."""
     try:
         texts = path.read_text().splitlines()
     except OSError:
