@@ -110,7 +110,7 @@ def advise(
     with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
         if subject.suffix != ".json":
             plan = pipeline.run(measuring, folder)
-        advice = foresee.advise(foresee.request(plan, price, images, epochs), folder)
+        advice = foresee.advise(plan, foresee.money(plan, price, images, epochs), folder)
         typer.echo("\n".join(advice_lines(advice)))
         typer.echo(f"written to {folder / 'advise.json'} and advise.md")
         if apply is not None:

@@ -57,14 +57,6 @@ class Question:
         return Plan(profile, links, predicting.checked(self.ranks or [profile.np], links), self.settings)
 
 
-@dataclass(frozen=True)
-class Request:
-    """A question for advice: on `plan`'s one number of ranks."""
-
-    plan: Plan
-    money: Money
-
-
 def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Question:
     """Read and check. Raises RequestError with file, key and what was expected."""
     what_if = settings_.read(texts, policy)
@@ -131,45 +123,36 @@ def check(price: float | None, apply: Path | None) -> None:
         raise RequestError(f"--apply {apply}: {apply.parent} is no folder that can be written; name another file")
 
 
-def request(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Request:
-    """A plan with its costs; what is not given is taken from the recipe and the cluster."""
+def money(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Money:
+    """What training costs; what is not given is taken from the recipe and the cluster."""
     from hvdkit.simulator.advise import Money
 
     settings = plan.profile.settings
-    return Request(
-        plan,
-        Money(
-            images=images or _images(settings),
-            epochs=epochs or _count(settings.get("epochs")),
-            price=plan.cluster.price_per_gpu_hour if price is None else price,
-        ),
+    return Money(
+        images=images or _images(settings),
+        epochs=epochs or _count(settings.get("epochs")),
+        price=plan.cluster.price_per_gpu_hour if price is None else price,
     )
 
 
-def advise(request: Request, folder: Path) -> Advice:
-    """Answer, and write `advise.json` and `advise.md`. Raises RunError where they cannot be written."""
+def advise(plan: Plan, money: Money, folder: Path) -> Advice:
+    """Answer for the plan's first number of ranks, and write `advise.json` and `advise.md`.
+
+    Raises RunError where they cannot be written.
+    """
     from hvdkit.report.predict import advice_markdown
     from hvdkit.simulator import advise as advising
 
-    asked = request.plan
-    found = advising.advise(asked.profile, asked.cluster, asked.ranks[0], asked.settings, request.money)
+    found = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
     write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
     write_atomic(folder / "advise.md", advice_markdown(found))
     return found
 
 
 def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
-    """Write the recipe with the best suggestion; returns the suggestion. Raises as `applied` does."""
-    what, text = applied(advice, settings)
-    write_atomic(path, text)
-    return what
+    """Write the recipe `settings` with the best suggestion that a recipe can express and that is a sure gain.
 
-
-def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
-    """The best suggestion that a recipe can express and that is a sure gain, and the recipe with it as YAML.
-
-    `settings` are the recipe without it. Raises RunError where there is no such suggestion, or they are no complete
-    recipe.
+    Returns the suggestion. Raises RunError where there is none, or where the settings are no complete recipe.
     """
     from hvdkit.recipe import schema
 
@@ -182,7 +165,8 @@ def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
         except RequestError as error:
             refused = refused or f" ({each.what}: {str(error).splitlines()[0]})"
             continue
-        return each.what, schema.dump(recipe)
+        write_atomic(path, schema.dump(recipe))
+        return each.what
     raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 
 

@@ -42,18 +42,18 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
+    from hvdkit.launch.agent import scratch
     from hvdkit.launch.agent.link_monitor import LinkMonitor
     from hvdkit.launch.agent.process_tree import descendants
     from hvdkit.launch.agent.reports import MARK, own_name, own_rank, report, send
-    from hvdkit.launch.agent.scratch import Scratch
     from hvdkit.launch.agent.watchdog import Watchdog
 else:
     # -I leaves this folder out of sys.path; at the end of it no module of the standard library is hidden.
     sys.path.append(str(Path(__file__).resolve().parent))
+    import scratch  # type: ignore[import-not-found,no-redef]
     from link_monitor import LinkMonitor  # type: ignore[import-not-found,no-redef]
     from process_tree import descendants  # type: ignore[import-not-found,no-redef]
     from reports import MARK, own_name, own_rank, report, send  # type: ignore[import-not-found,no-redef]
-    from scratch import Scratch  # type: ignore[import-not-found,no-redef]
     from watchdog import Watchdog  # type: ignore[import-not-found,no-redef]
 
 TAIL_BYTES = 8192
@@ -126,7 +126,7 @@ class RankAgent:
         self.folder = folder
         self.log_path = folder / f"{name}.log"
         self.failure_path = folder / f"{name}.failure.json"
-        self.scratch = Scratch(None if rank is None else f"hvdkit-{name}-{os.getpid()}")
+        self.scratch = None if rank is None else scratch.make(f"hvdkit-{name}-{os.getpid()}")
         self.log_error: str | None = None
         self.log = -1
         self.tail = b""
@@ -148,7 +148,7 @@ class RankAgent:
         try:
             process = self._start(command)
         except OSError as error:
-            self.scratch.remove()
+            scratch.remove(self.scratch)
             self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
             self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
@@ -167,7 +167,7 @@ class RankAgent:
             leftover.unlink()
         for suffix in (".beat", ".stack"):
             self.log_path.with_suffix(suffix).unlink(missing_ok=True)
-        self.scratch.remove()
+        scratch.remove(self.scratch)
         self._report("left")
         return exit_status(status)
 
@@ -202,6 +202,7 @@ class RankAgent:
             if os.getppid() != agent:
                 os._exit(1)
 
+        temporary = {"TMPDIR": str(self.scratch)} if self.scratch else {}
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
         try:
@@ -211,7 +212,7 @@ class RankAgent:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.scratch.make(), "HVDKIT_TRACE": self.name},
+                env={**os.environ, **temporary, "HVDKIT_TRACE": self.name},
                 start_new_session=True,
                 preexec_fn=die_with_agent,
             )
