@@ -135,7 +135,7 @@ def watch(process: subprocess.Popen[bytes], out: Path, kill: dict[str, Any]) -> 
 
 
 def ranks(out: Path) -> dict[int, int]:
-    """The processes that train into this folder, not their guards, by the rank that each began with."""
+    """The processes that train into this folder, not their agents, by the rank that each began with."""
     found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):

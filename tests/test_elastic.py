@@ -67,7 +67,7 @@ class Run:
         assert wait_until(lambda: any(line["step"] >= step for line in self.lines()), patience_s), self.said()
 
     def ranks(self) -> list[int]:
-        """The processes that train; not their guards."""
+        """The processes that train; not their agents."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):

@@ -126,7 +126,7 @@ class RankAgent:
         self.folder = folder
         self.log_path = folder / f"{name}.log"
         self.failure_path = folder / f"{name}.failure.json"
-        self.scratch = None if rank is None else scratch.make(f"hvdkit-{name}-{os.getpid()}")
+        self.scratch: Path | None = None  # for temporary files
         self.log_error: str | None = None
         self.log = -1
         self.tail = b""
@@ -202,6 +202,7 @@ class RankAgent:
             if os.getppid() != agent:
                 os._exit(1)
 
+        self.scratch = None if self.rank is None else scratch.make(f"hvdkit-{self.name}-{agent}")
         temporary = {"TMPDIR": str(self.scratch)} if self.scratch else {}
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
