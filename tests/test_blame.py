@@ -354,7 +354,7 @@ def test_what_an_end_tells_of_its_cause(end: RankEnd, cause: Cause) -> None:
 
 
 def test_patience_ends_with_the_last_rank(clock: Clock) -> None:
-    lost = [RankEnd(rank, "h", exit_code=1, tail=LOST_TAIL, heard_at=100.0 + rank) for rank in range(2)]
+    lost = [RankEnd(rank, "h", exit_code=1, tail=LOST_TAIL, reported_at=100.0 + rank) for rank in range(2)]
     assert not blame.decided(lost, 3, 109.9, SETTLE_S)
     assert blame.decided(lost, 3, 110.0, SETTLE_S)
     assert blame.decided(lost, 2, 101.0, SETTLE_S)

@@ -32,7 +32,7 @@ _CORES_OF_A_COMPILE = 3  # what one keeps busy: three large sources, then one pr
 
 
 def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
-    """Build the runtimes `names` (None: all) that are not there yet; those that are, are left as they are.
+    """Build the runtimes `names` (None: all) that are missing or out of date.
 
     `gpu` forces a build with (True) or without (False) CUDA and NCCL; None takes them where both are found. A user's
     own interpreter, added under a runtime's name, is replaced only where that name is asked for.
@@ -51,10 +51,10 @@ def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
 
 
 def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
-    """Whether a whole runtime answers the request, so that nothing is to be built."""
+    """Whether a runtime answers the request, so that nothing has to be built."""
     if runtime.added:
         return not named
-    # Without --gpu or --cpu, what was once chosen stays: a CUDA installed since is the doctor's to mention.
+    # Without --gpu or --cpu the earlier choice stays; the doctor mentions a CUDA that was installed since.
     return gpu in (None, runtime.gpu) and runtime.key == current_key(runtime.name, runtime.gpu)
 
 

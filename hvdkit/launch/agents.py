@@ -260,29 +260,22 @@ class Agents:
             signal=exits.signal_name(-code) if code < 0 else None,
             stopped=self._stopped_at is not None,
             failed_at=now,
-            heard_at=now,
+            reported_at=now,
         )
 
     def _read_end(self, report: dict[str, Any], received: float) -> exits.RankEnd:
         """How a rank ended, from its agent's report."""
+        same = ("rank", "name", "exit_code", "stopped", "frozen", "after_stop", "tail", "log_error", "address")
         seconds = report.get("seconds")
         return exits.RankEnd(
-            rank=report["rank"],
+            **{key: report[key] for key in same if key in report},
             host=self._host(report),
             pid=self._pids.get(report["name"]),
-            exit_code=report["exit_code"],
             signal=exits.signal_name(report["signal"]),
-            stopped=report["stopped"],
-            frozen=report.get("frozen", False),
-            after_stop=report.get("after_stop", False),
             seconds=None if seconds is None else round(seconds, 3),
             failed_at=self._clocks.here(report["name"], report["failed_at"]),
-            heard_at=received,
+            reported_at=received,
             record=exits.Record.read(report.get("failure")),
-            tail=report.get("tail", ""),
-            log_error=report.get("log_error"),
-            name=report["name"],
-            address=report.get("address"),
             unanswered=tuple(report.get("unanswered", ())),
         )
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import socket
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import Faults, RequestError
 
-# Nothing here means anything to a shell or looks like an option: horovodrun hands names to ssh through a shell.
+# No name has a meaning to a shell or looks like an option: horovodrun passes names to ssh through a shell.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[0-9]{1,6}")
 _EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
@@ -82,7 +83,7 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
 
 
 def check_here(hosts: list[Host], np: int) -> None:
-    """Check that this machine alone can be the hosts and run `np` ranks. Raises RequestError."""
+    """Check that all hosts are this machine, and that it can run `np` ranks. Raises RequestError."""
     for host in hosts:
         if not host.here:
             raise RequestError(
@@ -102,27 +103,25 @@ def discovered(script: Path, here: bool) -> list[Host]:
 
     Raises RequestError where it cannot be run, fails, takes longer than a minute or prints anything else.
     """
-    option = f"--host-discovery-script {script}:"
+    where = f"--host-discovery-script {script}:"
     try:
         done = subprocess.run([str(script)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except OSError as error:
-        raise RequestError(
-            f"{option} cannot be run ({error.strerror}); expected #! and an interpreter first"
-        ) from error
+        raise RequestError(f"{where} cannot be run ({error.strerror}); expected #! and an interpreter first") from error
     except subprocess.TimeoutExpired:
-        raise RequestError(f"{option} expected it to end within a minute, better a second") from None
+        raise RequestError(f"{where} expected it to end within a minute, better a second") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
-        raise RequestError(f"{option} failed with status {done.returncode}: {said or 'it said nothing'}")
+        raise RequestError(f"{where} failed with status {done.returncode}: {said or 'it said nothing'}")
     hosts = []
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         try:
             hosts += [_parse_entry(line.strip())] if line.strip() else []
         except RequestError:
-            raise RequestError(f"{option} expected host:slots a line, got {line.strip()[:80]!r}") from None
+            raise RequestError(f"{where} expected host:slots a line, got {line.strip()[:80]!r}") from None
     others = [host.name for host in hosts if here and not is_this_machine(host.name)]
     if others:
-        raise RequestError(f"{option} {', '.join(others)}: not this machine; use --launcher horovodrun")
+        raise RequestError(f"{where} {', '.join(others)}: not this machine; use --launcher horovodrun")
     return hosts
 
 
@@ -147,13 +146,11 @@ def is_this_machine(name: str) -> bool:
 
 def place(hosts: list[Host], np: int) -> list[Slot]:
     """One slot for each of `np` ranks, in rank order: hosts are filled one after the other, as Horovod does it."""
-    seats: list[tuple[str, int]] = []  # of each rank: host and local_rank
-    for host in hosts:
-        seats += [(host.name, local_rank) for local_rank in range(min(host.slots, np - len(seats)))]
-    local_size: dict[str, int] = defaultdict(int)
-    peers: dict[int, list[str]] = defaultdict(list)  # of each local_rank: the hosts that have it, in order
+    every = ((host.name, local_rank) for host in hosts for local_rank in range(host.slots))
+    seats = list(itertools.islice(every, np))
+    local_size = Counter(name for name, _ in seats)
+    peers: dict[int, list[str]] = defaultdict(list)  # by local_rank: the hosts that have it, in order
     for name, local_rank in seats:
-        local_size[name] += 1
         peers[local_rank].append(name)
     return [
         Slot(

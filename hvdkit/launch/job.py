@@ -34,7 +34,7 @@ class Job:
     """One command on np ranks, and the folder of its logs.
 
     `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
-    line. `environment` is laid over the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
+    line. `environment` is added to the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
     together), rank-<r>.failure.json (from a rank that knows why it failed) and exits.json.
     On SIGTERM ranks are first asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.

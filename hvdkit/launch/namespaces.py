@@ -54,10 +54,10 @@ def places(hosts: Iterable[Host]) -> dict[str, Place]:
 
 
 def _place(name: str) -> Place:
-    option = f"-H: netns:{name}:"
+    where = f"-H: netns:{name}:"
     if not (_FOLDER / name).exists():
         there = sorted(path.name for path in _FOLDER.iterdir()) if _FOLDER.is_dir() else []
-        raise RequestError(f"{option} expected one of `ip netns`: {', '.join(there) or 'there is none'}")
+        raise RequestError(f"{where} expected one of `ip netns`: {', '.join(there) or 'there is none'}")
     enter = ("nsenter", f"--net={_FOLDER / name}", "--")
     # `ip` lives where a user's PATH may not look.
     path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
@@ -66,13 +66,13 @@ def _place(name: str) -> Place:
         environment = {**os.environ, "PATH": path}
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=30)
     except subprocess.TimeoutExpired:
-        raise RequestError(f"{option} `ip address` does not answer there; see with `{' '.join(command)}`") from None
+        raise RequestError(f"{where} `ip address` does not answer there; see with `{' '.join(command)}`") from None
     except OSError as error:
-        raise RequestError(f"{option} expected nsenter, of util-linux ({error.strerror})") from error
+        raise RequestError(f"{where} expected nsenter, of util-linux ({error.strerror})") from error
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise RequestError(f"{option} cannot be entered ({said}); root may, or who owns it")
+        raise RequestError(f"{where} cannot be entered ({said}); root may, or who owns it")
     for link in json.loads(done.stdout or "[]"):
         for address in link.get("addr_info", []):
             return Place(link["ifname"], address["local"], enter)
-    raise RequestError(f"{option} expected an interface that is up and has an IPv4 address")
+    raise RequestError(f"{where} expected an interface that is up and has an IPv4 address")

@@ -1,4 +1,4 @@
-"""Which rank is to blame for the end of a job, and when that is known. Evidence decides, not what arrives first."""
+"""Which rank is to blame for the end of a job, and when that is known. The order of reports does not matter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.launch.job import Job
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rank to blame, and the ranks `lost_by` which it was lost where it has not failed by itself."""
+    """The rank to blame; where it has not failed by itself, `lost_by` has the ranks that lost it."""
 
     end: RankEnd
     lost_by: tuple[RankEnd, ...] = ()
@@ -52,7 +52,7 @@ def decided(ends: Collection[RankEnd], np: int, now: float, settle_s: float) -> 
         return False
     if any(not end.secondary for end in failed) or len(ends) == np:
         return True
-    return now >= min(end.heard_at for end in failed) + settle_s
+    return now >= min(end.reported_at for end in failed) + settle_s
 
 
 def failure(job: Job, verdict: Verdict) -> HvdkitError:

@@ -23,7 +23,7 @@ _LINE_LIMIT = 400
 class RankFailure(RunError):
     """A rank failed and the job was ended. Carries `rank`, `host`, and `exit_code` or `signal` (the other is None).
 
-    `record` is what the rank itself left about its failure, if anything.
+    `record` is what the rank itself wrote about its failure, if anything.
     """
 
     def __init__(self, message: str, end: RankEnd) -> None:
@@ -62,8 +62,8 @@ class Cause(IntEnum):
     """Why a rank ended, in the order of blame: a smaller one is never the consequence of a larger one."""
 
     OWN = 0  # an exit code or a signal of its own, or an error that it wrote down
-    FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it answered nobody
-    UNKNOWN = 2  # nobody asked it to stop, and nothing is known of its end
+    FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it did not answer
+    UNKNOWN = 2  # it was not asked to stop, and nothing is known of its end
     PERHAPS_LOST = 3  # it failed, and its output has a broken connection, which may not be Horovod's
     LOST = 4  # it failed because another rank was gone
     STOPPED = 5  # it was asked to stop, by the launcher or by horovodrun
@@ -88,7 +88,7 @@ class RankEnd:
     after_stop: bool = False
     seconds: float | None = None
     failed_at: float = float("inf")
-    heard_at: float = float("-inf")  # when the launcher learned of it
+    reported_at: float = float("-inf")  # to the launcher
     record: Record | None = None
     tail: str = ""
     log_error: str | None = None
@@ -120,7 +120,7 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether the rank ended otherwise than well and without being asked to."""
+        """Whether the rank failed, and not because it was asked to stop."""
         return self.cause in (Cause.OWN, Cause.UNKNOWN) or self.secondary
 
     @property
