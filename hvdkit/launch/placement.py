@@ -57,12 +57,13 @@ class Placement:
         if not 0 <= self.stall_timeout_s < float("inf"):
             faults.append(f"--stall-timeout {self.stall_timeout_s}: expected seconds, or 0 to wait for ever")
         faults += environment_faults(framework, os.environ)
-        if self.discovery is not None:
-            faults += self._discovery_faults(self.discovery, elastic)
         return faults
 
-    def _discovery_faults(self, script: Path, elastic: bool) -> Faults:
-        faults = Faults()
+    def discovery_faults(self, elastic: bool) -> Faults:
+        """What is wrong with --host-discovery-script; the script is run once."""
+        faults, script = Faults(), self.discovery
+        if script is None:
+            return faults
         if not elastic:
             faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
         elif not (os.access(script, os.X_OK) and script.is_file()):
