@@ -110,4 +110,4 @@ def test_nothing_is_searched_where_nothing_can_be_found(extra: list[str]) -> Non
 
     recipe = schema.load(DIGITS, ["tune=measure", *extra[2:]])
     plan = make_plan(recipe, "mxnet", Placement(int(extra[1])))
-    assert tune.searched(plan) and tune.measured(plan, Path("/nowhere")) is plan
+    assert not tune.searches(plan) and tune.measured(plan, Path("/nowhere")) is plan

@@ -109,7 +109,7 @@ def advise(
         settings, name = recipe.model_dump(), recipe.name
     with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
         if subject.suffix != ".json":
-            plan = pipeline.run(measuring, folder)
+            plan = pipeline.run(measuring, question, folder)
         advice = foresee.advise(plan, foresee.money(plan, price, images, epochs), folder)
         typer.echo("\n".join(advice_lines(advice)))
         typer.echo(f"written to {folder / 'advise.json'} and advise.md")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.commands import predict
@@ -19,15 +18,7 @@ from hvdkit.simulator import cluster as clusters
 CLUSTER = "cluster.yaml"
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """A request that has passed every check that can be made before it starts."""
-
-    measuring: ProfilePlan
-    question: Question
-
-
-def plan(recipe: Recipe, question: Question, framework: str, placement: Placement, steps: int) -> Pipeline:
+def plan(recipe: Recipe, question: Question, framework: str, placement: Placement, steps: int) -> ProfilePlan:
     """Check what was asked for. Raises RequestError with all its faults."""
     faults = Faults()
     if question.cluster is None and placement.np == 1:
@@ -35,10 +26,10 @@ def plan(recipe: Recipe, question: Question, framework: str, placement: Placemen
     with faults.collected():
         measuring = profiling.plan(recipe, framework, placement, steps)
     faults.report()
-    return Pipeline(measuring, question)
+    return measuring
 
 
-def run(pipeline: Pipeline, folder: Path) -> Plan:
+def run(measuring: ProfilePlan, question: Question, folder: Path) -> Plan:
     """The question of a profile that is measured into `folder`, or is there already.
 
     Where no cluster was named, the links that were timed are written to `cluster.yaml`. Raises as `profile.run` does,
@@ -47,16 +38,16 @@ def run(pipeline: Pipeline, folder: Path) -> Plan:
     path = folder / profiling.FILE
     if path.exists():
         found = predict.read(path)
-        _check_same(found, pipeline.measuring, path)
+        _check_same(found, measuring, path)
         _print(f"{path} is there and taken")
     else:
-        asked = pipeline.measuring.plan
-        for line in pipeline.measuring.left_out:
+        asked = measuring.plan
+        for line in measuring.left_out:
             _print(line)
         _print(f"profiling {asked.recipe.name} under {asked.framework}, {asked.np} rank(s)")
-        found = profiling.run(pipeline.measuring, folder)
-    made = pipeline.question.of(found)
-    if pipeline.question.cluster is None:
+        found = profiling.run(measuring, folder)
+    made = question.of(found)
+    if question.cluster is None:
         clusters.save(made.cluster, folder / CLUSTER)
         _print(f"no --cluster: the links are those that the profile timed, kept in {folder / CLUSTER}")
     return made

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hvdkit.baselines import registry
 from hvdkit.commands import parity, train
+from hvdkit.commands.metrics_tail import Watch
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, make_plan
 from hvdkit.commands.regression import Baseline
-from hvdkit.commands.train import Watch
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from hvdkit.commands.metrics_tail import MetricsTail
 from hvdkit.commands.plan import Plan, launch
 from hvdkit.core import tuning
 from hvdkit.core.tuning import CHOSEN, CYCLE, IDLE
@@ -34,17 +33,15 @@ class _Enough(Exception):
     """A short run has been measured."""
 
 
-def searched(plan: Plan) -> str | None:
-    """Why nothing is searched for in this run; None where settings are."""
-    if plan.rival or plan.recipe.tune != "measure":
-        return "the recipe does not ask"
-    if plan.np == 1:
-        return "one rank reduces nothing"
-    if plan.recipe.elastic:
-        return "Horovod mixes cycle times up as ranks join"
-    if plan.recipe.device == "gpu":
-        return "no core is short where GPUs compute"
-    return "the environment has HOROVOD_CYCLE_TIME" if CYCLE in os.environ else None
+def searches(plan: Plan) -> bool:
+    """Whether settings are searched for in this run.
+
+    Not with one rank, which reduces nothing; not in an elastic run, where Horovod mixes up cycle times as ranks join;
+    not on GPUs, where no core is short; and not where the environment has a cycle time.
+    """
+    recipe = plan.recipe
+    asked = recipe.tune == "measure" and not plan.rival and CYCLE not in os.environ
+    return asked and plan.np > 1 and not recipe.elastic and recipe.device != "gpu"
 
 
 def measured(plan: Plan, folder: Path) -> Plan:
@@ -52,7 +49,7 @@ def measured(plan: Plan, folder: Path) -> Plan:
 
     Each runs STEPS updates of the recipe in each of ROUNDS rounds, in random order. Raises what the launcher raises.
     """
-    if searched(plan) is not None:
+    if not searches(plan):
         return plan
     speeds: dict[str, list[float]] = {name: [] for name in SETTINGS}
     place = folder / "tuning"
@@ -87,30 +84,16 @@ def _speed(plan: Plan, place: Path) -> float:
     place.mkdir(parents=True)
     short = plan.recipe.model_copy(update={"checkpoint": None, "log_every": PART, "tensorboard": False, "tune": "rule"})
     write_atomic(place / "config.yaml", schema.dump(short))
-    lines = place / "metrics.jsonl"
+    speeds: list[float] = []
 
-    def look() -> None:
-        if len(_parts(lines)) >= (STEPS - WARMUP_STEPS) // PART:
+    def watch(line: MetricLine) -> None:
+        if line.step > WARMUP_STEPS and not line.ends_epoch:
+            speeds.append(line.images_per_second)
+        if len(speeds) >= (STEPS - WARMUP_STEPS) // PART:
             raise _Enough
 
+    tail = MetricsTail(place / "metrics.jsonl", watch)
     with contextlib.suppress(_Enough):
-        launch(plan, place / "config.yaml", ["--out", str(place)], place / "logs", look)
-    parts = _parts(lines)
-    return statistics.median(parts) if parts else 0.0
-
-
-def _parts(path: Path) -> list[float]:
-    """Speeds of the logged parts after the warm-up."""
-    try:
-        texts = path.read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for text in texts:
-        try:
-            line = MetricLine.model_validate_json(text)
-        except ValidationError:
-            continue  # still being written
-        if line.step > WARMUP_STEPS and not line.ends_epoch:
-            found.append(line.images_per_second)
-    return found
+        launch(plan, place / "config.yaml", ["--out", str(place)], place / "logs", tail.poll)
+        tail.poll()
+    return statistics.median(speeds) if speeds else 0.0
