@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -18,6 +18,7 @@ from hvdkit.core import tuning
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
+from hvdkit.launch.hosts import Slot
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
@@ -33,16 +34,7 @@ LARGEST_BYTES = 2**31 - 1  # Horovod counts a tensor's elements in 31 bits
 _FASTEST = 1e12  # Mbit/s: where times do not grow with the size there is no rate
 _ROWS = TypeAdapter(list[BenchRow])
 # What differs by rank is no setting.
-_OF_A_RANK = (
-    "HOSTNAME",
-    "RANK",
-    "SIZE",
-    "LOCAL_RANK",
-    "LOCAL_SIZE",
-    "CROSS_RANK",
-    "CROSS_SIZE",
-    "GLOO_RENDEZVOUS_PORT",
-)
+_OF_A_RANK = {f"HOROVOD_{field.name.upper()}" for field in fields(Slot)} | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
 
 
 @dataclass(frozen=True)
@@ -257,7 +249,6 @@ def _rows(plan: Plan, folder: Path) -> list[BenchRow]:
 def _result(plan: Plan, folder: Path) -> Bench:
     rows, ranks = _rows(plan, folder), json.loads((folder / RANKS).read_text())
     versions = ranks["versions"]
-    own = {f"HOROVOD_{name}" for name in _OF_A_RANK}
     return Bench(
         collective=plan.request.collective,
         framework=plan.framework,
@@ -269,7 +260,7 @@ def _result(plan: Plan, folder: Path) -> Bench:
         device=ranks["device"],
         algorithm="ring",
         link_mbit_per_s=plan.link_mbit_per_s,
-        settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in own},
+        settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
         rows=rows,
         machine=this_machine(),
     )

@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hvdkit.errors import Faults, RequestError
@@ -168,10 +168,8 @@ def place(hosts: list[Host], np: int) -> list[Slot]:
 
 def horovod_environment(slot: Slot, address: str, port: int, interface: str) -> dict[str, str]:
     """The variables in which a rank's Horovod finds its slot, and the rendezvous server at `address` and `port`."""
-    keys = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     return {
-        "HOROVOD_HOSTNAME": slot.hostname,
-        **{f"HOROVOD_{key.upper()}": str(getattr(slot, key)) for key in keys},
+        **{f"HOROVOD_{field.name.upper()}": str(getattr(slot, field.name)) for field in fields(Slot)},
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
