@@ -45,11 +45,11 @@ class Faults(list[str]):
     """All faults of one request, a line each, which are reported together."""
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Add the lines of an error that is raised inside and go on behind it."""
+    def collected(self, kind: type[HvdkitError] = RequestError) -> Iterator[None]:
+        """Add the lines of an error of this kind that is raised inside, each line once, and go on after the block."""
         try:
             yield
-        except HvdkitError as error:
+        except kind as error:
             self += [line for line in str(error).splitlines() if line not in self]
 
     def report(self) -> None:

@@ -13,7 +13,7 @@ from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.errors import Faults, RunError
+from hvdkit.errors import Faults, HvdkitError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
@@ -44,7 +44,7 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
     elif out.exists() and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
     ready = None
-    with faults.collected():
+    with faults.collected(HvdkitError):
         record = snapshots.read(folder).record
         if out.suffix in _WRITTEN_BY:
             recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe")
