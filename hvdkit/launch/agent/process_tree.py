@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 
 
@@ -24,3 +26,10 @@ def descendants(pid: int) -> list[int]:
         todo += below
         found += below
     return found
+
+
+def kill(pids: list[int]) -> None:
+    """Send SIGKILL to the processes that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

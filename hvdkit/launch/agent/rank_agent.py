@@ -44,7 +44,7 @@ from typing import Any
 if __package__:
     from hvdkit.launch.agent import scratch
     from hvdkit.launch.agent.link_monitor import LinkMonitor
-    from hvdkit.launch.agent.process_tree import descendants
+    from hvdkit.launch.agent.process_tree import descendants, kill
     from hvdkit.launch.agent.reports import MARK, own_name, own_rank, report, send
     from hvdkit.launch.agent.watchdog import Watchdog
 else:
@@ -52,7 +52,7 @@ else:
     sys.path.append(str(Path(__file__).resolve().parent))
     import scratch  # type: ignore[import-not-found,no-redef]
     from link_monitor import LinkMonitor  # type: ignore[import-not-found,no-redef]
-    from process_tree import descendants  # type: ignore[import-not-found,no-redef]
+    from process_tree import descendants, kill  # type: ignore[import-not-found,no-redef]
     from reports import MARK, own_name, own_rank, report, send  # type: ignore[import-not-found,no-redef]
     from watchdog import Watchdog  # type: ignore[import-not-found,no-redef]
 
@@ -286,9 +286,7 @@ class RankAgent:
         if self.stopped_at is not None and (self.stop_requests or overdue):
             self.kill_at = None
             self.stop_requests = 0
-            for pid in descendants(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill(descendants(os.getpid()))
 
     def _reap(self) -> int | None:
         """Collect ended children, adopted ones too; the command's waitpid status once it is among them."""
@@ -312,9 +310,7 @@ class RankAgent:
             if not left:
                 return
             if time.monotonic() >= patience:
-                for pid in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                kill(left)
             self._read_output()
             time.sleep(0.01)
 
