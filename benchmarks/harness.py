@@ -281,10 +281,11 @@ def _start_ranks(
     """
     from hvdkit.commands import train
     from hvdkit.commands.plan import launch, make_plan
+    from hvdkit.launch.placement import Placement
     from hvdkit.recipe import registry, schema
 
     checked = schema.load(registry.locate(Path(recipe)), keys)
-    planned = make_plan(checked, framework, ranks, hosts, "direct", rival=rival)
+    planned = make_plan(checked, framework, Placement(ranks, hosts), rival=rival)
     if script:
         planned = planned.by(HERE / script)
     if plan is None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from hvdkit import adapters, paths
 from hvdkit.core import metrics
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
@@ -52,7 +52,7 @@ class Side:
     warmup: int
     measured: int
 
-    def turn(self, adapter: Adapter, topology: Topology, dataset: Dataset, lifeline: Lifeline) -> list[float]:
+    def turn(self, adapter: Adapter, topology: Topology, dataset: Dataset, heartbeat: Heartbeat) -> list[float]:
         """Seconds of each step that counts, on this rank; all ranks begin together."""
         synchronize(adapter)
         loop = Turn(
@@ -62,25 +62,25 @@ class Side:
             topology,
             dataset,
             metrics.MetricsFile(None),
-            tell=lifeline.beat,
+            tell=heartbeat.beat,
         )
         self.session.fit(loop)
         return loop.clock.seconds[self.warmup :]
 
 
-def opened(adapter: Adapter, plan: dict[str, Any], lifeline: Lifeline) -> tuple[Topology, Dataset, dict[str, Side]]:
+def opened(adapter: Adapter, plan: dict[str, Any], heartbeat: Heartbeat) -> tuple[Topology, Dataset, dict[str, Side]]:
     """Start the rank and open the plan's sides. Each has had a short turn, which compiles what is compiled."""
     where, keys = Path(plan["recipe"]), plan["keys"]
     build = recipe_of(adapter.NAME).build
     topology, dataset, network = start(adapter, schema.load(where, keys))
     sides: dict[str, Side] = {}
     for name, asked in plan["sides"].items():
-        lifeline.beat("building the networks")
+        heartbeat.beat("building the networks")
         recipe = schema.load(where, [*keys, *asked["keys"]])
         session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
         session.broadcast_state()
         side = sides[name] = Side(recipe, session, asked["warmup"], asked["measured"])
-        replace(side, measured=0).turn(adapter, topology, dataset, lifeline)
+        replace(side, measured=0).turn(adapter, topology, dataset, heartbeat)
     return topology, dataset, sides
 
 
@@ -106,16 +106,16 @@ def sent_bytes() -> int:
     return int(next(line for line in lines if line.strip().startswith(name)).split(":")[1].split()[8])
 
 
-def take_turns(lifeline: Lifeline) -> None:
+def take_turns(heartbeat: Heartbeat) -> None:
     """Rank 0 writes `rounds`, lists of turns as (side, steps' seconds of each rank), `sent_bytes` of each turn by host,
     the framework's versions, and `load`, the share of the machine that others took."""
     plan, adapter = json.loads(Path(sys.argv[1]).read_text()), adapters.load(sys.argv[2])
-    topology, dataset, sides = opened(adapter, plan, lifeline)
+    topology, dataset, sides = opened(adapter, plan, heartbeat)
     begun, mine = Snapshot.take(time.process_time()), []
     for side in (side for order in plan["rounds"] for side in order):
         synchronize(adapter)
         before = sent_bytes()
-        seconds = sides[side].turn(adapter, topology, dataset, lifeline)
+        seconds = sides[side].turn(adapter, topology, dataset, heartbeat)
         synchronize(adapter)
         mine.append((seconds, sent_bytes() - before))
     report: dict[str, Any] = {"host": os.environ["HOROVOD_HOSTNAME"], "turns": mine}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,6 +39,23 @@ class Stopped(HvdkitError):
     """Training ended before its last step because it was asked to, and nothing is lost."""
 
     exit_status = 0
+
+
+class Faults(list[str]):
+    """All faults of one request, a line each, which are reported together."""
+
+    @contextmanager
+    def collected(self, kind: type[HvdkitError] = RequestError) -> Iterator[None]:
+        """Add the lines of an error of this kind that is raised inside, each line once, and go on after the block."""
+        try:
+            yield
+        except kind as error:
+            self += [line for line in str(error).splitlines() if line not in self]
+
+    def report(self) -> None:
+        """Raise RequestError if there are any."""
+        if self:
+            raise RequestError("\n".join(self))
 
 
 def first_fault(error: ValidationError) -> str:

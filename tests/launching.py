@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hygiene
 
-from hvdkit.launch.agents import Guarded
+from hvdkit.launch.agents import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import GRACE_S, Job, prepare
 from hvdkit.launch.supervise import supervise
@@ -74,7 +74,7 @@ def run_plain(job: Job, on_tick: Callable[[], None] | None = None, grace_s: floa
     supervise(
         job,
         [
-            Guarded("rank", rank, job.command(), {**job.base_environment(), "HOROVOD_RANK": str(rank)}, grace_s)
+            AgentCommand("rank", rank, job.command(), {**job.base_environment(), "HOROVOD_RANK": str(rank)}, grace_s)
             for rank in range(job.np)
         ],
         on_tick,

@@ -17,7 +17,7 @@ import pytest
 from launching import wait_until
 
 from hvdkit import adapters
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.runs import TrainResult
 from hvdkit.worker import train
@@ -65,7 +65,7 @@ def local_run(
         patch.setattr(adapter, "train_step", train_step)
         patch.setattr(train.resnet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
         try:
-            return train.train(adapter, lambda table: Network(3072, 10), recipe, folder, Lifeline(), resume)
+            return train.train(adapter, lambda table: Network(3072, 10), recipe, folder, Heartbeat(), resume)
         except Killed:
             for writer in (each for each in threading.enumerate() if each.name == "checkpoint"):
                 writer.join()  # no process has ended here, so neither has it

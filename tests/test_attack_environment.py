@@ -12,8 +12,8 @@ from conftest import FRAMEWORKS
 from simulating import profile
 
 from hvdkit.adapters.capabilities import ENVIRONMENT
-from hvdkit.commands import placement
 from hvdkit.core import tuning, usage
+from hvdkit.launch.placement import environment_faults
 from hvdkit.report import bench, plots, plotting
 from hvdkit.report import profile as profile_
 from hvdkit.results import profile as profiles
@@ -104,14 +104,14 @@ def test_a_folder_that_is_gone_and_runtimes_that_are_none(tmp_path: Path) -> Non
 def test_what_would_end_every_rank_is_said_before_any_is_started(framework: str) -> None:
     for name, (expected, _) in ENVIRONMENT.get(framework, {}).items():
         for value in ("garbage", "0", "-1", "1.5"):
-            faults = placement._environment(framework, {name: value})
+            faults = environment_faults(framework, {name: value})
             assert len(faults) == 1 and name in faults[0] and expected in faults[0] and value in faults[0]
         right = "NaiveEngine" if "ENGINE" in name else "3"
-        assert placement._environment(framework, {name: right}) == []
+        assert environment_faults(framework, {name: right}) == []
     for value in ("abc", "-1", "nan", "inf"):
-        (fault,) = placement._environment(framework, {"HOROVOD_CYCLE_TIME": value})
+        (fault,) = environment_faults(framework, {"HOROVOD_CYCLE_TIME": value})
         assert "HOROVOD_CYCLE_TIME: expected a number" in fault
-    assert placement._environment(framework, {"HOROVOD_CYCLE_TIME": "5", "HOROVOD_FUSION_THRESHOLD": ""}) == []
+    assert environment_faults(framework, {"HOROVOD_CYCLE_TIME": "5", "HOROVOD_FUSION_THRESHOLD": ""}) == []
 
 
 @pytest.mark.parametrize(

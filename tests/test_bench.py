@@ -14,6 +14,7 @@ from hvdkit import adapters
 from hvdkit.commands import bench
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
+from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
 from hvdkit.results.runs import this_machine
 from hvdkit.simulator import cluster, curves
@@ -104,7 +105,8 @@ def test_bus_factors_are_nccl_tests() -> None:
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(RequestError) as caught:
-        bench.plan("reduce", "mxnet", 0, None, "ssh", -1, 8, 4, 1, "float128", "prod", 0, "tpu", -1.0, Path("no.yaml"))
+        placement = Placement(0, None, "ssh", -1)
+        bench.plan("reduce", "mxnet", placement, 8, 4, 1, "float128", "prod", 0, "tpu", -1.0, Path("no.yaml"))
     for said in (
         "reduce: expected one of allreduce",
         "-np 0: ",
@@ -129,13 +131,13 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ({"framework": "pytorch", "dtype": "int8"}, "--dtype int8: pytorch does not reduce it"),
         ({"framework": "caffe"}, "unknown framework 'caffe'"),
         ({"max_bytes": 2**40}, "--max-bytes 1099511627776: expected 1 to 2147483647"),
-        ({"hosts": "a"}, "no number of slots"),
+        ({"placement": Placement(2, "a")}, "no number of slots"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {
-        "collective": "allreduce", "framework": "mxnet", "np": 2, "hosts": None, "launcher": "direct",
-        "stall_timeout_s": 60.0, "min_bytes": 4, "max_bytes": 64, "factor": 2.0, "dtype": "float32", "redop": "sum",
+        "collective": "allreduce", "framework": "mxnet", "placement": Placement(2),
+        "min_bytes": 4, "max_bytes": 64, "factor": 2.0, "dtype": "float32", "redop": "sum",
         "seconds": 1.0, "device": "cpu", "link_mbit_per_s": None, "add_to": None,
     }  # fmt: skip
     with pytest.raises(RequestError, match=said):

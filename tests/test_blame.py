@@ -33,7 +33,7 @@ def said(kind: str, message: str = "boom") -> dict[str, Any]:
     return {"exit_code": 1, "failure": {"kind": kind, "message": message, "step": 3}}
 
 
-# What a guard says of a rank that failed by itself.
+# What an agent reports of a rank that failed by itself.
 GUILTY: dict[str, dict[str, Any]] = {
     "own exit code": {"exit_code": 3},
     "own exit code behind a traceback": {"exit_code": 1, "tail": "Traceback …\nValueError: upside down\n"},
@@ -44,7 +44,7 @@ GUILTY: dict[str, dict[str, Any]] = {
     "error record with a word of a lost peer": said("error", LOST_TAIL) | {"tail": LOST_TAIL},
     "request record": said("request"),
 }
-# What it says of one that ends for another's sake, or well.
+# What it reports of one that ends for another's sake, or well.
 WITNESSES: dict[str, dict[str, Any]] = {
     "communication record": said("communication", "Connection closed by peer"),
     "word of a lost peer": {"exit_code": 1, "tail": LOST_TAIL},
@@ -78,7 +78,7 @@ def job(np: int, folder: Path = Path("logs")) -> Job:
 
 
 def report(rank: int, failed_at: float, facts: dict[str, Any]) -> dict[str, Any]:
-    """A guard's report of an end."""
+    """An agent's report of an end."""
     record = {"exit_code": None, "signal": None, "stopped": False, "frozen": False, "after_stop": False, "tail": ""}
     record |= {"seconds": 5.0, "failed_at": failed_at, "failure": None, "log_error": None, "host": "localhost"}
     return {"event": "ended", "rank": rank, "name": f"rank-{rank}", "clock": failed_at} | record | facts
@@ -114,9 +114,9 @@ def told(
     ranks.stop()
     for rank in order:
         facts = {**dict.fromkeys(natural, STOPPED), **(when_stopped or {})}[rank]
-        if rank not in ranks._ends and facts is not None:
+        if f"rank-{rank}" not in ranks.ends and facts is not None:
             ranks.note(report(rank, clock.now, facts), clock.now)
-    fault = supervise._fault(ranks._job, ranks, ranks.all_ends(), [])
+    fault = ranks.fault()
     if isinstance(fault, RequestError):
         return -1, str(fault)
     assert isinstance(fault, RankFailure)
@@ -234,12 +234,12 @@ def test_hangs_are_blamed_in_every_order(clock: Clock) -> None:
                     "frames": [frame] if frame else [],
                 }
                 assert not ranks.must_stop
-                ranks.note({"event": "stalled", "rank": rank, "name": f"rank-{rank}", "clock": 1.0} | facts, clock.now)
+                ranks.note({"event": "hung", "rank": rank, "name": f"rank-{rank}", "clock": 1.0} | facts, clock.now)
             assert ranks.must_stop
             ranks.stop()
             for rank in order:
                 ranks.note(report(rank, clock.now, STOPPED | {"frozen": where[rank][1]}), clock.now)
-            said.add(str(supervise._fault(ranks._job, ranks, ranks.all_ends(), [])))
+            said.add(str(ranks.fault()))
         (message,) = said
         assert message.startswith(f"rank {2 if frozen else 1} on localhost hangs at step 7"), message
 
@@ -247,10 +247,10 @@ def test_hangs_are_blamed_in_every_order(clock: Clock) -> None:
 def test_ranks_that_move_again_hang_no_more(clock: Clock) -> None:
     ranks = supervise._Ranks(job(2))
     facts = {"step": 7, "phase": "step", "seconds": 51.0, "frozen": False, "frames": []}
-    for event in ("stalled", "resumed"):
+    for event in ("hung", "resumed"):
         for rank in range(2):
             ranks.note({"event": event, "rank": rank, "name": f"rank-{rank}", "clock": 1.0} | facts, clock.now)
-        assert ranks.must_stop == (event == "stalled")
+        assert ranks.must_stop == (event == "hung")
     clock.now += 1000.0
     assert not ranks.must_stop
 
@@ -259,19 +259,19 @@ def test_a_rank_is_seen_to_stand_and_to_move_again(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "time", clock)
-    monkeypatch.setattr(watchdog.Pulse, "_frames", lambda *_: [])  # they are asked for by a signal
-    watched = watchdog.Pulse(tmp_path, "rank-0", os.getpid(), 5000.0)
+    monkeypatch.setattr(watchdog.Watchdog, "_frames", lambda *_: [])  # they are asked for by a signal
+    watched = watchdog.Watchdog(tmp_path, "rank-0", os.getpid(), 5000.0)
     seen = []
     for beat, waited_s in (("1 0 a", 0), ("1 0 a", 4999), ("1 0 a", 2), ("1 0 a", 9999), ("2 1 b", 1), ("2 1 b", 1)):
         (tmp_path / "rank-0.beat").write_text(beat)
         clock.now += waited_s
-        seen.append((watched.stall() is not None, watched.resumed))
+        seen.append((watched.hang() is not None, watched.resumed))
     standing, moving = (True, False), (False, True)
     assert seen == [(False, False), (False, False), standing, (False, False), moving, (False, False)]
 
 
 def test_a_host_that_is_cut_off_is_blamed_unless_a_rank_failed_before(clock: Clock) -> None:
-    cut = {"event": "cut off", "rank": 0, "name": "rank-0", "clock": 950.0, "interface": "eth0", "up": False}
+    cut = {"event": "link down", "rank": 0, "name": "rank-0", "clock": 950.0, "interface": "eth0", "up": False}
     for failed_at, words in (
         (940.0, "rank 1 on localhost ended with exit code 3"),
         (948.0, "host localhost is cut off"),
@@ -284,11 +284,11 @@ def test_a_host_that_is_cut_off_is_blamed_unless_a_rank_failed_before(clock: Clo
             assert ranks.must_stop
             ranks.stop()
             ranks.note(report(0, clock.now, STOPPED), clock.now)
-            said.add(str(supervise._fault(ranks._job, ranks, ranks.all_ends(), [])))
+            said.add(str(ranks.fault()))
         assert len(said) == 1 and said.pop().startswith(words)
 
 
-def test_a_guard_that_is_killed_behind_its_report_changes_nothing(clock: Clock) -> None:
+def test_an_agent_that_is_killed_behind_its_report_changes_nothing(clock: Clock) -> None:
     ranks = supervise._Ranks(job(1))
     ranks.note(report(0, 900.0, {"exit_code": 3}), clock.now)
     ranks.note(report(0, 901.0, {"signal": 9, "stopped": True}), clock.now)
@@ -307,11 +307,11 @@ def test_an_elastic_run_ends_for_the_earliest_failure_of_a_rank_itself(clock: Cl
     ]
     heard = set()
     for order in itertools.permutations(ends):
-        workers = elastic._Workers(replace(job(5), elastic=Elastic(1, 5)), begins_anew=False)
+        workers = elastic._Workers(replace(job(5), elastic=Elastic(1, 5)), restarts=False)
         for each in order:
             workers.note(each, clock.now)
         assert workers.must_stop
-        heard.add(str(elastic._fault(workers._job, workers, [])))
+        heard.add(str(workers.fault()))
     assert len(heard) == 1 and heard.pop().startswith("rank 1 on localhost failed at step 3: earlier ")
 
 
@@ -320,12 +320,12 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
     heard = set()
     lost = [report(0, 899.0, WITNESSES["word of a lost peer"]), report(1, 901.0, {"signal": 9})]
     for order in itertools.permutations(lost):
-        workers = elastic._Workers(replace(job(2), elastic=Elastic(2, 2)), begins_anew=False)
+        workers = elastic._Workers(replace(job(2), elastic=Elastic(2, 2)), restarts=False)
         for each in order:
             workers.note(each, clock.now)
             workers.note({**each, "event": "started", "pid": 4_000_000 + each["rank"]}, clock.now)
         workers.horovodrun_end = {"exit_code": 1, "signal": None, "tail": ""}
-        heard.add(str(elastic._fault(workers._job, workers, [])))
+        heard.add(str(workers.fault()))
     assert len(heard) == 1 and "the first lost: rank 1 on localhost was killed by SIGKILL" in heard.pop()
 
 
@@ -334,7 +334,7 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
     [
         (RankEnd(0, "h", exit_code=0), Cause.WELL),
         (RankEnd(0, "h", exit_code=3), Cause.OWN),
-        (RankEnd(0, "h", signal="SIGTERM"), Cause.OWN),  # by somebody else than its guard
+        (RankEnd(0, "h", signal="SIGTERM"), Cause.OWN),  # by somebody else than its agent
         (RankEnd(0, "h"), Cause.UNKNOWN),
         (RankEnd(0, "h", stopped=True), Cause.STOPPED),
         (RankEnd(0, "h", exit_code=0, stopped=True), Cause.STOPPED),
@@ -354,7 +354,7 @@ def test_what_an_end_tells_of_its_cause(end: RankEnd, cause: Cause) -> None:
 
 
 def test_patience_ends_with_the_last_rank(clock: Clock) -> None:
-    lost = [RankEnd(rank, "h", exit_code=1, tail=LOST_TAIL, heard_at=100.0 + rank) for rank in range(2)]
+    lost = [RankEnd(rank, "h", exit_code=1, tail=LOST_TAIL, reported_at=100.0 + rank) for rank in range(2)]
     assert not blame.decided(lost, 3, 109.9, SETTLE_S)
     assert blame.decided(lost, 3, 110.0, SETTLE_S)
     assert blame.decided(lost, 2, 101.0, SETTLE_S)

@@ -23,6 +23,7 @@ from safetensors.numpy import load, load_file, save_file
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands import compare, profile, tune
 from hvdkit.commands.plan import make_plan
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.runs import EvaluationResult, TrainResult
 
@@ -220,12 +221,12 @@ def test_runs_that_only_measure_keep_nothing(
 ) -> None:
     """Whatever the recipe says: the comparison's, with all rivals, the profile's, and those before `tune: measure`."""
     given = schema.load(recipe, asked)
-    compared = compare.plan(given, ["mxnet"], [1, 2], "direct", rival_names=["plain", "kvstore", "independent"])
+    compared = compare.schedule(given, ["mxnet"], [1, 2], Placement(), ["plain", "kvstore", "independent"]).plans
     assert len(compared) == 6
     tuned: list[schema.Recipe] = []
-    monkeypatch.setattr(tune.train, "launch", lambda plan, recipe, *rest: tuned.append(schema.load(recipe)))
-    tune._speed(make_plan(given, "mxnet", 2, None, "direct"), tmp_path / "tuning")
-    profiled = profile.plan(given, "mxnet", 2).plan.recipe
+    monkeypatch.setattr(tune, "launch", lambda plan, recipe, *rest: tuned.append(schema.load(recipe)))
+    tune._speed(make_plan(given, "mxnet", Placement(2)), tmp_path / "tuning")
+    profiled = profile.plan(given, "mxnet", Placement(2)).plan.recipe
     for each in [*(plan.recipe for plan in compared), *tuned, profiled]:
         assert each.checkpoint is None
     assert len(tuned) == 1 and given.checkpoint is not None

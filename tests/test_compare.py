@@ -16,6 +16,7 @@ from hvdkit.commands.compare import Schedule
 from hvdkit.commands.plan import Plan
 from hvdkit.core import usage
 from hvdkit.errors import RequestError
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.tables import comparison_markdown, comparison_tables
@@ -105,7 +106,7 @@ def test_ratios_pair_the_runs_of_a_round() -> None:
 
 
 def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(checked: Recipe) -> None:
-    plans = [replace(fake(checked), np=np, rival=rival) for np in (1, 2) for rival in (None, "plain")]
+    plans = [replace(fake(checked), placement=Placement(np), rival=rival) for np in (1, 2) for rival in (None, "plain")]
     order = list(Schedule(plans, 6, 1))
     assert order == list(Schedule(plans, 6, 1)) != list(Schedule(plans, 6, 2))
     by_round = [[plan for number, plan in order if number == wanted] for wanted in range(1, 7)]
@@ -117,13 +118,12 @@ def test_rounds_are_interleaved_in_an_order_that_changes_and_can_be_had_again(ch
 
 
 def fake(recipe: Recipe) -> Plan:
-    from hvdkit.launch.hosts import Host
     from hvdkit.runtimes.store import Runtime
 
     runtime = Runtime(
         name="pytorch", python=Path("python"), key="", gpu=False, added=True, versions={}, controllers=[], operations=[]
     )
-    return Plan(recipe, "pytorch", runtime, 2, [Host("localhost", 2)], "direct", 60.0)
+    return Plan(recipe, "pytorch", runtime, Placement(2))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hvdkit.commands import parity
 from hvdkit.core.topology import Topology
 from hvdkit.data import batches as data
 from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Native
 
@@ -90,7 +91,7 @@ def loaded(tmp_path: Path, data_: str) -> schema.Recipe:
 
 def test_parity_refuses_what_is_not_byte_equal(tmp_path: Path) -> None:
     with pytest.raises(HvdkitError) as caught:
-        parity.plan(loaded(tmp_path, "{name: native, module: mine.py}"), ["pytorch"], 2)
+        parity.plan(loaded(tmp_path, "{name: native, module: mine.py}"), ["pytorch"], 2, Placement(2))
     assert "data native: parity needs the same bytes under every framework" in str(caught.value)
 
 

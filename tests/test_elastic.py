@@ -21,7 +21,7 @@ from launching import wait_until
 
 from hvdkit.checkpoint.elastic import Commits, hang_up, noting_lines
 from hvdkit.errors import RunError
-from hvdkit.launch.agents import Guarded
+from hvdkit.launch.agents import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import elastic
@@ -67,7 +67,7 @@ class Run:
         assert wait_until(lambda: any(line["step"] >= step for line in self.lines()), patience_s), self.said()
 
     def ranks(self) -> list[int]:
-        """The processes that train; not their guards."""
+        """The processes that train; not their agents."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -279,13 +279,13 @@ def test_a_cycle_time_is_refused_where_ranks_may_join(inside: Hvdkit) -> None:
     assert done.returncode == 2 and "HOROVOD_CYCLE_TIME: expected not to be set" in done.stderr
 
 
-def test_a_driver_whose_guard_is_killed_is_told(tmp_path: Path) -> None:
+def test_a_driver_whose_agent_is_killed_is_told(tmp_path: Path) -> None:
     """It reports nothing then, and no worker has."""
     hosts = parse_hosts(None, 2)
     job = Job(Path(sys.executable), [], 2, hosts, {}, tmp_path, elastic=Elastic(1, 2))
     killer = [sys.executable, "-c", "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"]
-    driver = Guarded("horovodrun", None, killer, job.base_environment())
-    with pytest.raises(RunError, match=r"^the guard of Horovod's elastic driver was killed, .* --resume$"):
+    driver = AgentCommand("horovodrun", None, killer, job.base_environment())
+    with pytest.raises(RunError, match=r"^the agent of Horovod's elastic driver was killed, .* --resume$"):
         elastic.supervise(job, driver, None)
 
 

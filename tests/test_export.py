@@ -12,6 +12,7 @@ from conftest import ROOT, Hvdkit, run
 from safetensors.numpy import load_file
 
 from hvdkit.commands import evaluate, export
+from hvdkit.launch.placement import Placement
 from hvdkit.results.runs import read_evaluation
 from hvdkit.runtimes.store import find
 
@@ -98,4 +99,4 @@ def test_how_many_ranks_have_trained_binds_nobody(checkpoint_40: Path, tmp_path:
     record["recipe"]["elastic"] = {"min_np": 2, "max_np": 4}
     (elastic / "checkpoint.json").write_text(json.dumps(record))
     assert export.plan(elastic, tmp_path / "net.keras", overwrite=False).plan
-    assert evaluate.plan(elastic, [], "mxnet", 1, "direct").np == 1
+    assert evaluate.plan(elastic, [], "mxnet", Placement()).np == 1

@@ -112,7 +112,7 @@ def test_a_rank_that_exits_is_named_with_its_code(tmp_path: Path, mark: str) -> 
 
 
 def test_the_first_of_two_failures_is_named(tmp_path: Path, mark: str) -> None:
-    """Started first, rank 0 fails as soon as rank 1 is gone and its guard has seen it."""
+    """Started first, rank 0 fails as soon as rank 1 is gone and its agent has seen it."""
     script = """
 if rank == 1:
     tell_pid()
@@ -214,7 +214,7 @@ def test_a_crashed_rank_is_named(tmp_path: Path, mark: str) -> None:
     assert "out-of-memory" not in str(error)
 
 
-def test_a_killed_guard_takes_its_rank_along(tmp_path: Path, mark: str) -> None:
+def test_a_killed_agent_takes_its_rank_along(tmp_path: Path, mark: str) -> None:
     error = failure(tmp_path, "os.kill(os.getppid(), signal.SIGKILL) if rank == 1 else None; hang()", mark)
     assert (error.rank, error.signal) == (1, "SIGKILL")
     assert gone_within(mark, SOON_S)  # nobody is left to wait for rank 1

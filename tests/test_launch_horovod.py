@@ -90,7 +90,7 @@ tell_pid()
     assert (first["exit_code"], first["stopped"], second["stopped"]) == (1, False, False), "each ended by itself"
 
 
-def test_a_guard_that_is_killed_under_horovodrun_is_missed(tmp_path: Path, mark: str, python: str) -> None:
+def test_an_agent_that_is_killed_under_horovodrun_is_missed(tmp_path: Path, mark: str, python: str) -> None:
     """And the rank with it; no other rank is blamed for what that does to it."""
     script = """
 tell_pid()

@@ -75,7 +75,7 @@ def launched(
 )
 def test_a_launcher_that_is_ended_leaves_nothing(tmp_path: Path, mark: str, number: int, status: int) -> None:
     launcher = launched(tmp_path, mark)
-    assert len(marked(mark)) == 7  # the launcher, two guards, two ranks, two grandchildren
+    assert len(marked(mark)) == 7  # the launcher, two agents, two ranks, two grandchildren
     launcher.send_signal(number)
     assert gone_within(mark, SOON_S)
     said, _ = launcher.communicate(timeout=SOON_S)

@@ -12,7 +12,7 @@ import pytest
 import starving
 from launching import wait_until
 
-from hvdkit.launch.agent.link_monitor import DOWN_S, Link
+from hvdkit.launch.agent.link_monitor import DOWN_S, LinkMonitor
 from hvdkit.launch.diagnosis.exits import RankEnd, Record
 from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.hosts import Host
@@ -56,7 +56,7 @@ def goes_on_behind_a_short_cut(recipe: Path, folder: Path) -> bool | None:
         lines = folder / "out" / "metrics.jsonl"
         down = time.monotonic()
         network.cut("h2")
-        time.sleep(1.5)  # in which its guard has looked
+        time.sleep(1.5)  # in which its agent has looked
         network.mend("h2")
         short = time.monotonic() - down < DOWN_S - 1
         then = lines.read_text().count("\n")
@@ -108,7 +108,7 @@ def test_the_host_that_has_lost_most_others(ends: list[RankEnd], said: str | Non
 
 def test_the_loopback_is_never_watched() -> None:
     for name in ("lo", None):
-        link = Link(name)
+        link = LinkMonitor(name)
         assert link.interval_s is None
         assert link.facts() == {"address": None, "unanswered": []}
 
@@ -128,17 +128,17 @@ UP, RUNNING = 0x1, 0x40
 def test_a_link_that_stays_down_is_told_once(
     flags: int | None, told: dict[str, object] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Link, "_flags", lambda link: flags)
-    link = Link("wire0")
-    assert link.cut() is None, "it may come back"
+    monkeypatch.setattr(LinkMonitor, "_flags", lambda link: flags)
+    link = LinkMonitor("wire0")
+    assert link.down() is None, "it may come back"
     link._down_since = time.monotonic() - 2 * DOWN_S
-    assert link.cut() == told
-    assert link.cut() is None
+    assert link.down() == told
+    assert link.down() is None
 
 
 def test_the_flags_are_the_interfaces_own() -> None:
     """Of the loopback, which every machine has; by its name it would not be asked."""
-    link = Link("lo")
+    link = LinkMonitor("lo")
     link._interface = "lo"
     flags, kept = link._flags(), int(Path("/sys/class/net/lo/flags").read_text(), 16)
     assert flags is not None and flags & UP == kept & UP == UP

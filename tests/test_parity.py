@@ -17,6 +17,7 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.runs import Parity
 from hvdkit.runtimes.store import find
@@ -98,7 +99,7 @@ def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def verdict(framework: str, fault: str) -> Parity:
         ran(framework)
         findings = json.loads((folder / "trace" / f"{framework}-{fault}.json").read_text())
-        return parity.judge(parity.plan(checked, [framework], 2), {framework: findings})
+        return parity.judge(parity.plan(checked, [framework], 2, Placement(2)), {framework: findings})
 
     return SimpleNamespace(recipe=checked, verdict=verdict)
 

@@ -16,6 +16,7 @@ from profiled import AHEAD, BACKWARD, FORWARD, MS, NEGOTIATION, SLOWER, STEP, TR
 from hvdkit.commands import profile as profile_
 from hvdkit.core import trace_events
 from hvdkit.errors import RequestError, RunError
+from hvdkit.launch.placement import Placement
 from hvdkit.profiling import assemble, chrome_trace, timeline
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
@@ -313,15 +314,15 @@ def test_what_a_timeline_does_not_tell_is_known_from_core(checked: Recipe, tmp_p
 
 def test_what_is_not_profiled_is_told(checked: Recipe) -> None:
     texts = ["sync={every: 4, start: 2}", "compression={method: topk, warmup_epochs: 2}", "elastic={max_np: 2}"]
-    plan = profile_.plan(schema.load(DIGITS, texts), "pytorch", 2, steps=21)
+    plan = profile_.plan(schema.load(DIGITS, texts), "pytorch", Placement(2), steps=21)
     keys = ("elastic", "sync.start", "compression.warmup_epochs", "--steps 21")
     assert [line.split(":")[0] for line in plan.left_out] == list(keys)
     assert "24 steps" in plan.left_out[-1]
     run = plan.plan.recipe
     assert run.sync and run.sync.start == 0 and run.elastic is None and plan.asked.elastic is not None
-    assert not profile_.plan(checked, "pytorch", 2).left_out
+    assert not profile_.plan(checked, "pytorch", Placement(2)).left_out
     with pytest.raises(RequestError, match=r"sync\.every: expected at most 1000"):
-        profile_.plan(schema.load(DIGITS, ["sync={every: 1001}"]), "pytorch", 2)
+        profile_.plan(schema.load(DIGITS, ["sync={every: 1001}"]), "pytorch", Placement(2))
 
 
 @pytest.mark.parametrize(
@@ -344,5 +345,5 @@ def test_a_wrong_request_is_told_before_anything_starts(
 
 
 def test_the_plan_lets_horovod_begin_its_timeline_late(checked: Recipe) -> None:
-    plan = profile_.plan(checked, "pytorch", 2)
+    plan = profile_.plan(checked, "pytorch", Placement(2))
     assert plan.plan.settings["HOROVOD_TIMELINE"] == "DYNAMIC"

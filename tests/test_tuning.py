@@ -14,6 +14,7 @@ from hvdkit.commands import tune
 from hvdkit.commands.plan import make_plan
 from hvdkit.commands.tune import RULE
 from hvdkit.core import tuning
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.runs import read_result
 
@@ -108,5 +109,5 @@ def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
 def test_nothing_is_searched_where_nothing_can_be_found(extra: list[str]) -> None:
 
     recipe = schema.load(DIGITS, ["tune=measure", *extra[2:]])
-    plan = make_plan(recipe, "mxnet", int(extra[1]), None, "direct")
-    assert tune.searched(plan) and tune.measured(plan, Path("/nowhere")) is plan
+    plan = make_plan(recipe, "mxnet", Placement(int(extra[1])))
+    assert not tune.searches(plan) and tune.measured(plan, Path("/nowhere")) is plan

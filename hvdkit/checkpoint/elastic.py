@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from hvdkit.checkpoint.snapshots import Checkpoint
-from hvdkit.core.heartbeat import WAITING, Lifeline, first_line, lost_a_peer
+from hvdkit.core.heartbeat import WAITING, Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.results.runs import Recovery
 
@@ -103,7 +103,7 @@ class Commits:
             self._since = None
 
 
-def persist(adapter: Adapter, attempt: Callable[[Commits], T], lifeline: Lifeline) -> T:
+def persist(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat: Heartbeat) -> T:
     """Call `attempt` until it comes to its end, again whenever ranks are lost or join; returns what it returns.
 
     An attempt begins with `adapter.init`. What it raises for another reason passes.
@@ -122,7 +122,7 @@ def persist(adapter: Adapter, attempt: Callable[[Commits], T], lifeline: Lifelin
             why = "lost"
             print(f"another rank is gone: {first_line(error)}", flush=True)
         commits.interrupted(why)
-        lifeline.beat(WAITING)
+        heartbeat.beat(WAITING)
         with contextlib.suppress(Exception):  # it has lost its peers, and may say so
             adapter.shutdown()
         hang_up()

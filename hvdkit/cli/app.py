@@ -70,13 +70,14 @@ def train(
     from hvdkit.commands import train as train_
     from hvdkit.commands.plan import make_plan
     from hvdkit.core.usage import process_began
+    from hvdkit.launch.placement import Placement
     from hvdkit.report.progress import RunProgress
 
     checked = loaded(recipe, overrides)
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
-    plan = make_plan(checked, framework, np, hosts, launcher, stall_timeout, host_discovery_script, rival)
-    plan = replace(plan, began=process_began())
+    placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
+    plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
     out = out or paths.default_out(checked.name, "train")
     with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
         with RunProgress([_title(plan)]) as progress:
@@ -104,8 +105,10 @@ def evaluate(
     """Evaluate a checkpoint, whichever framework has written it, under any framework."""
     from hvdkit import paths
     from hvdkit.commands import evaluate as evaluate_
+    from hvdkit.launch.placement import Placement
 
-    plan = evaluate_.plan(checkpoint, overrides or [], framework, np, launcher, stall_timeout)
+    placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
+    plan = evaluate_.plan(checkpoint, overrides or [], framework, placement)
     if out and paths.lies_in(checkpoint, out):
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
@@ -150,6 +153,7 @@ def compare(
     from hvdkit import paths
     from hvdkit.commands import compare as compare_
     from hvdkit.commands import regression as baseline_
+    from hvdkit.launch.placement import Placement
     from hvdkit.report.parity import deviations
     from hvdkit.report.progress import ComparisonProgress, StageProgress
     from hvdkit.report.tables import comparison_tables
@@ -160,8 +164,9 @@ def compare(
     names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
     if resume and out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
-    schedule = compare_.schedule(checked, names, nps, launcher, stall_timeout, rivals, rounds)
-    proof = compare_.proof(checked, names, parity, no_parity, launcher, stall_timeout, rivals)
+    placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout)
+    schedule = compare_.schedule(checked, names, nps, placement, rivals, rounds)
+    proof = compare_.proof(checked, names, parity, no_parity, placement, rivals)
     old = baseline_.plan(baseline, margin, checked, schedule.plans) if baseline else None
     out = out or paths.default_out(checked.name, "compare")
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
@@ -198,12 +203,14 @@ def parity(
     """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 where one does not."""
     from hvdkit import paths
     from hvdkit.commands import parity as parity_
+    from hvdkit.launch.placement import Placement
     from hvdkit.report.parity import deviations, parity_table
     from hvdkit.report.progress import StageProgress
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     checked = loaded(recipe, overrides)
-    plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, np, launcher, stall_timeout, rival)
+    placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
+    plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, placement, rival)
     out = out or paths.default_out(checked.name, "parity")
     with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
@@ -236,10 +243,12 @@ def profile(
     """Measure where the time of a step goes, by layer and by rank, and say what bounds it."""
     from hvdkit import paths
     from hvdkit.commands import profile as profile_
+    from hvdkit.launch.placement import Placement
     from hvdkit.report.profile import sentences, tables
 
     checked = loaded(recipe, overrides)
-    plan = profile_.plan(checked, framework, np, hosts, launcher, stall_timeout, steps, torch_profiler)
+    placement = Placement(np, hosts, launcher, stall_timeout)
+    plan = profile_.plan(checked, framework, placement, steps, torch_profiler)
     out = out or paths.default_out(checked.name, "profile")
     with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         for line in plan.left_out:

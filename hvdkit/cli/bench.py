@@ -36,11 +36,13 @@ def bench(
     """Time a collective by size, check each element, and write the network down for `hvdkit predict`."""
     from hvdkit import paths
     from hvdkit.commands import bench as bench_
+    from hvdkit.launch.placement import Placement
     from hvdkit.report.bench import bench_plot, bench_table, fit_lines, row_line
 
+    placement = Placement(np, hosts, launcher, stall_timeout)
     plan = bench_.plan(
-        collective, framework, np, hosts, launcher, stall_timeout, min_bytes, max_bytes, factor, dtype, redop, seconds,
-        device, link_mbit_per_s, add_to,
+        collective, framework, placement, min_bytes, max_bytes, factor, dtype, redop, seconds, device, link_mbit_per_s,
+        add_to,
     )  # fmt: skip
     with paths.claimed(out or paths.default_out(collective, "bench"), overwrite, inputs=[add_to]) as folder:
         result = bench_.run(plan, folder, lambda row: typer.echo(row_line(row), err=True))

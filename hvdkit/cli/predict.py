@@ -81,8 +81,9 @@ def advise(
 ) -> None:
     """Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain."""
     from hvdkit import paths
-    from hvdkit.commands import advise as chain
+    from hvdkit.commands import advise as pipeline
     from hvdkit.commands import predict as foresee
+    from hvdkit.launch.placement import Placement
     from hvdkit.report.predict import advice_lines
 
     of_recipes = {
@@ -101,15 +102,15 @@ def advise(
         if resume and out is None:
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
         recipe = loaded(subject, overrides)
-        measuring = chain.plan(
-            recipe, question, framework or "pytorch", 2 if np is None else np, hosts, launcher or "direct",
-            60.0 if stall_timeout is None else stall_timeout, 20 if steps is None else steps,
-        )  # fmt: skip
+        placement = Placement(
+            2 if np is None else np, hosts, launcher or "direct", 60.0 if stall_timeout is None else stall_timeout
+        )
+        measuring = pipeline.plan(recipe, question, framework or "pytorch", placement, 20 if steps is None else steps)
         settings, name = recipe.model_dump(), recipe.name
     with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
         if subject.suffix != ".json":
-            plan = chain.run(measuring, folder)
-        advice = foresee.advise(foresee.request(plan, price, images, epochs), folder)
+            plan = pipeline.run(measuring, question, folder)
+        advice = foresee.advise(plan, foresee.money(plan, price, images, epochs), folder)
         typer.echo("\n".join(advice_lines(advice)))
         typer.echo(f"written to {folder / 'advise.json'} and advise.md")
         if apply is not None:

@@ -1,4 +1,4 @@
-"""`hvdkit bench`: how long a collective takes by size, and what that makes of the network between the hosts."""
+"""`hvdkit bench`: how long a collective takes by size, and the network between the hosts that follows from it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import math
 import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 import hvdkit
 from hvdkit.adapters.capabilities import CAPABILITIES
-from hvdkit.commands import placement
 from hvdkit.core import tuning
 from hvdkit.core.topology import threads_per_rank
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
-from hvdkit.launch.hosts import Host
+from hvdkit.launch.hosts import Slot
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
 from hvdkit.results.runs import this_machine
-from hvdkit.runtimes.store import Runtime
+from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, curves
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import hop_pieces
@@ -33,17 +33,8 @@ from hvdkit.worker.bench import RANKS, ROWS
 LARGEST_BYTES = 2**31 - 1  # Horovod counts a tensor's elements in 31 bits
 _FASTEST = 1e12  # Mbit/s: where times do not grow with the size there is no rate
 _ROWS = TypeAdapter(list[BenchRow])
-# Where a rank stands is no setting.
-_OF_A_RANK = (
-    "HOSTNAME",
-    "RANK",
-    "SIZE",
-    "LOCAL_RANK",
-    "LOCAL_SIZE",
-    "CROSS_RANK",
-    "CROSS_SIZE",
-    "GLOO_RENDEZVOUS_PORT",
-)
+# What differs by rank is no setting.
+_OF_A_RANK = {f"HOROVOD_{field.name.upper()}" for field in fields(Slot)} | {"HOROVOD_GLOO_RENDEZVOUS_PORT"}
 
 
 @dataclass(frozen=True)
@@ -53,12 +44,9 @@ class Plan:
     request: BenchRequest
     framework: str
     runtime: Runtime
-    np: int
-    hosts: list[Host]
-    launcher: str
-    stall_timeout_s: float
+    placement: Placement
     link_mbit_per_s: float | None
-    known: Cluster | None  # what was measured before, which this is added to
+    known: Cluster | None  # an earlier cluster file, which this is added to
 
     def cluster_with(self, bench: Bench) -> Cluster:
         """The cluster file that a finished bench makes."""
@@ -73,10 +61,7 @@ class Plan:
 def plan(
     collective: str,
     framework: str,
-    np: int,
-    hosts: str | None,
-    launcher: str,
-    stall_timeout_s: float,
+    placement: Placement,
     min_bytes: int,
     max_bytes: int,
     factor: float,
@@ -88,7 +73,10 @@ def plan(
     add_to: Path | None,
 ) -> Plan:
     """Check a request. Raises RequestError with all its faults."""
-    runtime, placed, faults = placement.check(framework, np, hosts, launcher, stall_timeout_s)
+    np, faults = placement.np, Faults()
+    with faults.collected():
+        runtime = find(framework)
+    faults += placement.faults(framework, elastic=False)
     faults += _not_reduced(collective, framework, dtype, redop)
     if np == 1:
         faults.append("-np 1: expected 2 or more ranks; one has nobody to send to")
@@ -109,8 +97,7 @@ def plan(
         known = cluster.load(add_to) if add_to else None
     except RequestError as error:
         faults.append(f"--add-to: {error}")
-    if faults or runtime is None:
-        raise RequestError("\n".join(faults))
+    faults.report()
     step = step_bytes(collective, dtype, np)  # type: ignore[arg-type]  # checked above
     request = BenchRequest.model_validate(
         {
@@ -122,11 +109,11 @@ def plan(
             "device": device,
         }
     )
-    return Plan(request, framework, runtime, np, placed, launcher, stall_timeout_s, link_mbit_per_s, known)
+    return Plan(request, framework, runtime, placement, link_mbit_per_s, known)
 
 
 def _not_reduced(collective: str, framework: str, dtype: str, redop: str) -> list[str]:
-    """Why nobody can do this to such elements; empty where the framework can."""
+    """Why the framework cannot do this collective with such elements; empty where it can."""
     faults = []
     if collective not in COLLECTIVES:
         faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
@@ -153,25 +140,25 @@ def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]
 
 
 def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = None) -> Bench:
-    """Measure, into `folder` (absolute, there and empty); `watch` sees each row as it is known.
+    """Measure, into `folder` (absolute, existing, empty); `watch` is called with each row as soon as it is known.
 
     Writes bench.json and cluster.yaml. Raises what the launcher raises.
     """
     request = folder / "request.json"
     write_atomic(request, plan.request.model_dump_json(indent=2) + "\n")
-    environment = dict(plan.runtime.environment)
-    if all(host.here for host in plan.hosts):
-        environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, plan.np))
+    placement, environment = plan.placement, dict(plan.runtime.environment)
+    if placement.here:
+        environment["OMP_NUM_THREADS"] = str(threads_per_rank(None, placement.np))
     if tuning.CYCLE not in os.environ:
-        environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as training has it on CPUs
+        environment[tuning.IDLE] = os.environ.get(tuning.IDLE, str(tuning.IDLE_MS))  # as in training on CPUs
     job = Job(
         python=plan.runtime.python,
         arguments=["-P", "-m", "hvdkit.worker.bench", plan.framework, str(request), str(folder)],
-        np=plan.np,
-        hosts=plan.hosts,
+        np=placement.np,
+        hosts=placement.hosts,
         environment=environment,
         log_dir=folder / "logs",
-        stall_timeout_s=plan.stall_timeout_s,
+        stall_timeout_s=placement.stall_timeout_s,
     )
     shown = 0
 
@@ -183,7 +170,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
                 watch(row)
         shown = len(rows)
 
-    LAUNCHERS[plan.launcher](job, look)
+    LAUNCHERS[placement.launcher](job, look)
     look()
     result = _result(plan, folder)
     for name in (ROWS, RANKS):
@@ -199,7 +186,7 @@ def measured(bench: Bench) -> Measured:
     sizes, seconds = [row.size_bytes // share for row in bench.rows], [1e-6 * row.p50_us for row in bench.rows]
     fitted = curves.fit(sizes, seconds)
     pieces = [piece.model_copy(update={"mbit_per_s": min(piece.mbit_per_s, _FASTEST)}) for piece in fitted]
-    # One run is off the median by the repeats' own spread; of a normal one this is the standard deviation.
+    # A single run differs from the median by the spread of the repeats: the standard deviation, if they are normal.
     spread = statistics.median(100 * (row.p95_us / row.p50_us - 1) / 1.645 for row in bench.rows)
     return Measured(
         operation=bench.collective,
@@ -237,7 +224,7 @@ def network(bench: Bench) -> Cluster:
 
 
 def _hops(found: Measured) -> list[Piece]:
-    """What one message takes, for the whole collective to come out as it was measured."""
+    """The time of one message, from that of the whole collective."""
     if found.algorithm == "ring":
         return hop_pieces(found)
     # 2 log2(p) messages, of n/2, n/4, … bytes.
@@ -260,21 +247,20 @@ def _rows(plan: Plan, folder: Path) -> list[BenchRow]:
 
 
 def _result(plan: Plan, folder: Path) -> Bench:
-    rows, told = _rows(plan, folder), json.loads((folder / RANKS).read_text())
-    versions = told["versions"]
-    own = {f"HOROVOD_{name}" for name in _OF_A_RANK}
+    rows, ranks = _rows(plan, folder), json.loads((folder / RANKS).read_text())
+    versions = ranks["versions"]
     return Bench(
         collective=plan.request.collective,
         framework=plan.framework,
         framework_version=versions["framework"],
         horovod_version=versions.get("horovod"),
         hvdkit_version=hvdkit.__version__,
-        np=plan.np,
-        hosts=told["hosts"],
-        device=told["device"],
+        np=plan.placement.np,
+        hosts=ranks["hosts"],
+        device=ranks["device"],
         algorithm="ring",
         link_mbit_per_s=plan.link_mbit_per_s,
-        settings={key: value for key, value in sorted(told["settings"].items()) if key not in own},
+        settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
         rows=rows,
         machine=this_machine(),
     )

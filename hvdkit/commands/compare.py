@@ -7,17 +7,18 @@ import random
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hvdkit.baselines import registry
 from hvdkit.commands import parity, train
+from hvdkit.commands.metrics_tail import Watch
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, make_plan
 from hvdkit.commands.regression import Baseline
-from hvdkit.commands.train import Watch
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.tables import comparison_markdown
 from hvdkit.results import intervals
@@ -29,9 +30,9 @@ ROUNDS = 3  # where rivals are named; without any, one
 
 @dataclass(frozen=True)
 class Schedule:
-    """All runs of a comparison: each of `plans` once in each round, in an order that `seed` shuffles anew each time.
+    """All runs of a comparison: each of `plans` once in each round, in an order that `seed` shuffles for each round.
 
-    Neighbours in time share what the machine did at that time, and no plan always follows the same other one.
+    So all plans share what else the machine does over time, and none always follows the same other one.
     """
 
     plans: list[Plan]
@@ -51,25 +52,27 @@ class Schedule:
         return name(plan) + (f"-round{number}" if self.rounds > 1 else "")
 
 
-def plan(
+def schedule(
     recipe: Recipe,
     frameworks: list[str],
     nps: list[int],
-    launcher: str,
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     rival_names: list[str] | None = None,
-) -> list[Plan]:
-    """All kinds of runs of a comparison, checked. Raises RequestError with the faults of all of them.
+    rounds: int | None = None,
+) -> Schedule:
+    """All runs of a comparison, checked; `rounds` defaults to 1, with rivals to `ROUNDS`.
 
-    Every rank of every run gets the same number of threads: the cores shared among as many ranks as the largest run
-    has. Otherwise one rank alone would have all cores, and efficiency would say nothing about communication.
+    The numbers of ranks are `nps` in place of the placement's. Every rank of every run gets the same number of threads:
+    the cores shared among as many ranks as the largest run has. Otherwise one rank alone would have all cores, and
+    efficiency would say nothing about communication.
+
+    Raises RequestError with the faults of all runs.
     """
     plans: list[Plan] = []
     named = rival_names or []
-    faults: list[str] = []
-    given = (("--framework", frameworks), ("-np", [str(np) for np in nps]), ("--rival", named))
-    for option, values in given:
-        for value, times in Counter(values).items():
+    faults = Faults([f"--rounds {rounds}: expected 1 or more"] if rounds is not None and rounds < 1 else [])
+    for option, values in (("--framework", frameworks), ("-np", nps), ("--rival", named)):
+        for value, times in Counter(map(str, values)).items():
             if times > 1:
                 faults.append(f"{option} {value}: given {times} times; once is enough")
     faults += registry.check(named, frameworks, nps)
@@ -79,39 +82,15 @@ def plan(
     for framework in frameworks:
         for np in nps:
             for rival in [None, *registry.fitting(named, framework, np)]:
-                try:
-                    each = make_plan(recipe, framework, np, None, launcher, stall_timeout_s, rival=rival)
+                with faults.collected():
+                    each = make_plan(recipe, framework, replace(placement, np=np), rival)
                     plans.append(replace(each, pinned=True))
-                except RequestError as error:
-                    faults += [line for line in str(error).splitlines() if line not in faults]
-    if faults:
-        raise RequestError("\n".join(faults))
-    return plans
-
-
-def schedule(
-    recipe: Recipe,
-    frameworks: list[str],
-    nps: list[int],
-    launcher: str,
-    stall_timeout_s: float = 60.0,
-    rival_names: list[str] | None = None,
-    rounds: int | None = None,
-) -> Schedule:
-    """All runs; without a number of rounds one, with rivals `ROUNDS`. Raises RequestError with all that is wrong."""
-    faults = [f"--rounds {rounds}: expected 1 or more"] if rounds is not None and rounds < 1 else []
-    plans: list[Plan] = []
-    try:
-        plans = plan(recipe, frameworks, nps, launcher, stall_timeout_s, rival_names)
-    except RequestError as error:
-        faults.append(str(error))
-    if faults:
-        raise RequestError("\n".join(faults))
-    return Schedule(plans, rounds or (ROUNDS if rival_names else 1), recipe.seed)
+    faults.report()
+    return Schedule(plans, rounds or (ROUNDS if named else 1), recipe.seed)
 
 
 def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
-    """A line for each rival that some of the runs must do without."""
+    """A line for each rival that some of the runs do not have."""
     lines = []
     for rival in rival_names:
         runs = [(framework, np) for framework in frameworks for np in nps]
@@ -133,10 +112,10 @@ class Proof:
         """How many runs it takes."""
         return len(self.plan.plans) if self.plan else 0
 
-    def give(self, folder: Path, tell: Callable[[str], None], resume: bool = False) -> Parity | None:
-        """The proof. A run goes into `parity` below `folder`; `tell` hears each framework's name before it starts.
+    def give(self, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity | None:
+        """The proof. A run writes to `parity` below `folder` and calls `on_start` with each framework's name.
 
-        With `resume` one that is there already serves again. Raises as `parity.run` does.
+        With `resume` a proof that is there already is used again. Raises as `parity.run` does.
         """
         if self.plan is None:
             return self.found
@@ -145,9 +124,9 @@ class Proof:
             found = read_parity(place / "parity.json")
             parity.check(found, place / "parity.json", self.plan.recipe, self.plan.names)
             return found
-        shutil.rmtree(place, ignore_errors=True)  # half a proof is none
+        shutil.rmtree(place, ignore_errors=True)  # of a run that was interrupted
         place.mkdir()
-        return parity.run(self.plan, place, tell)
+        return parity.run(self.plan, place, on_start)
 
 
 def proof(
@@ -155,8 +134,7 @@ def proof(
     frameworks: list[str],
     file: Path | None,
     none: bool,
-    launcher: str,
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     rival_names: list[str] | None = None,
 ) -> Proof:
     """Plan the proof: `file` is an earlier one of the same recipe, `none` leaves it out.
@@ -171,7 +149,7 @@ def proof(
     named = [name for name in rival_names or [] if registry.RIVALS[name].averaging]
     if file is None:
         short = parity.short(recipe)
-        return Proof(parity.plan(short, frameworks, PARITY_STEPS, 2, launcher, stall_timeout_s, named), None)
+        return Proof(parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named), None)
     found = read_parity(file)
     parity.check(found, file, recipe, parity.names(frameworks, named, found.np))
     return Proof(None, found)
@@ -187,9 +165,9 @@ def run(
 ) -> Comparison:
     """Run all rounds, each run into `runs/<name>` below `folder`, then write compare.json and compare.md there.
 
-    `shown` is the proof that all do the same work, None where nobody asked for it. `watch` gives what sees a run's
-    metric lines. With `resume` whole rounds that are there already are kept. Raises as `train.run` does; what ran
-    before stays in its folder.
+    `shown` is the proof that all do the same work, None without one. `watch` returns the callback for a run's metric
+    lines. With `resume` complete rounds that are there already are kept. Raises as `train.run` does; the folders of
+    earlier runs stay.
     """
     kept = _whole_rounds(schedule, folder) if resume else {}
     results: dict[tuple[int, str], TrainResult] = {}
@@ -224,7 +202,7 @@ def run(
 
 
 def _whole_rounds(schedule: Schedule, folder: Path) -> dict[int, dict[str, TrainResult]]:
-    """The results of earlier rounds of which no run is missing: the runs of one round belong close together in time."""
+    """The results of complete earlier rounds: the runs of one round have to be close together in time."""
     rounds: dict[int, dict[str, TrainResult]] = {}
     for number in range(1, schedule.rounds + 1):
         found = {}
@@ -238,7 +216,7 @@ def _whole_rounds(schedule: Schedule, folder: Path) -> dict[int, dict[str, Train
 
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
-    """hvdkit against each rival, then against one rank, of each framework and number of ranks."""
+    """hvdkit's speed over each rival's, then over one rank's, for each framework and number of ranks."""
     speeds: dict[tuple[str, int, str | None], dict[int, float]] = defaultdict(dict)
     for one in runs:
         speeds[one.framework, one.np, one.rival][one.round or 1] = one.images_per_second
@@ -257,7 +235,7 @@ def ratios(runs: list[TrainResult]) -> list[Ratio]:
 def _ratio(
     framework: str, np: int, against: str, above: dict[int, float], below: dict[int, float], times: int
 ) -> list[Ratio]:
-    """One ratio over the rounds that both sides have, `below` taken so many times; none without a round."""
+    """The ratio over the rounds that both sides have, with `below` multiplied by `times`; none without a round."""
     values = [above[number] / (times * below[number]) for number in above if below.get(number)]
     if not values:
         return []
@@ -267,9 +245,7 @@ def _ratio(
             framework=framework,
             np=np,
             against=against,
-            median=interval.median,
-            low=interval.low,
-            high=interval.high,
+            **asdict(interval),
             rounds=len(values),
             confidence=intervals.confidence(len(values)),
             verdict=None if against == "np=1" else intervals.verdict(interval),

@@ -7,18 +7,17 @@ from pathlib import Path
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.runs import EvaluationResult, read_evaluation
 
 
-def plan(
-    folder: Path, overrides: list[str], framework: str, np: int, launcher: str, stall_timeout_s: float = 60.0
-) -> Plan:
-    """Check the checkpoint, whose recipe is evaluated with `overrides`, and the run. Raises RequestError."""
+def plan(folder: Path, overrides: list[str], framework: str, placement: Placement) -> Plan:
+    """Check the checkpoint, its recipe with `overrides`, and the run. Raises RequestError."""
     record = snapshots.read(folder).record
     recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides)
     recipe = recipe.model_copy(update={"elastic": None})  # how many ranks trained it does not bind these
-    return make_plan(recipe, framework, np, None, launcher, stall_timeout_s)
+    return make_plan(recipe, framework, placement)
 
 
 def run(plan: Plan, checkpoint_folder: Path, folder: Path) -> EvaluationResult:

@@ -13,8 +13,9 @@ from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.errors import Faults, HvdkitError, RunError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 
 SAFETENSORS = ".safetensors"
@@ -32,7 +33,7 @@ class ExportPlan:
 
 def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
     """Check the checkpoint, the file's name, its place and its runtime. Raises RequestError with all faults."""
-    faults: list[str] = []
+    faults = Faults()
     suffixes = (SAFETENSORS, *_WRITTEN_BY)
     if out.suffix not in suffixes or not out.stem:
         faults.append(f"--out {out}: expected a file that ends in {' or '.join(suffixes)}")
@@ -43,16 +44,13 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
     elif out.exists() and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
     ready = None
-    try:
+    with faults.collected(HvdkitError):
         record = snapshots.read(folder).record
         if out.suffix in _WRITTEN_BY:
             recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe")
             recipe = recipe.model_copy(update={"elastic": None})  # one rank writes, whatever trained it
-            ready = make_plan(recipe, _WRITTEN_BY[out.suffix], 1, None, "direct")
-    except HvdkitError as error:
-        faults.append(str(error))
-    if faults:
-        raise RequestError("\n".join(faults))
+            ready = make_plan(recipe, _WRITTEN_BY[out.suffix], Placement())
+    faults.report()
     return ExportPlan(folder.absolute(), out.absolute(), ready)
 
 
@@ -74,7 +72,7 @@ def run(plan: ExportPlan) -> int:
 
 @contextmanager
 def _put_in_place(path: Path) -> Iterator[Path]:
-    """A name beside `path`, with its suffix; what is written there takes `path`'s place, or goes where that fails."""
+    """A path in a temporary folder beside `path`; a file written there replaces `path`, or is removed on an error."""
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             making = Path(folder) / path.name

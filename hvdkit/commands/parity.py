@@ -1,7 +1,7 @@
-"""The same recipe under several frameworks: is it the same computation? Float64, step by step, against PyTorch.
+"""Whether a recipe is the same computation under several frameworks: in float64, step by step, against PyTorch.
 
-Ranks measure (`hvdkit/worker/parity.py`); here they are started one framework after the other, and their
-findings judged.
+The ranks measure (`hvdkit/worker/parity.py`). This module starts them, one framework after the other, and judges what
+they have measured.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.core.update_rules import slot_names
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.parity import parity_markdown
@@ -28,7 +29,7 @@ from hvdkit.tasks import resnet
 from hvdkit.worker.parity import SINGLE_BATCHES
 from hvdkit.worker.parity_trace import INCOMPARABLE
 
-# The leader: PyTorch under Horovod as its documentation shows it, with nothing of hvdkit's own for speed.
+# The reference: PyTorch under Horovod as its documentation shows it, without hvdkit's own optimizations.
 REFERENCE, LEADER = "pytorch", ("pytorch", "plain")
 # Largest errors that pass, in float64; batches and initial weights must be equal bit by bit.
 MARKS = {
@@ -45,9 +46,7 @@ MARKS = {
 # value after the other, its statistics alone are so far off (docs/parity.md has the proof).
 F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0
 
-MOST_STEPS = 100_000  # each leaves its weights on the disk until the others have followed
-
-Tell = Callable[[str], None]
+MOST_STEPS = 100_000  # the weights of each stay on the disk until all frameworks have run
 
 
 @dataclass(frozen=True)
@@ -57,28 +56,27 @@ class ParityPlan:
     recipe: Recipe
     plans: list[Plan]
     steps: int
-    names: list[str]  # of all that are judged: frameworks, and their rivals as in `rivals.label`
+    names: list[str]  # of all that are judged: frameworks, and their rivals as in `registry.label`
 
 
 def plan(
     recipe: Recipe,
     frameworks: list[str],
     steps: int,
-    np: int = 2,
-    launcher: str = "direct",
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     rival_names: list[str] | None = None,
 ) -> ParityPlan:
     """Check all runs: frameworks, and of the named rivals those that average gradients, where they fit.
 
     Raises RequestError with the faults of all of them.
     """
-    named = rival_names or []
-    faults = registry.check(named, frameworks, [np])
+    named, np = rival_names or [], placement.np
+    faults = Faults(registry.check(named, frameworks, [np]))
     for name in named:
         if name in registry.RIVALS and not registry.RIVALS[name].averaging:
             faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
-    faults += [] if 1 <= steps <= MOST_STEPS else [f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}"]
+    if not 1 <= steps <= MOST_STEPS:
+        faults.append(f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}")
     if recipe.data.name == "native":
         faults.append(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
@@ -87,12 +85,9 @@ def plan(
     exact = recipe.model_copy(update={"precision": "fp64", "elastic": None})
     plans: list[Plan] = []
     for framework, rival in dict.fromkeys([LEADER, *_judged(frameworks, named, np)]):
-        try:
-            plans.append(make_plan(exact, framework, np, None, launcher, stall_timeout_s, rival=rival))
-        except RequestError as error:
-            faults += [line for line in str(error).splitlines() if line not in faults]
-    if faults:
-        raise RequestError("\n".join(faults))
+        with faults.collected():
+            plans.append(make_plan(exact, framework, placement, rival))
+    faults.report()
     return ParityPlan(recipe, plans, steps, names(frameworks, named, np))
 
 
@@ -114,11 +109,11 @@ def short(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"batch_size": min(recipe.batch_size, 16)})
 
 
-def run(plan: ParityPlan, folder: Path, tell: Tell = lambda framework: None) -> Parity:
+def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda framework: None) -> Parity:
     """Run the reference, then the frameworks, and write parity.json, parity.md and parity.png into `folder`.
 
-    `tell` hears each framework's name before it starts. The trace that the reference leaves for the others takes the
-    bytes of one state a step and is removed in the end. Raises what the launcher raises, RunError where the disk is too
+    `on_start` is called with each framework's name. The trace that the reference writes for the others takes one state
+    of disk space a step and is removed at the end. Raises what the launcher raises, and RunError where the disk is too
     small for the trace.
     """
     _check_room(plan, folder)
@@ -128,7 +123,7 @@ def run(plan: ParityPlan, folder: Path, tell: Tell = lambda framework: None) -> 
     try:
         for each in plan.plans:
             name = registry.label(each.framework, each.rival)
-            tell(name)
+            on_start(name)
             leads = ["--leads"] if each is plan.plans[0] else []
             arguments = ["--parity", str(trace), "--steps", str(plan.steps), *leads]
             launch(each, folder / "config.yaml", arguments, folder / "logs" / name)
@@ -145,7 +140,7 @@ def run(plan: ParityPlan, folder: Path, tell: Tell = lambda framework: None) -> 
 
 
 def judge(plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]]) -> Parity:
-    """Hold each framework's findings against the marks."""
+    """Compare each framework's findings with the limits."""
     frameworks = {name: _framework(found) for name, found in findings.items()}
     return Parity(
         passed=all(each.passed for each in frameworks.values()),
@@ -167,9 +162,9 @@ def judge(plan: ParityPlan, findings: Mapping[str, Mapping[str, Any]]) -> Parity
 def _alike(own: list[dict[str, float]], reference: list[dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
     """The two batches by which gradients in float32 are compared, one of each side's.
 
-    Rounding may flip a sign in front of a ReLU, which makes the error of that batch ten thousand times as large.
-    Whether it does so in one of a few batches is luck. So either the worst batches of both sides are compared or the
-    best ones, whichever errors are more alike: the worst where flips are common, the best where they are rare.
+    Rounding may flip a sign before a ReLU, which makes the error of that batch ten thousand times as large; in a few
+    batches that happens by chance. So either the worst batches of both sides are compared or the best ones, whichever
+    errors are closer: the worst where flips are common, the best where they are rare.
     """
 
     def size(batch: dict[str, float]) -> float:
@@ -186,30 +181,22 @@ def _alike(own: list[dict[str, float]], reference: list[dict[str, float]]) -> tu
 
 def _framework(found: Mapping[str, Any]) -> FrameworkParity:
     worst = {key: _worst(found[key]) for key in ("gradients_f64", "applied_f64", "buffers_f64", "weights_f64")}
-    figures = {
-        "logits_f64": found["logits_f64"],
-        **{key: value for key, (_, value) in worst.items()},
-        "losses_f64": max(found["losses_f64"]),
-        "step_f64": max(found["step_f64"]),
-        "evaluation_f64": found["evaluation_f64"],
-    }
     own_f32, reference_f32 = _alike(found["gradients_f32"], found["reference_gradients_f32"])
-    single = {
-        "logits_f32": found["logits_f32"],
-        "gradients_f32": _worst(own_f32)[1],
-        "reference_logits_f32": found["reference_logits_f32"],
-        "reference_gradients_f32": _worst(reference_f32)[1],
-    }
-    factor = F32_FACTOR if found["exact_sums"] else F32_FACTOR_PLAIN_SUMS
-    references = {key: single[f"reference_{key}"] for key in ("logits_f32", "gradients_f32")}
-    missed = _missed(found["batches_equal"], found["initial_weights_equal"], figures | single, references, factor)
-    return FrameworkParity(
-        passed=not missed,
-        missed=missed,
-        f32_factor=factor,
+    same = (
+        *("batches_equal", "initial_weights_equal", "logits_f64", "evaluation_f64"),
+        *("logits_f32", "reference_logits_f32", "first_deviation", "likely_cause"),
+    )
+    judged = FrameworkParity(
+        passed=True,
+        missed=[],
+        f32_factor=F32_FACTOR if found["exact_sums"] else F32_FACTOR_PLAIN_SUMS,
         version=found["versions"]["framework"],
-        batches_equal=found["batches_equal"],
-        initial_weights_equal=found["initial_weights_equal"],
+        **{key: found[key] for key in same},
+        **{key: error for key, (_, error) in worst.items()},
+        losses_f64=max(found["losses_f64"]),
+        step_f64=max(found["step_f64"]),
+        gradients_f32=_worst(own_f32)[1],
+        reference_gradients_f32=_worst(reference_f32)[1],
         worst_gradient=worst["gradients_f64"][0],
         worst_buffer=worst["buffers_f64"][0],
         worst_weight=worst["weights_f64"][0],
@@ -220,15 +207,23 @@ def _framework(found: Mapping[str, Any]) -> FrameworkParity:
         step_errors_f64=found["step_f64"],
         evaluation_correct=found["correct"],
         evaluation_total=found["total"],
-        first_deviation=found["first_deviation"],
-        likely_cause=found["likely_cause"],
-        **figures,
-        **single,
     )
+    missed = _missed(judged)
+    return judged.model_copy(update={"passed": not missed, "missed": missed})
+
+
+def _missed(parity: FrameworkParity) -> list[str]:
+    """The figures beyond their limits, by key."""
+    missed = [key for key in ("batches_equal", "initial_weights_equal") if not getattr(parity, key)]
+    missed += [key for key in MARKS if not getattr(parity, key) <= MARKS[key]]
+    for key in ("logits_f32", "gradients_f32"):
+        if not getattr(parity, key) <= parity.f32_factor * getattr(parity, f"reference_{key}"):
+            missed.append(key)
+    return missed
 
 
 def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
-    """The tensor that is furthest off, and how far."""
+    """The tensor with the largest error, and that error."""
     name = max(errors, key=lambda each: errors[each], default="")
     return name, errors.get(name, 0.0)
 
@@ -247,15 +242,15 @@ def _check_room(plan: ParityPlan, folder: Path) -> None:
 
 
 def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> None:
-    """Check that an earlier proof holds together, and is of this recipe and of all these frameworks.
+    """Check that an earlier proof is consistent, of this recipe and of all these frameworks.
 
     Raises RequestError naming the first fault.
     """
     mine, theirs = _proved(recipe), parity.recipe_keys
     known = theirs.keys() | {key for key in mine if not _has_default(recipe, key)}  # others came after the proof
-    apart = [key for key in sorted(known) if mine.get(key) != theirs.get(key)]
-    if apart:
-        key = apart[0]
+    different = [key for key in sorted(known) if mine.get(key) != theirs.get(key)]
+    if different:
+        key = different[0]
         raise RequestError(
             f"--parity {path}: expected a proof of this recipe; {key}: the proof has {theirs.get(key, 'nothing')}, the "
             f"recipe {mine.get(key, 'nothing')}"
@@ -265,20 +260,14 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
         raise RequestError(
             f"--parity {path}: expected {', '.join(frameworks)}, got no {', '.join(missing)}; run `hvdkit parity` again"
         )
-    sound = parity.marks == MARKS and parity.passed == all(each.passed for each in parity.frameworks.values())
-    for each in parity.frameworks.values():
-        figures = {key: getattr(each, key) for key in (*MARKS, "logits_f32", "gradients_f32")}
-        references = {key: getattr(each, f"reference_{key}") for key in ("logits_f32", "gradients_f32")}
-        sound &= each.passed == (not each.missed)
-        sound &= (
-            _missed(each.batches_equal, each.initial_weights_equal, figures, references, each.f32_factor) == each.missed
-        )
-    if not sound:
+    judged = parity.frameworks.values()
+    sound = parity.marks == MARKS and parity.passed == all(each.passed for each in judged)
+    if not sound or any(each.passed == bool(each.missed) or _missed(each) != each.missed for each in judged):
         raise RequestError(f"--parity {path}: its verdict does not follow from its figures; run `hvdkit parity` again")
 
 
 def _proved(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe a proof is about. How many and how large batches are makes no other program."""
+    """The keys of a recipe that a proof depends on: the number and size of batches do not change the program."""
     return {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
 
 
@@ -286,16 +275,3 @@ def _has_default(recipe: Recipe, key: str) -> bool:
     section, _, leaf = key.rpartition(".")
     model = getattr(recipe, section) if section else recipe
     return bool(getattr(model, leaf) == type(model).model_fields[leaf].default)
-
-
-def _missed(
-    batches_equal: bool,
-    initial_weights_equal: bool,
-    figures: Mapping[str, float],
-    references: Mapping[str, float],
-    factor: float,
-) -> list[str]:
-    missed = [] if batches_equal else ["batches_equal"]
-    missed += [] if initial_weights_equal else ["initial_weights_equal"]
-    missed += [key for key in MARKS if not figures[key] <= MARKS[key]]
-    return missed + [key for key, own in references.items() if not figures[key] <= factor * own]

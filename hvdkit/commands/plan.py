@@ -12,17 +12,16 @@ from pathlib import Path
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
-from hvdkit.commands import placement
 from hvdkit.core import tuning
 from hvdkit.core.precision import gaps
 from hvdkit.core.topology import threads_per_rank
-from hvdkit.errors import RequestError, RunError
+from hvdkit.errors import Faults, RunError
 from hvdkit.launch.diagnosis.exits import RankFailure
-from hvdkit.launch.hosts import Host, discovered
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
-from hvdkit.runtimes.store import Runtime
+from hvdkit.runtimes.store import Runtime, find
 
 
 @dataclass(frozen=True)
@@ -32,57 +31,42 @@ class Plan:
     recipe: Recipe
     framework: str
     runtime: Runtime
-    np: int
-    hosts: list[Host]
-    launcher: str
-    stall_timeout_s: float
-    script: Path | None = None  # another script than the recipe's own
-    discovery: Path | None = None  # prints the hosts that an elastic run may have now
-    rival: str | None = None  # of hvdkit.baselines.registry: by what other means
+    placement: Placement
+    script: Path | None = None  # replaces the recipe's own
+    rival: str | None = None  # of hvdkit.baselines.registry
     pinned: bool = False  # each rank gets cores of its own, where there are enough
     settings: Mapping[str, str] = field(default_factory=dict)  # of the ranks' environment, found by measuring
-    began: float | None = None  # by the wall clock, where starting counts from before the launch: with the command
+    began: float | None = None  # wall-clock time at which the command began, where starting counts from then
+
+    @property
+    def np(self) -> int:
+        """The number of ranks."""
+        return self.placement.np
 
     def by(self, script: Path) -> Plan:
-        """The same, by another script."""
+        """The same run with another script."""
         return replace(self, script=script)
 
 
-def make_plan(
-    recipe: Recipe,
-    framework: str,
-    np: int,
-    hosts: str | None,
-    launcher: str,
-    stall_timeout_s: float = 60.0,
-    discovery: Path | None = None,
-    rival: str | None = None,
-) -> Plan:
-    """Check framework, runtime, ranks, hosts, launcher, rival. Raises RequestError with the first fault of each."""
-    elastic = recipe.elastic is not None
-    runtime, placed, faults = placement.check(framework, np, hosts, launcher, stall_timeout_s, elastic)
-    if recipe.elastic and not recipe.elastic.min_np <= np <= recipe.elastic.max_np:
-        faults.append(f"-np {np}: expected {recipe.elastic.min_np} to {recipe.elastic.max_np}, as elastic says")
-    if recipe.elastic and "HOROVOD_CYCLE_TIME" in os.environ:
-        faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
-    if discovery is not None and recipe.elastic is None:
-        faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
-    elif discovery is not None and not (os.access(discovery, os.X_OK) and discovery.is_file()):
-        faults.append(f"--host-discovery-script {discovery}: expected a program that prints host:slots a line")
-    elif discovery is not None:
-        try:
-            discovered(discovery.absolute(), here=launcher == "direct")
-        except RequestError as error:
-            faults.append(str(error))
-    if runtime is not None:
+def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str | None = None) -> Plan:
+    """Check framework, runtime, placement and rival. Raises RequestError with the faults of each."""
+    np, elastic = placement.np, recipe.elastic
+    faults = Faults()
+    with faults.collected():
+        runtime = find(framework)
         faults += _gaps(recipe, framework, runtime)
+    faults += placement.faults(framework, elastic is not None)
+    if elastic and not elastic.min_np <= np <= elastic.max_np:
+        faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")
+    if elastic and "HOROVOD_CYCLE_TIME" in os.environ:
+        faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
+    faults += placement.discovery_faults(elastic is not None)
     if rival is not None:
         faults += registry.check([rival], [framework], [np])
-    if faults or runtime is None:
-        raise RequestError("\n".join(faults))
+    faults.report()
     if rival is not None:
-        registry.check_recipe(rival, recipe, not any(host.namespace or not host.here for host in placed))
-    return Plan(recipe, framework, runtime, np, placed, launcher, stall_timeout_s, discovery=discovery, rival=rival)
+        registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
+    return Plan(recipe, framework, runtime, placement, rival=rival)
 
 
 def _gaps(recipe: Recipe, framework: str, runtime: Runtime) -> list[str]:
@@ -101,38 +85,40 @@ def launch(
     arguments: list[str],
     log_dir: Path,
     on_tick: Callable[[], None] | None = None,
-    farewell_s: float = 0.0,
-    elastic: Elastic | None = None,
+    preemption_grace_s: float = 0.0,
 ) -> None:
-    """Start the ranks of the plan's framework on the recipe file, with further arguments, and see them to their end.
+    """Start the plan's ranks on the recipe file with further arguments, and wait for them to end.
 
-    On SIGTERM they have `farewell_s` to end in good order; with `elastic` lost ranks are survived.
+    On SIGTERM they have `preemption_grace_s` seconds to end by themselves. Where the plan's recipe is elastic, lost
+    ranks are survived.
 
-    Raises as `run` does.
+    Raises what the launcher raises.
     """
+    placement, bounds = plan.placement, plan.recipe.elastic
+    rival = ["--rival", plan.rival] if plan.rival else []
     job = Job(
         python=plan.runtime.python,
-        arguments=[str(plan.script or paths.script(plan.framework)), str(recipe), *arguments, *_rival(plan)],
-        np=plan.np,
-        hosts=plan.hosts,
+        arguments=[str(plan.script or paths.script(plan.framework)), str(recipe), *arguments, *rival],
+        np=placement.np,
+        hosts=placement.hosts,
         environment=plan.runtime.environment | _environment(plan),
         log_dir=log_dir,
-        stall_timeout_s=plan.stall_timeout_s,
-        farewell_s=farewell_s,
-        elastic=elastic,
+        stall_timeout_s=placement.stall_timeout_s,
+        preemption_grace_s=preemption_grace_s,
+        elastic=Elastic(bounds.min_np, bounds.max_np, placement.discovery) if bounds else None,
     )
     try:
-        LAUNCHERS[plan.launcher](job, on_tick)
+        LAUNCHERS[placement.launcher](job, on_tick)
     except RankFailure as failure:
         raise _with_remedy(failure, plan) from None
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    """Thread counts must stand in the environment before a framework loads; another host may have other cores."""
-    environment = {"HVDKIT_LAUNCHER": plan.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
+    """What the run adds to the ranks' environment: a framework reads its number of threads when it is loaded."""
+    environment = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
     if plan.pinned:
         environment["HVDKIT_PIN"] = "1"
-    if len(plan.hosts) == 1 or any(host.namespace for host in plan.hosts):
+    if len(plan.placement.hosts) == 1 or plan.placement.separate_networks:  # another machine may have other cores
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
     environment |= plan.settings
@@ -141,12 +127,8 @@ def _environment(plan: Plan) -> dict[str, str]:
     return environment
 
 
-def _rival(plan: Plan) -> list[str]:
-    return ["--rival", plan.rival] if plan.rival else []
-
-
 def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:
-    """A rank that could not even import is a matter of its runtime, and doctor knows more."""
+    """A failed import means a broken runtime: the error then names the runtime and `hvdkit doctor`."""
     lost = re.findall(r"^\s*((?:ModuleNotFound|Import)Error: .*)$", str(failure), flags=re.MULTILINE)
     if not lost or failure.record:  # hvdkit's own code ran, so the import belongs to the training
         return failure

@@ -1,4 +1,4 @@
-"""`hvdkit predict` and `hvdkit advise`: what is asked for, checked; the answer, written."""
+"""`hvdkit predict` and `hvdkit advise`: check a request, answer it, write the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.predict import Prediction
 from hvdkit.simulator.settings import Settings
 
-if TYPE_CHECKING:  # advice is loaded where it is asked for: predictions need nothing of it
+if TYPE_CHECKING:  # advice is loaded only for `hvdkit advise`
     from hvdkit.simulator.advise import Advice, Money
 
 NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
@@ -40,8 +40,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Question:
-    """What can be checked before there is a profile. Without a `cluster` the links are those that the profile timed,
-    without `ranks` it is asked for the profile's number of them.
+    """What can be checked before there is a profile. Without a `cluster` the links are those that the profile timed;
+    without `ranks` their number is the profile's.
     """
 
     cluster: Cluster | None
@@ -49,20 +49,12 @@ class Question:
     settings: Settings
 
     def of(self, profile: Profile) -> Plan:
-        """The question of a profile. Raises RequestError where that leaves something open, or does not fit."""
+        """The question of a profile. Raises RequestError where that lacks something, or does not fit."""
         cluster = self.cluster or basis_.own_network(profile)
         if cluster is None:
             raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
         links = settings_.applied(cluster, self.settings)
         return Plan(profile, links, predicting.checked(self.ranks or [profile.np], links), self.settings)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A question for advice: on `plan`'s one number of ranks."""
-
-    plan: Plan
-    money: Money
 
 
 def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Question:
@@ -80,10 +72,10 @@ def plan(profile: Path, cluster: Path | None, ranks: Sequence[int], texts: Seque
 
 
 def read(profile: Path) -> Profile:
-    """A profile whose numbers can be reckoned with. Raises RequestError with file, key and what was expected."""
+    """A profile whose numbers are in range. Raises RequestError with file, key and what was expected."""
     found = profiles.load(profile)
     for key, value in _numbers(found.model_dump(exclude={"settings"}), ()):
-        # what no run can have; sums and squares of it would leave the range of numbers
+        # no run has such a value; sums and squares of it would be infinite
         most = 1e15 if isinstance(value, int) else 1e9
         if value > most:
             raise RequestError(
@@ -131,44 +123,36 @@ def check(price: float | None, apply: Path | None) -> None:
         raise RequestError(f"--apply {apply}: {apply.parent} is no folder that can be written; name another file")
 
 
-def request(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Request:
-    """A plan with what it is to cost; what is not given is the recipe's and the cluster's."""
+def money(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Money:
+    """What training costs; what is not given is taken from the recipe and the cluster."""
     from hvdkit.simulator.advise import Money
 
     settings = plan.profile.settings
-    return Request(
-        plan,
-        Money(
-            images=images or _images(settings),
-            epochs=epochs or _count(settings.get("epochs")),
-            price=plan.cluster.price_per_gpu_hour if price is None else price,
-        ),
+    return Money(
+        images=images or _images(settings),
+        epochs=epochs or _count(settings.get("epochs")),
+        price=plan.cluster.price_per_gpu_hour if price is None else price,
     )
 
 
-def advise(request: Request, folder: Path) -> Advice:
-    """Answer, and write `advise.json` and `advise.md`. Raises RunError where they cannot be written."""
+def advise(plan: Plan, money: Money, folder: Path) -> Advice:
+    """Answer for the plan's first number of ranks, and write `advise.json` and `advise.md`.
+
+    Raises RunError where they cannot be written.
+    """
     from hvdkit.report.predict import advice_markdown
     from hvdkit.simulator import advise as advising
 
-    asked = request.plan
-    found = advising.advise(asked.profile, asked.cluster, asked.ranks[0], asked.settings, request.money)
+    found = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
     write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
     write_atomic(folder / "advise.md", advice_markdown(found))
     return found
 
 
 def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
-    """Write the recipe that follows the advice; what was applied. Raises as `applied` does."""
-    what, text = applied(advice, settings)
-    write_atomic(path, text)
-    return what
+    """Write the recipe `settings` with the best suggestion that a recipe can express and that is a sure gain.
 
-
-def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
-    """(what was applied, the recipe as YAML): the best suggestion that a recipe can say and that is a sure gain.
-
-    `settings` are the recipe that is to follow it. Raises RunError where there is none, or they are no whole recipe.
+    Returns the suggestion. Raises RunError where there is none, or where the settings are no complete recipe.
     """
     from hvdkit.recipe import schema
 
@@ -181,12 +165,13 @@ def applied(advice: Advice, settings: dict[str, Any]) -> tuple[str, str]:
         except RequestError as error:
             refused = refused or f" ({each.what}: {str(error).splitlines()[0]})"
             continue
-        return each.what, schema.dump(recipe)
+        write_atomic(path, schema.dump(recipe))
+        return each.what
     raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 
 
 def _images(settings: dict[str, Any]) -> int | None:
-    """Training images an epoch, where the recipe's data tells them."""
+    """Training images an epoch, where they follow from the recipe's data."""
     data = settings.get("data")
     if not isinstance(data, dict):
         return None
@@ -195,5 +180,5 @@ def _images(settings: dict[str, Any]) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    """What a profile's recipe, which nobody has checked, says of a number of things; None where that is no count."""
+    """A count in a profile's recipe, which nobody has checked; None where the value is none."""
     return value if isinstance(value, int) and 1 <= value <= LARGEST else None

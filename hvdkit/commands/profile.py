@@ -1,4 +1,4 @@
-"""Where the time of a recipe's steps goes: a short run under watch becomes profile.json, trace.json and a picture."""
+"""Where the time of a recipe's steps goes: a short profiled run, and profile.json, trace.json and a picture of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults
 from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
 from hvdkit.profiling import assemble, chrome_trace
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
@@ -17,18 +18,18 @@ from hvdkit.results.profile import Profile, save
 from hvdkit.worker.profile import LEAST_STEPS
 
 FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
-# Horovod's timeline can then be begun and ended while it runs.
+# With it Horovod's timeline can be started and stopped during a run.
 _SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC"}
-_LONGEST_ROUND = 1000  # updates between two meetings; a profile takes four rounds at least
+_LONGEST_ROUND = 1000  # updates between two synchronizations; a profile takes at least four rounds
 
-MOST_STEPS = 100_000  # each leaves its marks in memory until the end
+MOST_STEPS = 100_000  # the trace events of each stay in memory until the end
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
     """A profile that has passed every check that can be made before it starts.
 
-    `asked` is the recipe as it was given; `left_out` says in a line each what of it is not profiled.
+    `asked` is the recipe as it was given; `left_out` has a line for each part of it that is not profiled.
     """
 
     asked: Recipe
@@ -41,15 +42,12 @@ class ProfilePlan:
 def plan(
     recipe: Recipe,
     framework: str,
-    np: int,
-    hosts: str | None = None,
-    launcher: str = "direct",
-    stall_timeout_s: float = 60.0,
+    placement: Placement,
     steps: int = 20,
     own_profile: bool = False,
 ) -> ProfilePlan:
     """Check what was asked for. Raises RequestError with all its faults."""
-    faults = []
+    faults = Faults()
     if not LEAST_STEPS <= steps <= MOST_STEPS:
         faults.append(f"--steps {steps}: expected {LEAST_STEPS} or more, at most {MOST_STEPS:,}")
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
@@ -61,19 +59,15 @@ def plan(
     if sync is not None and steps % sync.every:
         whole = sync.every * -(-steps // sync.every)
         left_out.append(f"--steps {steps}: measured are whole rounds of sync.every {sync.every}, {whole} steps")
-    found = None
-    try:
-        found = make_plan(still, framework, np, hosts, launcher, stall_timeout_s)
-    except RequestError as error:
-        faults += str(error).splitlines()
-    if faults or found is None:
-        raise RequestError("\n".join(faults))
+    with faults.collected():
+        found = make_plan(still, framework, placement)
+    faults.report()
     settings = {**found.settings, **_SETTINGS}
     return ProfilePlan(recipe, left_out, replace(found, settings=settings), steps, own_profile)
 
 
 def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The recipe as it goes on in the long run, with nothing kept or evaluated, and what it is not then."""
+    """The recipe in its steady state, without checkpoints or evaluation; and a line for each part that is left out."""
     changes: dict[str, Any] = {"elastic": None, "checkpoint": None, "tensorboard": False}
     left_out, sync = [], recipe.sync
     if recipe.elastic is not None:
@@ -88,7 +82,7 @@ def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 def run(plan: ProfilePlan, folder: Path) -> Profile:
-    """Run and measure; profile.json, trace.json and profile.png come into `folder`, beside what they were made from.
+    """Run and measure; writes profile.json, trace.json and profile.png into `folder`, beside what they are made from.
 
     Raises what the launcher raises, RunError where a file cannot be written or nothing was measured.
     """

@@ -1,10 +1,10 @@
-"""A comparison held against an earlier one of the same recipe on the same machine: what got better or worse?"""
+"""A comparison against an earlier one of the same recipe on the same machine: what has become faster or slower."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,12 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.results import intervals
 from hvdkit.results.runs import BaselineRow, Comparison, Machine, TrainResult, read_comparison, this_machine
 
-# What must be equal for images per second to mean the same; keys of TrainResult.
-_KEYS = (
-    "recipe", "model", "launcher", "threads", "batch_size", "compression", "optimizer", "precision", "accumulate",
-    "recompute", "sync", "allreduce",
-)  # fmt: skip
 Kind = tuple[str, int, str | None]  # framework, np, rival
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """An earlier comparison that this one may be held against. `margin` is what a loss must exceed, a fraction."""
+    """An earlier comparison to compare with. A loss must exceed `margin`, a fraction."""
 
     old: Comparison
     margin: float
@@ -42,9 +37,7 @@ class Baseline:
                     framework=framework,
                     np=np,
                     rival=rival,
-                    median=found.median,
-                    low=found.low,
-                    high=found.high,
+                    **asdict(found),
                     rounds=len(new[kind]),
                     old_rounds=len(old[kind]),
                     margin=self.margin,
@@ -55,7 +48,7 @@ class Baseline:
 
 
 def plan(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Baseline:
-    """Check that what is planned can be held against the comparison in `path`.
+    """Check that the planned runs can be compared with those in `path`.
 
     Raises RequestError where the file is missing or damaged, is of another machine or recipe, has none of the planned
     runs, or the margin is none.
@@ -67,15 +60,15 @@ def plan(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Baseli
     wanted = {(each.framework, each.np, each.rival) for each in plans}
     common = [run for run in old.runs if (run.framework, run.np, run.rival) in wanted]
     if not common:
-        has = ", ".join(dict.fromkeys(_told((run.framework, run.np, run.rival)) for run in old.runs))
+        has = ", ".join(dict.fromkeys(_named((run.framework, run.np, run.rival)) for run in old.runs))
         raise RequestError(f"--baseline {path}: expected some of the runs that are asked for; it has {has}")
     mine = _recipe_keys(recipe, plans[0])
     for run in common:
-        for key in _KEYS:
-            if mine[key] != getattr(run, key):
+        for key, value in mine.items():
+            if value != getattr(run, key):
                 raise RequestError(
                     f"--baseline {path}: expected the same recipe; {key}: the baseline has {getattr(run, key)}, this "
-                    f"comparison {mine[key]}"
+                    f"comparison {value}"
                 )
     return Baseline(old, margin)
 
@@ -90,19 +83,20 @@ def _check_machine(old: Machine, new: Machine, path: Path) -> None:
 
 
 def _recipe_keys(recipe: Recipe, plan: Plan) -> Mapping[str, Any]:
+    """What must be equal for images per second to mean the same, by the keys of TrainResult."""
     return {
         "recipe": recipe.name,
         "model": recipe.model.name,
-        "launcher": plan.launcher,
+        "launcher": plan.placement.launcher,
         "threads": plan.recipe.threads,
         "batch_size": recipe.batch_size,
         "compression": str(recipe.compression),
-        "sync": recipe.sync and recipe.sync.model_dump(),
-        "allreduce": recipe.allreduce,
         "optimizer": recipe.optimizer.name,
         "precision": recipe.precision,
         "accumulate": recipe.accumulate,
         "recompute": recipe.recompute,
+        "sync": recipe.sync and recipe.sync.model_dump(),
+        "allreduce": recipe.allreduce,
     }
 
 
@@ -113,6 +107,6 @@ def _speeds(runs: list[TrainResult]) -> dict[Kind, list[float]]:
     return speeds
 
 
-def _told(kind: Kind) -> str:
+def _named(kind: Kind) -> str:
     framework, np, rival = kind
     return f"{registry.label(framework, rival)} at {np} rank(s)"

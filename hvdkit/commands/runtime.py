@@ -1,4 +1,4 @@
-"""`hvdkit runtime build` and `hvdkit runtime add`: from pins to environments in which Horovod is proved.
+"""`hvdkit runtime build` and `hvdkit runtime add`: environments with a framework and a Horovod that works.
 
 While one runtime's Horovod compiles, the others' packages are fetched and installed, and Horovod is proved where it is
 compiled already.
@@ -32,7 +32,7 @@ _CORES_OF_A_COMPILE = 3  # what one keeps busy: three large sources, then one pr
 
 
 def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
-    """Build the runtimes `names` (None: all) that are not there yet; those that are, are left as they are.
+    """Build the runtimes `names` (None: all) that are missing or out of date.
 
     `gpu` forces a build with (True) or without (False) CUDA and NCCL; None takes them where both are found. A user's
     own interpreter, added under a runtime's name, is replaced only where that name is asked for.
@@ -43,18 +43,18 @@ def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
     on_gpu = {name: machine.decide_gpu(name, gpu) for name in wanted}
     ready = [runtime for name in wanted if (runtime := store.load(name)) and _serves(runtime, gpu, bool(names))]
     if ready:
-        told = ", ".join(f"{runtime.name} ({describe(runtime)})" for runtime in ready)
-        console.print(f"ready: {told}", markup=False, highlight=False, soft_wrap=True)
+        names_ready = ", ".join(f"{runtime.name} ({describe(runtime)})" for runtime in ready)
+        console.print(f"ready: {names_ready}", markup=False, highlight=False, soft_wrap=True)
     if todo := {name: on_gpu[name] for name in _ORDER if name in on_gpu.keys() - {runtime.name for runtime in ready}}:
         machine.require(todo)
         _Build(todo, console).run()
 
 
 def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
-    """Whether a whole runtime answers the request, so that nothing is to be built."""
+    """Whether a runtime answers the request, so that nothing has to be built."""
     if runtime.added:
         return not named
-    # Without --gpu or --cpu, what was once chosen stays: a CUDA installed since is the doctor's to mention.
+    # Without --gpu or --cpu the earlier choice stays; the doctor mentions a CUDA that was installed since.
     return gpu in (None, runtime.gpu) and runtime.key == current_key(runtime.name, runtime.gpu)
 
 

@@ -1,4 +1,4 @@
-"""`tune: measure`: short runs before the run itself, to find what no rule knows of a machine and a network."""
+"""`tune: measure`: short runs before the run itself, to find the fastest settings on this machine and network."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from hvdkit.commands.metrics_tail import MetricsTail
 from hvdkit.commands.plan import Plan, launch
 from hvdkit.core import tuning
 from hvdkit.core.tuning import CHOSEN, CYCLE, IDLE
@@ -22,37 +21,35 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.results.runs import MetricLine
 
-RULE = "woken by tensors"  # the rule's choice, to which nothing is added
+RULE = "woken by tensors"  # the rule's choice, without further settings
 SETTINGS: dict[str, dict[str, str]] = {RULE: {}} | {
     f"a cycle of {ms} ms": {IDLE: "0", CYCLE: str(ms)} for ms in (2, 5, 15)
 }
-ROUNDS, WARMUP_STEPS, STEPS, PART = 3, 10, 40, 5  # a speed is told each PART steps
-GAIN = 1.02  # of a median over the rule's; less is luck
+ROUNDS, WARMUP_STEPS, STEPS, PART = 3, 10, 40, 5  # a speed is logged each PART steps
+GAIN = 1.02  # of a median over the rule's; less may be chance
 
 
 class _Enough(Exception):
-    """A short run has shown what it was for."""
+    """A short run has been measured."""
 
 
-def searched(plan: Plan) -> str | None:
-    """Why there is nothing to search for in this run; None where there is."""
-    if plan.rival or plan.recipe.tune != "measure":
-        return "the recipe does not ask"
-    if plan.np == 1:
-        return "one rank reduces nothing"
-    if plan.recipe.elastic:
-        return "Horovod mixes cycle times up as ranks join"
-    if plan.recipe.device == "gpu":
-        return "no core is short where GPUs compute"
-    return "the environment has HOROVOD_CYCLE_TIME" if CYCLE in os.environ else None
+def searches(plan: Plan) -> bool:
+    """Whether settings are searched for in this run.
+
+    Not with one rank, which reduces nothing; not in an elastic run, where Horovod mixes up cycle times as ranks join;
+    not on GPUs, where no core is short; and not where the environment has a cycle time.
+    """
+    recipe = plan.recipe
+    asked = recipe.tune == "measure" and not plan.rival and CYCLE not in os.environ
+    return asked and plan.np > 1 and not recipe.elastic and recipe.device != "gpu"
 
 
 def measured(plan: Plan, folder: Path) -> Plan:
-    """The plan with the settings at which short runs in `folder` were fastest; they leave nothing behind.
+    """The plan with the settings at which short runs in `folder` were fastest; their files are removed.
 
     Each runs STEPS updates of the recipe in each of ROUNDS rounds, in random order. Raises what the launcher raises.
     """
-    if searched(plan) is not None:
+    if not searches(plan):
         return plan
     speeds: dict[str, list[float]] = {name: [] for name in SETTINGS}
     place = folder / "tuning"
@@ -60,8 +57,8 @@ def measured(plan: Plan, folder: Path) -> Plan:
         for number in range(ROUNDS):
             for name in random.Random(number).sample(list(SETTINGS), len(SETTINGS)):
                 speeds[name].append(_speed(replace(plan, settings=SETTINGS[name]), place))
-                told = f"{speeds[name][-1]:.0f} images/s {name}"
-                print(f"tuning, round {number + 1} of {ROUNDS}: {told}", file=sys.stderr, flush=True)
+                speed = f"{speeds[name][-1]:.0f} images/s {name}"
+                print(f"tuning, round {number + 1} of {ROUNDS}: {speed}", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     best, why = choose(speeds)
@@ -71,7 +68,7 @@ def measured(plan: Plan, folder: Path) -> Plan:
 
 
 def choose(speeds: Mapping[str, list[float]]) -> tuple[str, str]:
-    """Which of SETTINGS has the highest median speed, and why: the rule's unless it is surely slower."""
+    """The SETTINGS with the highest median speed, and why: the rule's unless others are GAIN times as fast."""
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     fastest = max(medians, key=lambda name: medians[name])
     best = fastest if medians[fastest] > GAIN * medians[RULE] else RULE
@@ -87,30 +84,16 @@ def _speed(plan: Plan, place: Path) -> float:
     place.mkdir(parents=True)
     short = plan.recipe.model_copy(update={"checkpoint": None, "log_every": PART, "tensorboard": False, "tune": "rule"})
     write_atomic(place / "config.yaml", schema.dump(short))
-    lines = place / "metrics.jsonl"
+    speeds: list[float] = []
 
-    def look() -> None:
-        if len(_parts(lines)) >= (STEPS - WARMUP_STEPS) // PART:
+    def watch(line: MetricLine) -> None:
+        if line.step > WARMUP_STEPS and not line.ends_epoch:
+            speeds.append(line.images_per_second)
+        if len(speeds) >= (STEPS - WARMUP_STEPS) // PART:
             raise _Enough
 
+    tail = MetricsTail(place / "metrics.jsonl", watch)
     with contextlib.suppress(_Enough):
-        launch(plan, place / "config.yaml", ["--out", str(place)], place / "logs", look)
-    parts = _parts(lines)
-    return statistics.median(parts) if parts else 0.0
-
-
-def _parts(path: Path) -> list[float]:
-    """Speeds of the logged parts behind the warm-up."""
-    try:
-        texts = path.read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for text in texts:
-        try:
-            line = MetricLine.model_validate_json(text)
-        except ValidationError:
-            continue  # still being written
-        if line.step > WARMUP_STEPS and not line.ends_epoch:
-            found.append(line.images_per_second)
-    return found
+        launch(plan, place / "config.yaml", ["--out", str(place)], place / "logs", tail.poll)
+        tail.poll()
+    return statistics.median(speeds) if speeds else 0.0

@@ -1,4 +1,4 @@
-"""What a rank tells its launcher: how far it is, and why it failed. Without a launcher of hvdkit's it tells nobody.
+"""What a rank reports to its launcher: its progress, and why it failed. Without hvdkit's launcher it reports nothing.
 
 The folder `HVDKIT_RANK_DIR` gets `rank-<r>.beat` (what the rank is doing), `rank-<r>.stack` (on SIGUSR2, what its
 threads are executing) and `rank-<r>.failure.json`, or `HVDKIT_TRACE` in place of `rank-<r>`.
@@ -21,18 +21,18 @@ from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 
 BEAT_BYTES = 64
-STOP = "stop"  # a file of this name in the folder asks all ranks to end in good order
-# Phases that the launcher knows: until a rank has met the others; and while it does nothing, and rightly.
+STOP = "stop"  # a file of this name in the folder asks all ranks to write a checkpoint and end
+# Phases that the launcher knows: before Horovod has started; and a wait for other ranks that is no hang.
 STARTING, WAITING = "starting", "waiting for ranks"
 
-# What a rank says that fails only because another one is gone.
+# The output of a rank that fails only because another one is gone.
 LOST_A_PEER = re.compile(
     r"Horovod has been shut down|Connection (closed|reset) by peer|Connection refused|Broken pipe|"
     r"Application timeout caused pair closure|Timed out waiting|Wait timeout after|"
     r"(Read error|Read timeout|Write timeout|Socket closed|writev|connect) \[|"
     r"ncclSystemError|ncclRemoteError|remote process exited"
 )
-# What such a line has where Horovod, Gloo or NCCL says it: elsewhere a broken connection may be to anything.
+# Marks such a line as Horovod's, Gloo's or NCCL's: otherwise the broken connection may be to anything.
 SAID_BY_HOROVOD = re.compile(
     r"[Hh]orovod|[Gg]loo|nccl|\[[0-9A-Fa-f.:]+\]:\d+|Application timeout|Timed out waiting \d+ms"
 )
@@ -59,12 +59,12 @@ def lost_a_peer(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its kind where it says nothing."""
+    """The first line of an error's message; its type where that is empty."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-class Lifeline:
-    """One rank's line to the launcher, from the start of its process. What cannot be written stops no training."""
+class Heartbeat:
+    """One rank's reports to the launcher, from the start of its process. A report that cannot be written is dropped."""
 
     def __init__(self) -> None:
         folder = os.environ.get("HVDKIT_RANK_DIR")
@@ -76,7 +76,7 @@ class Lifeline:
         self._beat_file = -1
         self._catches = self._signalled = False
         if self._folder:
-            # A launcher on another host may have no such folder here; training needs none.
+            # A launcher on another host may have no such folder here.
             with contextlib.suppress(OSError):
                 # faulthandler answers in C, without the interpreter's lock, so a rank stuck in C answers too.
                 beats, stacks = self._folder / f"{self._name}.beat", self._folder / f"{self._name}.stack"
@@ -86,7 +86,7 @@ class Lifeline:
         self.beat(STARTING)
 
     def asked_to_stop(self) -> bool:
-        """Whether the launcher wants training to end in good order; without one, whether SIGTERM has come."""
+        """Whether the launcher asks training to end behind a checkpoint; without one, whether SIGTERM has come."""
         if self._folder is not None:
             return (self._folder / STOP).exists()
         if not self._catches:
@@ -98,7 +98,7 @@ class Lifeline:
         self._signalled = True
 
     def beat(self, phase: str, step: int | None = None) -> None:
-        """Say what the rank is doing now; costs a few microseconds. `step` counts finished updates."""
+        """Report what the rank does now; costs a few microseconds. `step` counts finished updates."""
         self._step = self._step if step is None else step
         self._beats += 1
         if self._beat_file >= 0:
@@ -107,9 +107,9 @@ class Lifeline:
                 os.pwrite(self._beat_file, line.encode().ljust(BEAT_BYTES), 0)
 
     def failed(self, kind: str, message: str) -> None:
-        """Leave the record of a failure.
+        """Write the record of a failure.
 
-        `kind` tells the launcher whom to blame: `request` and `error` are this rank's own, `communication` means that
+        Its `kind` decides which rank is blamed: `request` and `error` are this rank's own, `communication` means that
         another rank was gone first.
         """
         if self._folder is None:
@@ -118,7 +118,7 @@ class Lifeline:
             "rank": self._rank,
             "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
             "time": time.time(),
-            "clock": time.monotonic(),  # which the guard beside it shares
+            "clock": time.monotonic(),  # the same as its agent's
             "step": self._step,
             "kind": kind,
             "message": message,

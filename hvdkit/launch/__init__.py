@@ -1,1 +1,1 @@
-"""From one command to N ranks, and their end."""
+"""From one command to N ranks, and how they end."""

@@ -1,4 +1,4 @@
-"""Guards as processes: start them, hear what they report, end them."""
+"""Rank agents as processes: start them, take in what they report, end them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdkit.core.heartbeat import WAITING
 from hvdkit.errors import RunError
 from hvdkit.launch.agent.reports import MARK, boot_id
 from hvdkit.launch.diagnosis import exits
+from hvdkit.launch.diagnosis.hangs import Hang
 from hvdkit.launch.job import GRACE_S, Job, Tick
 
-_GUARD = Path(__file__).with_name("agent") / "rank_agent.py"
+_AGENT = Path(__file__).with_name("agent") / "rank_agent.py"
 _TICK_S = 0.1
-# A guard may take this much longer than the grace it gives (guard.AFTERMATH_S and the walk through /proc, on a busy
-# machine too) before it is killed.
+# An agent that takes this much longer than its grace is killed. It needs rank_agent.AFTERMATH_S and a walk through
+# /proc, on a busy machine too.
 _MARGIN_S = 5.0
-# A guard tells of a stall after this share of the timeout; in the next, the other guards tell of theirs.
-STALL_SHARE, STALL_SETTLE_SHARE = 0.85, 0.1
+# An agent reports a hang after the first share of the timeout; in the second share the other agents report theirs.
+_HANG_SHARE, _SETTLE_SHARE = 0.85, 0.1
 
 
 @dataclass(frozen=True)
-class Guarded:
-    """A command to be started under a guard: its role (agent/rank_agent.py), its rank (None: horovodrun), environment.
+class AgentCommand:
+    """A command that an agent starts: the agent's role (agent/rank_agent.py), the rank (None: horovodrun), environment.
 
-    `enter` are words before the guard's own: a command that becomes it somewhere else, such as nsenter.
+    `enter` is a command prefix for the agent itself, such as nsenter.
     """
 
     role: str
@@ -45,105 +47,172 @@ class Guarded:
     enter: tuple[str, ...] = ()
 
 
-def guard_command(python: str, role: str, job: Job, grace_s: float, command: list[str]) -> list[str]:
-    """The command line that starts `command` under a guard. It starts in 0.05 s: no site packages are looked at."""
-    settings = [str(job.log_dir.absolute()), str(grace_s), str(STALL_SHARE * job.stall_timeout_s)]
-    return [python, "-I", "-S", str(_GUARD), role, *settings, *command]
+def agent_command(python: str, role: str, job: Job, grace_s: float, command: list[str]) -> list[str]:
+    """The command line of an agent that starts `command`. Without site packages it starts in 0.05 s."""
+    settings = [str(job.log_dir.absolute()), str(grace_s), str(_HANG_SHARE * job.stall_timeout_s)]
+    return [python, "-I", "-S", str(_AGENT), role, *settings, *command]
 
 
-class Crew:
-    """All guards of one job. What they report goes to `note`, which the kinds of job define."""
+class Agents:
+    """All agents of one job, and what they have reported. A subclass decides when and why the job ends.
+
+    Ranks go by the name of their files: rank-<r>, or worker-<place> in an elastic run.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._selector = selectors.DefaultSelector()
-        self._guards: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._buffers: dict[int, bytes] = {}
         self._clocks = Clocks()
-        self._to_clean: set[str] = set()  # by name, whose guards have not said that nothing is left
+        self._to_clean: set[str] = set()  # ranks whose agents have not reported that no process is left
         self._stopped_at: float | None = None
-        self._asked_at: float | None = None
+        self._preempted_at: float | None = None
         self._hurried = False
         self._patience_s = 0.0
-        self.horovodrun_end: dict[str, Any] | None = None  # where it, or another launcher, is used
+        self._hung_since: float | None = None
+        self._ranks: dict[str, tuple[int, str]] = {}  # rank and host, by name
+        self._pids: dict[str, int] = {}
+        self.hangs: dict[str, Hang] = {}
+        self.ends: dict[str, exits.RankEnd] = {}
+        self.horovodrun_end: dict[str, Any] | None = None
 
-    def follow(self, commands: list[Guarded], on_tick: Tick | None) -> list[int]:
-        """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; returns signals that came.
+    def run(self, commands: list[AgentCommand], on_tick: Tick | None) -> None:
+        """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
 
-        SIGINT and SIGTERM end all ranks. RunError where no process can be started. What `on_tick` raises ends all ranks
-        too.
+        SIGINT and SIGTERM end all ranks, then KeyboardInterrupt or Terminated is raised. Raises what `fault` returns,
+        and RunError where no process can be started or exits.json cannot be written. What `on_tick` raises ends all
+        ranks too.
         """
         with _caught_signals() as caught:
             try:
-                for guarded in commands:
-                    self.start(guarded)
-                answered = 0
+                for command in commands:
+                    self.start(command)
+                handled = 0
                 while self.running:
                     self.listen(_TICK_S)
-                    signalled = len(caught) > answered
-                    if signalled and self.may_leave(caught):
-                        self.ask_to_leave()
+                    signalled = len(caught) > handled
+                    if signalled and self._may_preempt(caught):
+                        self.preempt()
                     elif signalled or self.must_stop:
                         self.stop(again=signalled)
-                    answered = len(caught)
+                    handled = len(caught)
                     self.enforce()
                     if on_tick is not None:
                         on_tick()
             finally:
                 # Whatever happened, an exception of on_tick too, no process is left.
                 self.end()
-        return caught
+        fault = None if self.left_in_order else _by_signal(caught) if caught else self.fault()
+        try:
+            exits.write_exits(self._job.log_dir / "exits.json", self.all_ends())
+        except RunError:
+            if fault is None:  # else what ended the run matters more
+                raise
+        if fault is not None:
+            raise fault
 
-    def start(self, guarded: Guarded) -> None:
-        """Start one command under its guard."""
-        guard = guard_command(sys.executable, guarded.role, self._job, guarded.grace_s, guarded.command)
-        command = [*guarded.enter, *guard]
+    def start(self, command: AgentCommand) -> None:
+        """Start one agent with its command."""
+        line = [
+            *command.enter,
+            *agent_command(sys.executable, command.role, self._job, command.grace_s, command.command),
+        ]
         try:
             process = subprocess.Popen(
-                command,
-                env=guarded.environment,
+                line,
+                env=command.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
-            raise RunError(f"{command[0]}: no process can be started ({error.strerror}); see `ulimit -u`") from error
+            raise RunError(f"{line[0]}: no process can be started ({error.strerror}); see `ulimit -u`") from error
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        self._guards.append(process)
+        self._processes.append(process)
         self._buffers[process.stdout.fileno()] = b""
-        self._selector.register(process.stdout, selectors.EVENT_READ, (process, guarded.rank))
-        self._patience_s = max(self._patience_s, guarded.grace_s + _MARGIN_S)
+        self._selector.register(process.stdout, selectors.EVENT_READ, (process, command.rank))
+        self._patience_s = max(self._patience_s, command.grace_s + _MARGIN_S)
 
     @property
     def running(self) -> bool:
-        """Whether a guard still has something to say."""
+        """Whether an agent is still connected."""
         return bool(self._selector.get_map())
 
     @property
-    def overdue(self) -> bool:
-        """Whether ranks that were asked to leave have not done so in time."""
-        return self._asked_at is not None and time.monotonic() > self._asked_at + self._job.farewell_s
+    def must_stop(self) -> bool:
+        """Whether to end all ranks now: the job has failed, or ranks have not ended in time after SIGTERM."""
+        if self._stopped_at is not None:
+            return False
+        overdue = self._preempted_at is not None and (
+            time.monotonic() > self._preempted_at + self._job.preemption_grace_s
+        )
+        return overdue or self.failed
 
     @property
-    def must_stop(self) -> bool:
-        """Whether there is reason to end all ranks now."""
-        return self._stopped_at is None and self.overdue
+    def failed(self) -> bool:
+        """Whether enough is known to end the job for what a rank did."""
+        raise NotImplementedError
+
+    @property
+    def hangs_settled(self) -> bool:
+        """Whether ranks hang, and other agents have had the time to report theirs."""
+        since = self._hung_since
+        return since is not None and time.monotonic() > since + _SETTLE_SHARE * self._job.stall_timeout_s
 
     @property
     def all_gone(self) -> bool:
         """Whether every rank is known to have ended."""
-        return False
+        return len(self.ends) == len(self._ranks)
 
-    def note(self, report: dict[str, Any], received: float) -> None:
-        """One report of a rank's guard."""
+    @property
+    def left_in_order(self) -> bool:
+        """Whether all ranks have ended by themselves after SIGTERM."""
+        return self._preempted_at is not None and self._stopped_at is None
+
+    def fault(self) -> BaseException | None:
+        """Why the job failed; None where it did not."""
         raise NotImplementedError
 
-    def note_silence(self, guard: subprocess.Popen[bytes], rank: int | None) -> None:
-        """A guard is gone."""
+    def all_ends(self) -> list[exits.RankEnd]:
+        """How each rank ended, in the order of ranks or of starts; mostly empty for a rank that nothing is known of."""
+        stopped = self._stopped_at is not None
+        return [
+            self.ends.get(name) or exits.RankEnd(rank, host, self._pids.get(name), stopped=stopped, name=name)
+            for name, (rank, host) in self._ranks.items()
+        ]
+
+    def note(self, report: dict[str, Any], received: float) -> None:
+        """Take in one report of a rank's agent, which came at `received` of this machine's monotonic clock."""
+        name, event = report["name"], report["event"]
+        if event == "started":
+            self.note_start(report)
+            self._pids[name] = report["pid"]
+        elif event == "hung":
+            if report["phase"] != WAITING:
+                self.hangs[name] = Hang.read(report, self._host(report))
+                self._hung_since = self._hung_since or received
+        elif event == "resumed":
+            self._forget_hang(name)
+        elif event == "link down":
+            self.note_link_down(report)
+        elif name not in self.ends:  # an agent's report of an end counts more than that it was killed afterwards
+            self.ends[name] = self._read_end(report, received)
+            self.note_end(self.ends[name])
+
+    def note_start(self, report: dict[str, Any]) -> None:
+        """A rank has started."""
+
+    def note_end(self, end: exits.RankEnd) -> None:
+        """A rank has ended."""
+
+    def note_link_down(self, report: dict[str, Any]) -> None:
+        """The network interface of a rank's host is down."""
+        raise NotImplementedError
 
     def listen(self, timeout_s: float) -> None:
-        """Take in what guards report, for at most this long."""
+        """Take in what agents report, for at most this long."""
         for key, _ in self._selector.select(timeout_s):
             received = time.monotonic()
             try:
@@ -152,13 +221,13 @@ class Crew:
                 continue
             *lines, self._buffers[key.fd] = (self._buffers[key.fd] + data).split(b"\n")
             for line in lines:
-                self._hear(line.decode("utf-8", "replace"), received)
+                self._take_in(line.decode("utf-8", "replace"), received)
             if not data:
                 self._selector.unregister(key.fileobj)
-                self.note_silence(*key.data)
+                self._note_lost_agent(*key.data)
 
-    def _hear(self, line: str, received: float) -> None:
-        """One line of a guard's output."""
+    def _take_in(self, line: str, received: float) -> None:
+        """One line of an agent's output."""
         _, mark, text = line.partition(MARK)
         if not mark:
             return
@@ -178,84 +247,111 @@ class Crew:
                 self._to_clean.add(name)
             self.note(report, received)
 
-    def read_end(self, report: dict[str, Any], host: str, pid: int | None, received: float) -> exits.RankEnd:
-        """How a rank ended, from its guard's report; little of a rank whose guard was killed."""
+    def _note_lost_agent(self, agent: subprocess.Popen[bytes], rank: int | None) -> None:
+        """An agent that has not reported the end of its rank was killed, and the rank with it."""
+        name = f"rank-{rank}"
+        if rank is None or name in self.ends:
+            return
+        code, now = agent.wait(), time.monotonic()
+        self.ends[name] = exits.RankEnd(
+            rank=rank,
+            host=self._ranks[name][1],
+            pid=self._pids.get(name),
+            signal=exits.signal_name(-code) if code < 0 else None,
+            stopped=self._stopped_at is not None,
+            failed_at=now,
+            reported_at=now,
+        )
+
+    def _read_end(self, report: dict[str, Any], received: float) -> exits.RankEnd:
+        """How a rank ended, from its agent's report."""
+        same = ("rank", "name", "exit_code", "stopped", "frozen", "after_stop", "tail", "log_error", "address")
         seconds = report.get("seconds")
         return exits.RankEnd(
-            rank=report["rank"],
-            host=host,
-            pid=pid,
-            exit_code=report["exit_code"],
+            **{key: report[key] for key in same if key in report},
+            host=self._host(report),
+            pid=self._pids.get(report["name"]),
             signal=exits.signal_name(report["signal"]),
-            stopped=report["stopped"],
-            frozen=report.get("frozen", False),
-            after_stop=report.get("after_stop", False),
             seconds=None if seconds is None else round(seconds, 3),
             failed_at=self._clocks.here(report["name"], report["failed_at"]),
-            heard_at=received,
+            reported_at=received,
             record=exits.Record.read(report.get("failure")),
-            tail=report.get("tail", ""),
-            log_error=report.get("log_error"),
-            name=report["name"],
-            address=report.get("address"),
             unanswered=tuple(report.get("unanswered", ())),
         )
 
-    def may_leave(self, caught: list[int]) -> bool:
-        """Whether ranks may end in good order: on the first signal, if it is SIGTERM and the job allows it."""
-        return self._job.farewell_s > 0 and caught == [signal.SIGTERM] and self._stopped_at is None
+    def _host(self, report: dict[str, Any]) -> str:
+        """The host of the rank that is reported of."""
+        known = self._ranks.get(report["name"])
+        return known[1] if known else report["host"] or "?"
 
-    def ask_to_leave(self) -> None:
-        """Ask the ranks to end by themselves."""
-        self._asked_at = time.monotonic()
+    def _forget_hang(self, name: str) -> None:
+        self.hangs.pop(name, None)
+        if not self.hangs:
+            self._hung_since = None
+
+    def _may_preempt(self, caught: list[int]) -> bool:
+        """Whether ranks may end by themselves: on the first signal, if it is SIGTERM and the job gives time for it."""
+        return self._job.preemption_grace_s > 0 and caught == [signal.SIGTERM] and self._stopped_at is None
+
+    def preempt(self) -> None:
+        """Ask the ranks to end by themselves, behind a checkpoint."""
+        self._preempted_at = time.monotonic()
         try:
             self._job.stop_file.touch()
         except OSError:  # a full disk, which allows no checkpoint either
             self.stop()
 
     def stop(self, again: bool = False) -> None:
-        """Ask every guard to end its command. Asked `again` (a second Ctrl-C), it gives no further grace."""
+        """Ask every agent to end its command. With `again` (a second Ctrl-C) agents give no further grace."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         elif not again:
             return
-        self._signal_guards(signal.SIGTERM)
+        self._signal_all(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """Once ended, wait for nobody: hurry horovodrun when its ranks are gone, kill guards that overstay."""
+        """After `stop`: end horovodrun as soon as its ranks are gone, and kill agents that take too long."""
         if self._stopped_at is None:
             return
         if self.horovodrun_end is None and self.all_gone and not self._to_clean and not self._hurried:
             self._hurried = True
-            self._signal_guards(signal.SIGTERM)
+            self._signal_all(signal.SIGTERM)
         if time.monotonic() > self._stopped_at + self._patience_s:
-            self._signal_guards(signal.SIGKILL)  # their commands die with them (PR_SET_PDEATHSIG)
+            self._signal_all(signal.SIGKILL)  # their commands die with them (PR_SET_PDEATHSIG)
 
     def end(self) -> None:
-        """Leave no guard, and so no rank; returns within the grace and a little more."""
+        """Leave no agent and so no rank; returns within the grace and a little more."""
         if self.running:
             self.stop()
         while self.running:
             self.listen(_TICK_S)
             self.enforce()
-        for process in self._guards:
+        for process in self._processes:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
         self._selector.close()
-        for trace in [*self._job.log_dir.glob("*.beat"), *self._job.log_dir.glob("*.stack")]:
-            trace.unlink(missing_ok=True)  # of a guard that was killed
+        for pattern in ("*.beat", "*.stack"):  # of an agent that was killed
+            for file in self._job.log_dir.glob(pattern):
+                file.unlink(missing_ok=True)
 
-    def _signal_guards(self, number: int) -> None:
-        for process in self._guards:
+    def _signal_all(self, number: int) -> None:
+        for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
 
-class Clocks:
-    """What other machines' monotonic clocks, which count from their boot, are ahead or behind of this one's.
+def _by_signal(caught: list[int]) -> BaseException:
+    """The exception of a run that SIGINT or SIGTERM has ended."""
+    if signal.SIGINT in caught:
+        return KeyboardInterrupt()
+    return exits.Terminated("ended by SIGTERM, and all ranks with it")
 
-    Wall clocks, which may differ between hosts and be set at any time, take no part.
+
+class Clocks:
+    """How far other machines' monotonic clocks, which count from their boot, are ahead of or behind this one's.
+
+    Wall clocks are not used: they differ between hosts and can be set at any time.
     """
 
     def __init__(self) -> None:
@@ -263,23 +359,23 @@ class Clocks:
         self._behind: dict[str, float] = {}
 
     def note(self, name: str, clock: float, boot: str | None, received: float) -> None:
-        """A report of the guard `name`, sent at its `clock`. The one that took least time on its way tells most."""
+        """Use a report of the agent `name`, sent at its `clock`. The report with the shortest way is the most exact."""
         if boot is not None and boot == self._boot and clock <= received:
             self._behind[name] = 0.0  # the same clock
         else:
             self._behind[name] = min(received - clock, self._behind.get(name, float("inf")))
 
     def here(self, name: str, clock: float) -> float:
-        """A time of that guard's clock as one of this machine's."""
+        """A time of that agent's clock as a time of this machine's."""
         return clock + self._behind.get(name, 0.0)
 
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are collected in the list that this yields, and answered at the next tick."""
+    """Collect SIGINT and SIGTERM in the list that this yields; they are handled at the next tick."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield caught  # only the main thread may set handlers; there, signals stay its own affair
+        yield caught  # only the main thread may set handlers
         return
     before = {
         number: signal.signal(number, lambda received, _: caught.append(received))

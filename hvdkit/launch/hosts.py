@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import socket
 import subprocess
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 
-# Nothing here means anything to a shell or looks like an option: horovodrun hands names to ssh through a shell.
+# No name has a meaning to a shell or looks like an option: horovodrun passes names to ssh through a shell.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[0-9]{1,6}")
 _EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
 _NAMESPACE = "netns:"
-MOST_A_CORE = 64  # ranks; beyond it is a slip of the keyboard, which would bring the machine down
+MOST_A_CORE = 64  # ranks; more is a typing error, which would overload the machine
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Host:
 
     @property
     def here(self) -> bool:
-        """Whether its processes run on this machine."""
+        """Whether it is this machine."""
         return self.namespace or is_this_machine(self.name)
 
 
@@ -63,19 +64,15 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
         raise RequestError(f"-np {np}: expected a whole number of ranks, 1 or more")
     if text is None:
         return [Host("localhost", np)]
-    entries = text.split(",")
     hosts: dict[str, Host] = {}
-    faults: list[str] = []
-    for entry in entries:
-        try:
+    faults = Faults()
+    for entry in text.split(","):
+        with faults.collected():
             host = _parse_entry(entry)
             if host.name in hosts:
                 raise RequestError(f"-H: {entry!r}: host {host.name} is named twice; name it once, with all its slots")
             hosts[host.name] = host
-        except RequestError as fault:
-            faults.append(str(fault))
-    if faults:
-        raise RequestError("\n".join(faults))
+    faults.report()
     slots = sum(host.slots for host in hosts.values())
     if np > slots:
         raise RequestError(
@@ -86,7 +83,7 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
 
 
 def check_here(hosts: list[Host], np: int) -> None:
-    """Check that this machine alone can be the hosts and run `np` ranks. Raises RequestError."""
+    """Check that all hosts are this machine, and that it can run `np` ranks. Raises RequestError."""
     for host in hosts:
         if not host.here:
             raise RequestError(
@@ -106,30 +103,30 @@ def discovered(script: Path, here: bool) -> list[Host]:
 
     Raises RequestError where it cannot be run, fails, takes longer than a minute or prints anything else.
     """
-    told = f"--host-discovery-script {script}:"
+    where = f"--host-discovery-script {script}:"
     try:
         done = subprocess.run([str(script)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except OSError as error:
-        raise RequestError(f"{told} cannot be run ({error.strerror}); expected #! and an interpreter first") from error
+        raise RequestError(f"{where} cannot be run ({error.strerror}); expected #! and an interpreter first") from error
     except subprocess.TimeoutExpired:
-        raise RequestError(f"{told} expected it to end within a minute, better a second") from None
+        raise RequestError(f"{where} expected it to end within a minute, better a second") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
-        raise RequestError(f"{told} failed with status {done.returncode}: {said or 'it said nothing'}")
+        raise RequestError(f"{where} failed with status {done.returncode}: {said or 'it said nothing'}")
     hosts = []
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         try:
             hosts += [_parse_entry(line.strip())] if line.strip() else []
         except RequestError:
-            raise RequestError(f"{told} expected host:slots a line, got {line.strip()[:80]!r}") from None
+            raise RequestError(f"{where} expected host:slots a line, got {line.strip()[:80]!r}") from None
     others = [host.name for host in hosts if here and not is_this_machine(host.name)]
     if others:
-        raise RequestError(f"{told} {', '.join(others)}: not this machine; use --launcher horovodrun")
+        raise RequestError(f"{where} {', '.join(others)}: not this machine; use --launcher horovodrun")
     return hosts
 
 
 def shown(hosts: list[Host]) -> str:
-    """The hosts as one writes them: a:2,b:2."""
+    """The hosts in the form of -H: a:2,b:2."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
@@ -149,13 +146,11 @@ def is_this_machine(name: str) -> bool:
 
 def place(hosts: list[Host], np: int) -> list[Slot]:
     """One slot for each of `np` ranks, in rank order: hosts are filled one after the other, as Horovod does it."""
-    seats: list[tuple[str, int]] = []  # of each rank: host and local_rank
-    for host in hosts:
-        seats += [(host.name, local_rank) for local_rank in range(min(host.slots, np - len(seats)))]
-    local_size: dict[str, int] = defaultdict(int)
-    peers: dict[int, list[str]] = defaultdict(list)  # of each local_rank: the hosts that have it, in order
+    every = ((host.name, local_rank) for host in hosts for local_rank in range(host.slots))
+    seats = list(itertools.islice(every, np))
+    local_size = Counter(name for name, _ in seats)
+    peers: dict[int, list[str]] = defaultdict(list)  # by local_rank: the hosts that have it, in order
     for name, local_rank in seats:
-        local_size[name] += 1
         peers[local_rank].append(name)
     return [
         Slot(
@@ -169,6 +164,18 @@ def place(hosts: list[Host], np: int) -> list[Slot]:
         )
         for rank, (name, local_rank) in enumerate(seats)
     ]
+
+
+def horovod_environment(slot: Slot, address: str, port: int, interface: str) -> dict[str, str]:
+    """The variables in which a rank's Horovod finds its slot, and the rendezvous server at `address` and `port`."""
+    return {
+        **{f"HOROVOD_{field.name.upper()}": str(getattr(slot, field.name)) for field in fields(Slot)},
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": interface,
+    }
 
 
 def _parse_entry(entry: str) -> Host:

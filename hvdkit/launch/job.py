@@ -31,15 +31,15 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Job:
-    """One command on np ranks, and where its traces go.
+    """One command on np ranks, and the folder of its logs.
 
     `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
-    line. `environment` is laid over the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
-    together), rank-<r>.failure.json (by a rank that can tell why it failed) and exits.json.
-    On SIGTERM ranks are first asked to end in good order, by a file in `log_dir`, and have `farewell_s` for it.
-    With `elastic` lost ranks are survived, and new ones join: `np` are waited for at the start.
-    A rank that has not moved for `stall_timeout_s` seconds ends the job; 0 lets it wait for ever. Where ranks have only
-    lost another one, that one has `settle_s` seconds to end by itself and so to say why.
+    line. `environment` is added to the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
+    together), rank-<r>.failure.json (from a rank that knows why it failed) and exits.json.
+    On SIGTERM ranks are first asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
+    With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
+    A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
+    lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
     `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
     """
 
@@ -52,7 +52,7 @@ class Job:
     horovodrun_options: tuple[str, ...] = ()
     stall_timeout_s: float = 60.0
     settle_s: float = 10.0
-    farewell_s: float = 0.0
+    preemption_grace_s: float = 0.0
     elastic: Elastic | None = None
 
     @property
@@ -70,15 +70,15 @@ class Job:
 
     @property
     def stop_file(self) -> Path:
-        """What asks the ranks to end in good order (hvdkit.core.heartbeat looks for it)."""
+        """The file that asks the ranks to end by themselves (hvdkit.core.heartbeat looks for it)."""
         return self.log_dir / STOP
 
     def log(self, rank: int, name: str = "") -> Path:
-        """The file that holds what this rank printed; `name` where its traces are not called by its rank."""
+        """The file that holds what this rank printed; `name` where its files are not named by its rank."""
         return self.log_dir / f"{name or f'rank-{rank}'}.log"
 
     def base_environment(self) -> dict[str, str]:
-        """What every rank finds in its environment, whoever starts it; a user's HOROVOD_* settings stay in force."""
+        """The environment of every rank under any launcher; a user's HOROVOD_* settings stay in force."""
         return {
             **os.environ,
             **self.environment,
@@ -88,7 +88,7 @@ class Job:
 
 
 def prepare(job: Job) -> None:
-    """Check the interpreter, make the log folder and take away an older job's traces, which would mislead.
+    """Check the interpreter, make the log folder and remove an older job's files from it.
 
     Raises RequestError where the interpreter is missing or the folder cannot be written.
     """

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import Faults, RequestError
 from hvdkit.launch.hosts import Host
 
 _FOLDER = Path("/run/netns")  # of iproute2
@@ -17,7 +17,7 @@ _FOLDER = Path("/run/netns")  # of iproute2
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs and is reached: an interface, its IPv4 address, and the words that enter its network."""
+    """The network of a rank: an interface, its IPv4 address, and the command prefix that enters its namespace."""
 
     interface: str
     address: str
@@ -25,7 +25,7 @@ class Place:
 
 
 def check(hosts: Iterable[Host], launcher: str, elastic: bool = False) -> None:
-    """Check that the job's hosts, where one is a namespace, can be used so. Raises RequestError."""
+    """Check that hosts can be used as namespaces, where one is. Raises RequestError."""
     every = list(hosts)
     if not any(host.namespace for host in every):
         return
@@ -45,22 +45,19 @@ def places(hosts: Iterable[Host]) -> dict[str, Place]:
     has an address and is up.
     """
     found: dict[str, Place] = {}
-    faults = []
+    faults = Faults()
     for host in hosts:
-        try:
+        with faults.collected():
             found[host.name] = _place(host.name)
-        except RequestError as fault:
-            faults.append(str(fault))
-    if faults:
-        raise RequestError("\n".join(faults))
+    faults.report()
     return found
 
 
 def _place(name: str) -> Place:
-    told = f"-H: netns:{name}:"
+    where = f"-H: netns:{name}:"
     if not (_FOLDER / name).exists():
         there = sorted(path.name for path in _FOLDER.iterdir()) if _FOLDER.is_dir() else []
-        raise RequestError(f"{told} expected one of `ip netns`: {', '.join(there) or 'there is none'}")
+        raise RequestError(f"{where} expected one of `ip netns`: {', '.join(there) or 'there is none'}")
     enter = ("nsenter", f"--net={_FOLDER / name}", "--")
     # `ip` lives where a user's PATH may not look.
     path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
@@ -69,13 +66,13 @@ def _place(name: str) -> Place:
         environment = {**os.environ, "PATH": path}
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=30)
     except subprocess.TimeoutExpired:
-        raise RequestError(f"{told} `ip address` does not answer there; see with `{' '.join(command)}`") from None
+        raise RequestError(f"{where} `ip address` does not answer there; see with `{' '.join(command)}`") from None
     except OSError as error:
-        raise RequestError(f"{told} expected nsenter, of util-linux ({error.strerror})") from error
+        raise RequestError(f"{where} expected nsenter, of util-linux ({error.strerror})") from error
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise RequestError(f"{told} cannot be entered ({said}); root may, or who owns it")
+        raise RequestError(f"{where} cannot be entered ({said}); root may, or who owns it")
     for link in json.loads(done.stdout or "[]"):
         for address in link.get("addr_info", []):
             return Place(link["ifname"], address["local"], enter)
-    raise RequestError(f"{told} expected an interface that is up and has an IPv4 address")
+    raise RequestError(f"{where} expected an interface that is up and has an IPv4 address")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.core.topology import Topology
 from hvdkit.files import write_atomic
@@ -167,33 +167,33 @@ def _faults(got: np.ndarray, expected: np.ndarray) -> int:
 def main(argv: list[str]) -> None:
     """Take part as the command line says, and end the process."""
     framework, request, out = argv[0], BenchRequest.model_validate_json(Path(argv[1]).read_bytes()), Path(argv[2])
-    end_as_rank(lambda lifeline: _take_part(framework, request, out, lifeline))
+    end_as_rank(lambda heartbeat: _take_part(framework, request, out, heartbeat))
 
 
-def _take_part(framework: str, request: BenchRequest, out: Path, lifeline: Lifeline) -> None:
+def _take_part(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat) -> None:
     from hvdkit import adapters
 
-    lifeline.beat("loading the framework")
+    heartbeat.beat("loading the framework")
     adapter = adapters.load(framework)
-    lifeline.beat("starting Horovod")
+    heartbeat.beat("starting Horovod")
     topology = adapter.init(request.device)
     rows: list[BenchRow] = []
 
     def after(row: BenchRow) -> None:
         rows.append(row)
-        lifeline.beat(f"{row.size_bytes} bytes done", len(rows))
+        heartbeat.beat(f"{row.size_bytes} bytes done", len(rows))
         if topology.is_root:
             write_atomic(out / ROWS, json.dumps([each.model_dump() for each in rows]))
 
-    lifeline.beat("measuring")
+    heartbeat.beat("measuring")
     # A large tensor over a slow link takes a minute and more: each repeat is a step of its own.
-    measure(adapter, topology, request, after, lambda: lifeline.beat("measuring", len(rows)))
+    measure(adapter, topology, request, after, lambda: heartbeat.beat("measuring", len(rows)))
     hosts = adapter.allgather_object(os.environ.get("HOROVOD_HOSTNAME", "localhost"), name="bench.hosts")
     if topology.is_root:
         settings = {key: value for key, value in os.environ.items() if key.startswith("HOROVOD_")}
         told = {"hosts": hosts, "device": topology.device, "versions": adapter.versions(), "settings": settings}
         write_atomic(out / RANKS, json.dumps(told))
-    lifeline.beat("leaving Horovod")
+    heartbeat.beat("leaving Horovod")
     adapter.shutdown()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from hvdkit.core.heartbeat import Lifeline, first_line, lost_a_peer
+from hvdkit.core.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import HvdkitError, RequestError, Stopped
 from hvdkit.recipe import schema
@@ -25,10 +25,10 @@ def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
 
     Ends as `end_as_rank` says.
     """
-    end_as_rank(lambda lifeline: _run(adapter, build, argv, lifeline))
+    end_as_rank(lambda heartbeat: _run(adapter, build, argv, heartbeat))
 
 
-def end_as_rank(work: Callable[[Lifeline], None]) -> NoReturn:
+def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
     """Do a rank's work and end its process.
 
     The exit status is 0, 1 where the run failed, 2 where the request was wrong; the fault is told on standard error.
@@ -55,7 +55,7 @@ def _tell_of_crashes() -> None:
     faulthandler.enable()
 
 
-def _run(adapter: Adapter, build: Build, argv: list[str], lifeline: Lifeline) -> None:
+def _run(adapter: Adapter, build: Build, argv: list[str], heartbeat: Heartbeat) -> None:
     arguments = _parse(argv)
     recipe = schema.load(arguments.recipe, arguments.overrides)
     if arguments.rival:
@@ -64,33 +64,33 @@ def _run(adapter: Adapter, build: Build, argv: list[str], lifeline: Lifeline) ->
         adapter = baselines.load(adapter.NAME, arguments.rival)
     if arguments.parity:
         part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
-        train.compare(adapter, build, recipe, part, lifeline)
+        train.compare(adapter, build, recipe, part, heartbeat)
     elif arguments.profile:
         seen = profile.Part(arguments.profile, arguments.steps, arguments.own_profile)
-        profile.profile(adapter, build, recipe, seen, lifeline)
+        profile.profile(adapter, build, recipe, seen, heartbeat)
     elif arguments.evaluate:
-        train.evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, lifeline)
+        train.evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, heartbeat)
     else:
-        train.train(adapter, build, recipe, arguments.out, lifeline, arguments.resume)
+        train.train(adapter, build, recipe, arguments.out, heartbeat, arguments.resume)
 
 
-def _guarded(work: Callable[[Lifeline], None]) -> int:
-    lifeline = Lifeline()
+def _guarded(work: Callable[[Heartbeat], None]) -> int:
+    heartbeat = Heartbeat()
     try:
-        work(lifeline)
+        work(heartbeat)
     except Stopped as stopped:
         print(stopped, flush=True)
         return stopped.exit_status
     except HvdkitError as error:
-        lifeline.failed("request" if isinstance(error, RequestError) else "error", str(error))
+        heartbeat.failed("request" if isinstance(error, RequestError) else "error", str(error))
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_status
     except Exception as error:
         if lost_a_peer(error):
-            lifeline.failed("communication", str(error))
+            heartbeat.failed("communication", str(error))
             print(f"error: another rank is gone: {first_line(error)}", file=sys.stderr, flush=True)
             return 1
-        lifeline.failed("error", f"{type(error).__name__}: {error}")
+        heartbeat.failed("error", f"{type(error).__name__}: {error}")
         traceback.print_exc()
         return 1
     return 0

@@ -47,7 +47,7 @@ from hvdkit.worker.parity_trace import (
 )
 
 if TYPE_CHECKING:
-    from hvdkit.core.heartbeat import Lifeline
+    from hvdkit.core.heartbeat import Heartbeat
 
 FREE_STEPS = 5  # free-running losses that are compared; after that chaos has the word
 # Batches whose float32 gradients are compared. Rounding flips the sign of a few values in front of a ReLU, and a flip
@@ -71,11 +71,11 @@ class Participant:
         topology: Topology,
         dataset: Dataset,
         part: Part,
-        lifeline: Lifeline,
+        heartbeat: Heartbeat,
     ) -> None:
         recipe = recipe.model_copy(update={"compression": Uncompressed(), "steps": part.steps, "check_ranks": 0})
         self._adapter, self._topology, self._dataset, self._part = adapter, topology, dataset, part
-        self._recipe, self._lifeline = recipe, lifeline
+        self._recipe, self._heartbeat = recipe, heartbeat
         self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))
         self._single = open_session(recipe.model_copy(update={"precision": "fp32"}))
         self._loop = Loop(adapter, self._exact, recipe, topology, dataset, MetricsFile(None))
@@ -217,7 +217,7 @@ class Participant:
         """Each update's number and this rank's batches."""
         every = itertools.chain.from_iterable(self._loop.groups(epoch) for epoch in range(self._loop.epochs))
         for step, group in enumerate(itertools.islice(every, self._steps)):
-            self._lifeline.beat("parity step", step)
+            self._heartbeat.beat("parity step", step)
             yield step, group
 
     def _first_batch(self) -> Batch:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import metrics, network_interface, trace_events, tuning
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology, threads_per_rank
@@ -72,15 +72,15 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     return [*order, Turn("detailed", count, max(3, steps // 3)), Turn(TRACED, count + 1, traced)]
 
 
-def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, lifeline: Lifeline) -> None:
+def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
     """Take part in `hvdkit profile` as `part` says. Raises as `run.train` does."""
     topology, dataset, network = start(adapter, recipe)
-    lifeline.beat("building the network")
+    heartbeat.beat("building the network")
     check_trainable(network, dataset, recipe)
     session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
     session.broadcast_state()
-    Participant(adapter, session, recipe, topology, dataset, part, lifeline.beat).take_part()
-    lifeline.beat("leaving Horovod")
+    Participant(adapter, session, recipe, topology, dataset, part, heartbeat.beat).take_part()
+    heartbeat.beat("leaving Horovod")
     adapter.shutdown()
 
 

@@ -22,7 +22,7 @@ from hvdkit.core import measurement, metrics, tensorboard, tuning, usage
 from hvdkit.core import trainer as loop_
 from hvdkit.core.agreement import check_alike
 from hvdkit.core.counters import Progress
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
@@ -45,7 +45,7 @@ Build = Callable[[resnet.ResNet], Any]
 
 
 def train(
-    adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, lifeline: Lifeline, resume: bool = False
+    adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, heartbeat: Heartbeat, resume: bool = False
 ) -> TrainResult:
     """Train as the recipe says; rank 0 writes `metrics.jsonl`, `result.json`, checkpoints and events into `out`.
 
@@ -58,9 +58,9 @@ def train(
     """
     if recipe.tensorboard:
         tensorboard.check_installed()
-    attempt = partial(_train, adapter, build, recipe, out, lifeline)
+    attempt = partial(_train, adapter, build, recipe, out, heartbeat)
     if recipe.elastic and elastic.active():
-        return elastic.persist(adapter, attempt, lifeline)
+        return elastic.persist(adapter, attempt, heartbeat)
     return attempt(None, resume)
 
 
@@ -69,12 +69,12 @@ def _train(
     build: Build,
     recipe: Recipe,
     out: Path | None,
-    lifeline: Lifeline,
+    heartbeat: Heartbeat,
     commits: Commits | None,
     resume: bool = True,
 ) -> TrainResult:
     topology, dataset, network = start(adapter, recipe)
-    lifeline.beat("building the network")
+    heartbeat.beat("building the network")
     check_trainable(network, dataset, recipe)
     strategy = strategy_of(adapter, topology, recipe)
     session = open_session(adapter, build, network, recipe, strategy)
@@ -99,7 +99,7 @@ def _train(
     keeper = _Keeper(adapter, session, recipe, topology, strategy, checkpoints, commits)
 
     def tell(phase: str, step: int) -> None:
-        lifeline.beat(phase, step)
+        heartbeat.beat(phase, step)
         if commits and step > first_step:
             commits.stepped(step, topology.size)
 
@@ -114,7 +114,7 @@ def _train(
         progress=progress,
         keep=keeper.keep,
         commit=keeper.commit if commits else None,
-        asked_to_stop=lifeline.asked_to_stop if keeps else None,
+        asked_to_stop=heartbeat.asked_to_stop if keeps else None,
     )
     started = time.perf_counter()
     try:
@@ -127,7 +127,7 @@ def _train(
             checkpoints.wait()
     train_s = time.perf_counter() - started
 
-    lifeline.beat("gathering the result")
+    heartbeat.beat("gathering the result")
     result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
     result.bytes_per_step = strategy.bytes_per_step
     if commits:
@@ -141,7 +141,7 @@ def _train(
             write_atomic(out / "result.json", result.model_dump_json(indent=2) + "\n")
             for line in kept_lines(result, out):
                 print(line, flush=True)
-    lifeline.beat("leaving Horovod")
+    heartbeat.beat("leaving Horovod")
     adapter.shutdown()
     return result
 
@@ -187,7 +187,7 @@ def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounte
 
 
 def evaluate(
-    adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, lifeline: Lifeline
+    adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, heartbeat: Heartbeat
 ) -> None:
     """Evaluate the checkpoint in `folder` over the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
 
@@ -200,7 +200,7 @@ def evaluate(
     session = open_session(adapter, build, network, recipe)
     found = snapshots.read(folder)
     session.load_state(network_of(found.state))
-    on_batch = partial(lifeline.beat, "evaluation")
+    on_batch = partial(heartbeat.beat, "evaluation")
     correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
     if not math.isfinite(loss):  # JSON has no such number
         raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
@@ -239,14 +239,14 @@ def _seed_at(recipe: Recipe, progress: Progress) -> int:
     return (recipe.seed + 1_000_003 * progress.step) % 2**32
 
 
-def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, lifeline: Lifeline) -> None:
+def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, heartbeat: Heartbeat) -> None:
     """Take part in `hvdkit parity` as `part` says, in float64. Raises as `train` does."""
     recipe = recipe.model_copy(update={"precision": "fp64"})
     topology, dataset, network = start(adapter, recipe)
     check_trainable(network, dataset, recipe)
     opener = partial(open_session_for_parity, adapter, build, network, topology)
-    parity.Participant(adapter, opener, recipe, topology, dataset, part, lifeline).take_part()
-    lifeline.beat("leaving Horovod")
+    parity.Participant(adapter, opener, recipe, topology, dataset, part, heartbeat).take_part()
+    heartbeat.beat("leaving Horovod")
     adapter.shutdown()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from resnet import build  # of this folder
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import canonical_name, check_fits, from_canonical, network_of, to_canonical
 from hvdkit.recipe import schema
@@ -34,11 +34,11 @@ def restore(recipe: schema.Recipe, state: snapshots.State) -> keras.Model:
     return model
 
 
-def export(lifeline: Lifeline) -> None:
+def export(heartbeat: Heartbeat) -> None:
     """What this process's command line asks for: RECIPE CHECKPOINT FILE.keras."""
     recipe, folder, file = map(Path, sys.argv[1:])
     model = restore(schema.load(recipe), network_of(snapshots.read(folder).state))
-    lifeline.beat("writing the archive")
+    heartbeat.beat("writing the archive")
     model.save(file)
 
 

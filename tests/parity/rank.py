@@ -20,7 +20,7 @@ import numpy as np
 
 from hvdkit import adapters
 from hvdkit.core import metrics
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.data import batches
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Loss
@@ -170,7 +170,7 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     def take_part(leads: bool) -> None:
         opener = partial(train.open_session_for_parity, adapter, module.build, network, topology)
         part = parity.Part(trace, STEPS, leads)
-        parity.Participant(adapter, opener, recipe, topology, dataset, part, Lifeline()).take_part()
+        parity.Participant(adapter, opener, recipe, topology, dataset, part, Heartbeat()).take_part()
 
     if leads:
         take_part(leads=True)

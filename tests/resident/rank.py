@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import adapters
-from hvdkit.core.heartbeat import Lifeline
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.topology import Topology
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
@@ -35,7 +35,7 @@ entered: list[Topology] = []
 leave: list[Callable[[], None]] = []
 
 
-class Holding(Lifeline):
+class Holding(Heartbeat):
     """Stands still, for good, before the update behind `step`."""
 
     step = -1
@@ -70,18 +70,18 @@ def train(
     framework: str, recipe: str, overrides: list[str], out: str, resume: bool = False, hold_at: int = -1
 ) -> dict[str, Any]:
     """What `hvdkit train` has its ranks do; the result."""
-    lifeline = Holding()
-    lifeline.step = hold_at
+    heartbeat = Holding()
+    heartbeat.step = hold_at
     asked = schema.load(Path(recipe), overrides)
     Path(out).mkdir(parents=True, exist_ok=True)
-    return run.train(*loaded(framework), asked, Path(out), lifeline, resume).model_dump(mode="json")
+    return run.train(*loaded(framework), asked, Path(out), heartbeat, resume).model_dump(mode="json")
 
 
 def evaluate(framework: str, checkpoint: str, recipe: dict[str, Any], out: str) -> None:
     """What `hvdkit evaluate` has its ranks do."""
     Path(out).mkdir(parents=True, exist_ok=True)
     adapter, build = loaded(framework)
-    run.evaluate(adapter, build, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Lifeline())
+    run.evaluate(adapter, build, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Heartbeat())
 
 
 WORK: dict[str, Callable[..., Any]] = {"train": train, "evaluate": evaluate}

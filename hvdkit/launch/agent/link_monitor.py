@@ -1,8 +1,8 @@
-"""Whether a host still reaches the others, as its guard sees it.
+"""Whether a host still reaches the others.
 
-Two signs: the interface that ranks use is down or has lost its carrier; or another host has left several sendings of
-the same bytes without an answer, as it does where packets vanish on the way or its machine is dead. A process that is
-dead or frozen gives neither: its kernel answers for it.
+Two signs are used: the interface of the ranks is down or has lost its carrier; or another host has not acknowledged
+several retransmissions, as where packets are lost on the way or the machine is dead. A process that is dead or frozen
+gives neither sign: its kernel still acknowledges.
 
 Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 """
@@ -19,20 +19,20 @@ from typing import Any
 
 LOOK_S = 1.0
 DOWN_S = 5.0  # a link that comes back sooner is no fault: TCP sends again
-SENDINGS = 4  # without an answer; Linux takes 3 s for so many on a near network
-RECENT_S = 5.0  # a rank that gives up on a host takes its connections along
+RETRANSMISSIONS = 4  # without an answer; Linux takes 3 s for so many on a near network
+RECENT_S = 5.0  # the connections of a rank that gives up on a host are closed with it
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _ESTABLISHED, _RETRANSMITS = 1, 1  # of /proc/net/tcp: state, kind of timer
 
 
-class Link:
-    """The host's link that is called `interface`; without a name, or with the loopback's, there is nothing to see."""
+class LinkMonitor:
+    """Watches the interface of that name; without a name, or for the loopback, nothing."""
 
     def __init__(self, interface: str | None) -> None:
         self._interface = "" if interface in (None, "lo") else str(interface)
         self._down_since: float | None = None
-        self._told = False
+        self._reported = False
         self._unanswered: dict[str, float] = {}  # by address, when it was last seen
         self._address = self._own_address()
 
@@ -41,35 +41,35 @@ class Link:
         """How often to look; None for never."""
         return LOOK_S if self._interface else None
 
-    def cut(self) -> dict[str, Any] | None:
-        """Look now. Once, when the link has been down for DOWN_S seconds: `interface`, and whether it is `up` (then it
-        lacks its carrier); else None."""
+    def down(self) -> dict[str, Any] | None:
+        """Look now. Returns once, when the link has been down for DOWN_S seconds, `interface` and whether it is `up`
+        (then it has no carrier); else None."""
         self._look()
         flags, now = self._flags(), time.monotonic()
         if flags is None or (flags & _IFF_UP and flags & _IFF_RUNNING):
             self._down_since = None
             return None
         self._down_since = self._down_since or now
-        if self._told or now < self._down_since + DOWN_S:
+        if self._reported or now < self._down_since + DOWN_S:
             return None
-        self._told = True
+        self._reported = True
         return {"interface": self._interface, "up": bool(flags & _IFF_UP)}
 
     def facts(self) -> dict[str, Any]:
-        """This host's `address` (None where unknown), and the addresses that leave it `unanswered`."""
+        """This host's `address` (None where unknown), and the addresses that do not answer (`unanswered`)."""
         self._look()
         recent = time.monotonic() - RECENT_S
         return {"address": self._address, "unanswered": sorted(a for a, t in self._unanswered.items() if t > recent)}
 
     def _look(self) -> None:
-        """Note who does not answer now."""
+        """Note which addresses do not answer now."""
         if not self._interface:
             return
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
                 fields = line.split()
                 state, timer, retransmits = int(fields[3], 16), int(fields[5].partition(":")[0]), int(fields[6], 16)
-                if state == _ESTABLISHED and timer == _RETRANSMITS and retransmits >= SENDINGS:
+                if state == _ESTABLISHED and timer == _RETRANSMITS and retransmits >= RETRANSMISSIONS:
                     # Hexadecimal, in the machine's own byte order.
                     address = socket.inet_ntoa(struct.pack("=I", int(fields[2].partition(":")[0], 16)))
                     self._unanswered[address] = time.monotonic()
@@ -83,7 +83,7 @@ class Link:
         return None if answer is None else int(struct.unpack_from("=H", answer, 16)[0])
 
     def _ask(self, request: int) -> bytes | None:
-        """An interface request's answer (struct ifreq); None where there is no such interface."""
+        """The answer to an interface request (struct ifreq); None where there is no such interface."""
         if not self._interface:
             return None
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

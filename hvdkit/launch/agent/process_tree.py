@@ -1,13 +1,15 @@
-"""The processes below one. Standard library only, as rank_agent.py, which it is a part of."""
+"""The processes below one. Standard library only: see rank_agent.py."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid` that has not ended, in no particular order."""
+    """Every process below `pid` that has not ended, in any order."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -24,3 +26,10 @@ def descendants(pid: int) -> list[int]:
         todo += below
         found += below
     return found
+
+
+def kill(pids: list[int]) -> None:
+    """Send SIGKILL to the processes that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

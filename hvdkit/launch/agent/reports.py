@@ -1,4 +1,4 @@
-"""What a guard tells the launcher: a line of `MARK` and JSON for each event, on its standard output.
+"""What an agent reports to the launcher: a line of `MARK` and JSON for each event, on its standard output.
 
 Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 """
@@ -16,7 +16,7 @@ RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def own_rank() -> int:
-    """The rank below this guard, as Horovod reads it: set by Horovod's launchers or by mpirun.
+    """The rank below this agent, as Horovod reads it: set by Horovod's launchers or by mpirun.
 
     Raises StopIteration where none of them has set it.
     """
@@ -24,9 +24,9 @@ def own_rank() -> int:
 
 
 def own_name(rank: int | None) -> str:
-    """What the traces of the command below this guard are called.
+    """The name of the files of the command below this agent.
 
-    Under an elastic launcher ranks change as others come and go: there a worker is known by its place.
+    Under an elastic launcher ranks change as others come and go: a worker goes by its place there.
     """
     if rank is None:
         return "horovodrun"
@@ -42,8 +42,8 @@ def report(rank: int | None, name: str, event: str, **facts: object) -> bytes:
     return (MARK + json.dumps(record)).encode()
 
 
-def tell(line: bytes) -> None:
-    """To the launcher; without one, to nobody."""
+def send(line: bytes) -> None:
+    """Send a line to the launcher, if there is one."""
     line += b"\n"
     with contextlib.suppress(OSError):
         while line:
@@ -51,7 +51,7 @@ def tell(line: bytes) -> None:
 
 
 def boot_id() -> str | None:
-    """By which a launcher knows whether its monotonic clock is this machine's."""
+    """The machine's boot: launcher and agent share a monotonic clock where it is the same."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return None

@@ -1,9 +1,9 @@
 """A rank's own folder for temporary files.
 
-A rank that is killed cannot remove its own, nor one that leaves without the interpreter's farewell: TensorFlow alone
-would leave dozens of files of each rank in /tmp.
+A rank that is killed, or that ends without the interpreter's clean-up, leaves its temporary files behind: TensorFlow's
+alone are dozens for each rank.
 
-Standard library only, as rank_agent.py, which it is a part of.
+Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 """
 
 from __future__ import annotations
@@ -12,28 +12,19 @@ import os
 from pathlib import Path
 
 
-class Scratch:
-    """A folder below TMPDIR; none at all where `name` is None."""
+def make(name: str) -> Path | None:
+    """A new folder of that name below TMPDIR; None where it cannot be made."""
+    folder = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / name
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:  # a full disk, or no such folder: the rank finds another one, or reports what is missing
+        return None
+    return folder
 
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-        self._folder: Path | None = None
 
-    def make(self) -> dict[str, str]:
-        """Make the folder; what a process's environment then has to have. Nothing where it cannot be made."""
-        if self._name is None:
-            return {}
-        folder = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / self._name
-        try:
-            folder.mkdir(mode=0o700)
-        except OSError:  # a full disk, or no such folder: the rank finds one by itself, or says what it lacks
-            return {}
-        self._folder = folder
-        return {"TMPDIR": str(folder)}
+def remove(folder: Path | None) -> None:
+    """Remove the folder, if there is one, with all that is in it."""
+    if folder is not None:
+        import shutil  # here: no rank waits for its import
 
-    def remove(self) -> None:
-        """Remove the folder with all that is in it."""
-        if self._folder is not None:
-            import shutil  # at the end: a rank need not wait for it
-
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

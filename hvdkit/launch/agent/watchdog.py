@@ -1,4 +1,4 @@
-"""Whether a rank still moves: used by the guard beside it, under any interpreter from Python 3.8 on.
+"""Whether a rank makes progress. Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 
 A rank that runs hvdkit's core writes `rank-<r>.beat` (count, step, phase) whenever it begins something new, and prints
 its stacks to `rank-<r>.stack` on SIGUSR2 (hvdkit/core/heartbeat.py). A rank without such a file is not watched.
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# A rank that computes without a beat (a first step that compiles, say) is no hang until so many timeouts have passed.
+# A rank that computes without a heartbeat (a first step that compiles, say) hangs only after so many timeouts.
 BUSY_FACTOR = 10
 BUSY_SHARE = 0.2  # of a core; Horovod's own thread takes a few hundredths, a rank on a crowded machine gets no more
 STACK_WAIT_S = 0.3
@@ -23,10 +23,10 @@ _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Pulse:
-    """Watches the process `pid`, whose traces are called `name`.
+class Watchdog:
+    """Watches the process `pid`, whose files are called `name`.
 
-    `timeout_s` seconds without a beat make a stall, 0 turns the watch off.
+    `timeout_s` seconds without a heartbeat are a hang; 0 turns the watchdog off.
     """
 
     def __init__(self, folder: Path, name: str, pid: int, timeout_s: float) -> None:
@@ -37,18 +37,19 @@ class Pulse:
         self._last_beat = b""
         self._since = time.monotonic()
         self._cpu_then_s = 0.0
-        self._told = False
-        self.resumed = False  # whether it was seen to move again when it was looked at last, behind a stall
+        self._reported = False
+        self.resumed = False  # whether the last look found progress after a hang
 
     @property
     def interval_s(self) -> float | None:
         """How often to look; None for never."""
         return max(0.1, min(1.0, self._timeout_s / 20)) if self._timeout_s > 0 else None
 
-    def stall(self) -> dict[str, Any] | None:
-        """Look now. The facts of a stall, once each time that the rank comes to a halt; else None.
+    def hang(self) -> dict[str, Any] | None:
+        """Look now. Returns the facts of a hang, once for each hang; else None.
 
-        They are those of `now`, `seconds` without a beat, and `frames`, innermost first.
+        `step` (None before the first) and `phase` of the last heartbeat, `seconds` since then, whether a signal has
+        `frozen` the process, and the main thread's `frames`, innermost first.
         """
         try:
             beat = self._beat_path.read_bytes()
@@ -56,26 +57,23 @@ class Pulse:
         except (OSError, ValueError, IndexError):
             return None
         now = time.monotonic()
-        self.resumed = self._told and beat != self._last_beat
+        self.resumed = self._reported and beat != self._last_beat
         if beat != self._last_beat:
-            self._last_beat, self._since, self._cpu_then_s, self._told = beat, now, cpu_s, False
+            self._last_beat, self._since, self._cpu_then_s, self._reported = beat, now, cpu_s, False
             return None
         still_s = now - self._since
         busy = cpu_s - self._cpu_then_s > BUSY_SHARE * still_s
-        if self._told or still_s < self._timeout_s * (BUSY_FACTOR if busy else 1):
+        if self._reported or still_s < self._timeout_s * (BUSY_FACTOR if busy else 1):
             return None
-        self._told = True
-        return {**self.now(), "seconds": still_s, "frozen": state == "T", "frames": self._frames(state)}
-
-    def now(self) -> dict[str, Any]:
-        """Step (None before the first) and phase of the last beat, and whether a signal has frozen the process."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            _, step, phase = self._beat_path.read_text().split(" ", 2)
-            return {"step": int(step) if int(step) >= 0 else None, "phase": phase.strip(), "frozen": self.frozen()}
-        return {"step": None, "phase": None, "frozen": self.frozen()}
+        self._reported = True
+        facts: dict[str, Any] = {"step": None, "phase": None}
+        with contextlib.suppress(ValueError):
+            _, step, phase = beat.decode().split(" ", 2)
+            facts = {"step": int(step) if int(step) >= 0 else None, "phase": phase.strip()}
+        return {**facts, "seconds": still_s, "frozen": state == "T", "frames": self._frames(state)}
 
     def frozen(self) -> bool:
-        """Whether a signal (SIGSTOP, a debugger) holds the process."""
+        """Whether a signal (SIGSTOP) or a debugger holds the process."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return self._process()[0] in "Tt"
         return False
@@ -87,11 +85,11 @@ class Pulse:
         return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def _frames(self, state: str) -> list[str]:
-        """What the main thread is executing, innermost first: `name (file:line)`; empty where it cannot answer."""
+        """What the main thread executes, innermost first: `name (file:line)`; empty where it cannot answer."""
         if state in "TtZX":
             return []
         with contextlib.suppress(OSError):
-            # Only what answers this very signal counts; an earlier stall may have left its own.
+            # Only what is printed from here on is of this hang.
             start = self._stack_path.stat().st_size
             os.kill(self._pid, signal.SIGUSR2)
             time.sleep(STACK_WAIT_S)

@@ -1,4 +1,4 @@
-"""Which rank is to blame for the end of a job, and when that is known. Evidence decides, not what arrives first."""
+"""Which rank is to blame for the end of a job, and when that is known. The order of reports does not matter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.launch.job import Job
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rank to blame, and the ranks `lost_by` which it was lost where it has not failed by itself."""
+    """The rank to blame; where it has not failed by itself, `lost_by` has the ranks that lost it."""
 
     end: RankEnd
     lost_by: tuple[RankEnd, ...] = ()
@@ -23,8 +23,8 @@ def judge(ends: Iterable[RankEnd]) -> Verdict | None:
     """Who is to blame; None where no rank failed. It depends on the ends alone, not on their order.
 
     The strongest cause decides (`Cause`), the earliest failure among alike. Peers of a dead rank fail within
-    milliseconds, and may end before a rank that still tidies up; so a rank that lost a peer is to blame only where
-    nothing speaks against another one. Where a single rank had neither failed nor ended, that is the one they lost.
+    milliseconds, and may end before a rank that still cleans up; so a rank that lost a peer is to blame only where
+    there is no evidence against another one. Where a single rank had neither failed nor ended, it is the one they lost.
     """
     every = list(ends)
     failed = [end for end in every if end.failed]
@@ -43,7 +43,7 @@ def judge(ends: Iterable[RankEnd]) -> Verdict | None:
 
 
 def decided(ends: Collection[RankEnd], np: int, now: float, settle_s: float) -> bool:
-    """Whether enough is known to end the ranks that are left: a rank has failed, and not for another's sake.
+    """Whether enough is known to end the ranks that are left: a rank has failed, and not because of another.
 
     Where all that failed only lost a peer, that peer has `settle_s` seconds from the first of them to end by itself.
     """
@@ -52,12 +52,11 @@ def decided(ends: Collection[RankEnd], np: int, now: float, settle_s: float) -> 
         return False
     if any(not end.secondary for end in failed) or len(ends) == np:
         return True
-    return now >= min(end.heard_at for end in failed) + settle_s
+    return now >= min(end.reported_at for end in failed) + settle_s
 
 
 def failure(job: Job, verdict: Verdict) -> HvdkitError:
-    """The error that tells the user of it: RequestError where the rank itself found the request wrong, else
-    RankFailure."""
+    """The error that names the rank: RequestError where the rank itself found the request wrong, else RankFailure."""
     end = verdict.end
     if end.record is not None and end.record.kind == "request" and not end.after_stop:
         return RequestError(end.record.message)
@@ -65,10 +64,10 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
     log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
     if end.log_error is not None:
         log += f" (cut short: {end.log_error})"
-    told = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
+    parts = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
     if verdict.others:
-        told.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
-    return RankFailure(f"{'; '.join(told)}; all ranks were ended; {shown_tail(log, end.tail)}", end)
+        parts.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
+    return RankFailure(f"{'; '.join(parts)}; all ranks were ended; {shown_tail(log, end.tail)}", end)
 
 
 def _who(end: RankEnd) -> str:

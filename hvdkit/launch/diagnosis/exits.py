@@ -1,4 +1,4 @@
-"""How ranks ended, and what that tells of the cause. Which rank is to blame is decided in blame.py."""
+"""How ranks ended, and the cause as far as that shows it. Which rank is to blame is decided in blame.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE_LIMIT = 400
 class RankFailure(RunError):
     """A rank failed and the job was ended. Carries `rank`, `host`, and `exit_code` or `signal` (the other is None).
 
-    `record` is what the rank itself left about its failure, if anything.
+    `record` is what the rank itself wrote about its failure, if anything.
     """
 
     def __init__(self, message: str, end: RankEnd) -> None:
@@ -51,7 +51,7 @@ class Record:
 
     @classmethod
     def read(cls, record: Any) -> Record | None:
-        """The record in a guard's report; None where there is none or no sense in it."""
+        """The record in an agent's report; None where there is none, or none that can be read."""
         if not isinstance(record, dict) or record.get("kind") not in ("request", "error", "communication"):
             return None
         step = record.get("step")
@@ -62,9 +62,9 @@ class Cause(IntEnum):
     """Why a rank ended, in the order of blame: a smaller one is never the consequence of a larger one."""
 
     OWN = 0  # an exit code or a signal of its own, or an error that it wrote down
-    FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it answered nobody
-    UNKNOWN = 2  # nobody asked it to stop, and nothing is known of its end
-    PERHAPS_LOST = 3  # it failed, and its output tells of a broken connection, which may not be Horovod's
+    FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it did not answer
+    UNKNOWN = 2  # it was not asked to stop, and nothing is known of its end
+    PERHAPS_LOST = 3  # it failed, and its output has a broken connection, which may not be Horovod's
     LOST = 4  # it failed because another rank was gone
     STOPPED = 5  # it was asked to stop, by the launcher or by horovodrun
     WELL = 6  # exit code 0
@@ -88,22 +88,22 @@ class RankEnd:
     after_stop: bool = False
     seconds: float | None = None
     failed_at: float = float("inf")
-    heard_at: float = float("-inf")  # when the launcher learned of it
+    reported_at: float = float("-inf")  # to the launcher
     record: Record | None = None
     tail: str = ""
     log_error: str | None = None
-    name: str = ""  # of its traces; rank-<r> where nothing else is said
+    name: str = ""  # of its files; rank-<r> where it is empty
     address: str | None = None  # of its host's link
     unanswered: tuple[str, ...] = ()  # addresses that did not answer its host any more
 
     @property
     def known(self) -> bool:
-        """Whether anything tells how the rank ended."""
+        """Whether it is known how the rank ended."""
         return not (self.exit_code is None and self.signal is None and self.record is None)
 
     @cached_property
     def cause(self) -> Cause:
-        """Why it ended, as far as its own traces tell."""
+        """Why it ended, as far as its own record and output show."""
         if self.record is not None and not self.after_stop:
             return Cause.LOST if self.record.kind == "communication" else Cause.OWN
         if self.stopped:
@@ -112,7 +112,7 @@ class RankEnd:
             return Cause.WELL
         if not self.known:
             return Cause.UNKNOWN
-        # SIGKILL is sent by others. Any other signal may be how a framework dies of an error that it has just told of.
+        # SIGKILL is sent by others. Any other signal may be how a framework ends after the error in its output.
         lost = [] if self.signal == "SIGKILL" else [line for line in self.tail.splitlines() if LOST_A_PEER.search(line)]
         if not lost:
             return Cause.OWN
@@ -120,7 +120,7 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Whether the rank ended otherwise than well and without being asked to."""
+        """Whether the rank failed, and not because it was asked to stop."""
         return self.cause in (Cause.OWN, Cause.UNKNOWN) or self.secondary
 
     @property
@@ -140,7 +140,7 @@ def signal_name(number: int | None) -> str | None:
 def shown_tail(log: str, tail: str) -> str:
     """`log` ends: and the last lines; of a line that was overwritten (a progress bar), what was last seen.
 
-    At most 15 lines of 400 characters. A crash is shown from its beginning, as Python tells the innermost call first.
+    At most 15 lines of 400 characters. A crash is shown from its beginning, as Python prints the innermost call first.
     """
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in tail.rstrip().split("\n")]
     crash = next((place for place, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)

@@ -1,4 +1,4 @@
-"""Which host the others have lost, and how to say so."""
+"""Which host is cut off from the others, and the error that names it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hvdkit.launch.job import Job
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A host's link is gone, as the guard of one of its ranks tells; one that is `up` has lost its carrier. `since` is
+class LinkDown:
+    """A host's interface is down, as the agent of one of its ranks reports; one that is `up` has no carrier. `since` is
     of the launcher's monotonic clock."""
 
     rank: int
@@ -22,23 +22,23 @@ class Cut:
     since: float
 
 
-def cut_failure(job: Job, cut: Cut, ends: list[RankEnd]) -> RankFailure:
-    """The error that tells the user of a host without a link."""
-    state = "has no carrier" if cut.up else "is down"
-    end = ends[cut.rank]
+def link_failure(job: Job, down: LinkDown, ends: list[RankEnd]) -> RankFailure:
+    """The error that names a host without a link."""
+    state = "has no carrier" if down.up else "is down"
+    end = ends[down.rank]
     return RankFailure(
-        f"host {cut.host} is cut off: its interface {cut.interface} {state} for {DOWN_S:.0f} s (rank {cut.rank}); "
-        f"all ranks were ended; {shown_tail(f'its log, {job.log(cut.rank)}', end.tail)}",
+        f"host {down.host} is cut off: its interface {down.interface} {state} for {DOWN_S:.0f} s (rank {down.rank}); "
+        f"all ranks were ended; {shown_tail(f'its log, {job.log(down.rank)}', end.tail)}",
         end,
     )
 
 
 def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
-    """The error where hosts lost each other; None where all that were asked have answered.
+    """The error where hosts do not reach each other; None where all have answered.
 
-    To blame is the host that has lost touch with most others, whether they got no answer from it or it from them:
-    which of the two shows is a matter of who was sending. Where several have alike, it is the one that most accuse;
-    where those are several too, as with two hosts alone, all of them are named.
+    It names the host that has lost its connection to most others, whether they got no answer from it or it from them:
+    which of the two is seen depends on who was sending. Of several such hosts it names the one that most others got no
+    answer from; of several of those, as with two hosts alone, all.
     """
     hosts = {end.address: end.host for end in ends if end.address}
     accusers: dict[str, set[str]] = defaultdict(set)
@@ -54,11 +54,11 @@ def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
     blamed = sorted(host for host in weight if weight[host] == max(weight.values()))
     end = next((end for end in ends if end.host == blamed[0]), ends[0])
     if len(blamed) > 1:
-        told = f"hosts {', '.join(blamed)} did not answer each other: the way between them is broken"
+        message = f"hosts {', '.join(blamed)} did not answer each other: the way between them is broken"
     elif accusers[blamed[0]]:
         by = ", ".join(sorted(accusers[blamed[0]]))
-        told = f"host {blamed[0]} did not answer {by}: its link or the way to it is broken, or the machine is dead"
+        message = f"host {blamed[0]} did not answer {by}: its link or the way to it is broken, or the machine is dead"
     else:
         whom = ", ".join(sorted(accused[blamed[0]]))
-        told = f"host {blamed[0]} got no answer from {whom}: its link or the way from it is broken"
-    return RankFailure(f"{told}; all ranks were ended; {shown_tail(f'its log, {job.log(end.rank)}', end.tail)}", end)
+        message = f"host {blamed[0]} got no answer from {whom}: its link or the way from it is broken"
+    return RankFailure(f"{message}; all ranks were ended; {shown_tail(f'its log, {job.log(end.rank)}', end.tail)}", end)

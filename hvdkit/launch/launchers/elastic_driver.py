@@ -4,8 +4,8 @@ usage: python elastic_driver.py SETTINGS COMMAND...
 
 SETTINGS is JSON: `np` places to wait for, `min_np`, `max_np`, and `places`, a list of names, or `script`, which prints
 host:slots a line as it does for horovodrun. COMMAND is started for each rank; it finds Horovod's variables in its
-environment. To Horovod each place is a host of its own with one slot, since it forsakes a whole host for one failure.
-Ends with status 0 where a worker has come to a good end.
+environment. To Horovod each place is a host of its own with one slot, since it blacklists a whole host for one failure.
+Ends with status 0 where a worker has succeeded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# The folder of a script comes first in sys.path; its files' names are no business of Horovod's imports.
+# The folder of a script comes first in sys.path: its files would hide what Horovod imports.
 del sys.path[0]
 # ruff: noqa: E402 - what is imported below must not be found there
 
@@ -29,14 +29,14 @@ from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import discovered
+from hvdkit.launch.hosts import discovered, horovod_environment
 
 ADDRESS, INTERFACE = "127.0.0.1", "lo"
-BEGIN_ANEW = 2  # times
+RESTARTS = 2
 
 
 class Places(HostDiscovery):
-    """Where workers may run. Without a script a lost place is made up for where too few would be left."""
+    """Where workers may run. Without a script a lost place is replaced where too few would be left."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.names: list[str] = settings["places"]
@@ -44,7 +44,7 @@ class Places(HostDiscovery):
         self.min_np = settings["min_np"]
         self.np = settings["np"]
         self.lost: set[str] = set()
-        self.good: list[str] = []  # whose workers came to a good end
+        self.good: list[str] = []  # whose workers have succeeded
         self.gpus: dict[str, int] = {}  # by the place whose worker has it
         self.made = 0
         self.lock = threading.Lock()
@@ -60,7 +60,7 @@ class Places(HostDiscovery):
     def _ask_script(self) -> None:
         """Ask the script for ever; where it fails, hosts stay as they are.
 
-        Not from Horovod's own thread: ranks could not meet anew while that waits for a slow script.
+        Not in Horovod's own thread: no new rendezvous is possible while that waits for a slow script.
         """
         while True:
             try:
@@ -83,9 +83,9 @@ class Places(HostDiscovery):
                 self.names.append(self._another())
 
     def gpu(self, name: str, count: int) -> int:
-        """Which of this machine's GPUs a worker gets that begins here: one that the fewest others have.
+        """The GPU of this machine for a worker that starts here: one that the fewest others have.
 
-        Not by the place's number, which is another one as soon as hosts come and go.
+        The place's number would not do: it changes as hosts come and go.
         """
         with self.lock:
             held = list(self.gpus.values())
@@ -93,7 +93,7 @@ class Places(HostDiscovery):
             return self.gpus[name]
 
     def renew(self) -> None:
-        """As at the start: `np` places, none of them lost."""
+        """Back to the start: `np` places, none of them lost."""
         with self.lock:
             self.lost.clear()
             if not self.script:
@@ -105,14 +105,14 @@ class Places(HostDiscovery):
 
 
 def main() -> None:
-    """Start workers, again as others are lost or join, until training is done.
+    """Start workers, and again as others are lost or join, until training is done.
 
-    Where all are lost at once, or one before the others have met it (they wait for it until they fail), all begin anew
-    from what is on the disk.
+    Where all are lost at once, or one before the rendezvous of all (the others wait for it until they fail), all start
+    again from the newest checkpoint.
     """
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     places = Places(settings)
-    for _ in range(1 + BEGIN_ANEW):
+    for _ in range(1 + RESTARTS):
         if train(settings, places, command):
             break
         places.renew()
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def train(settings: dict[str, Any], places: Places, command: list[str]) -> bool:
-    """Horovod's elastic driver from start to end; returns whether a worker has come to a good end."""
+    """Horovod's elastic driver from start to end; returns whether a worker has succeeded."""
     server = RendezvousServer(0)
     driver = ElasticDriver(server, places, settings["min_np"], settings["max_np"])
     port = server.start(create_rendezvous_handler(driver))
@@ -131,20 +131,9 @@ def train(settings: dict[str, Any], places: Places, command: list[str]) -> bool:
         environment = {
             **os.environ,
             "HOROVOD_ELASTIC": "1",
-            "HOROVOD_HOSTNAME": slot.hostname,
-            "HOROVOD_RANK": str(slot.rank),
-            "HOROVOD_SIZE": str(slot.size),
-            "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-            "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-            "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-            "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": ADDRESS,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-            "HOROVOD_GLOO_IFACE": INTERFACE,
+            **horovod_environment(slot, ADDRESS, port, INTERFACE),
         }
-        if gpus:  # each worker believes itself alone on its host
+        if gpus:  # to Horovod each worker is alone on its host
             environment["CUDA_VISIBLE_DEVICES"] = str(places.gpu(slot.hostname, gpus))
         process = subprocess.Popen(command, env=environment)
         asked = False

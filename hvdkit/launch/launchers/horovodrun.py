@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hvdkit.errors import RequestError
 from hvdkit.launch import namespaces
-from hvdkit.launch.agents import Guarded, guard_command
+from hvdkit.launch.agents import AgentCommand, agent_command
 from hvdkit.launch.hosts import is_this_machine, shown
 from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
@@ -24,7 +24,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     """Run the job to its end; `on_tick` is called every 0.1 s.
 
     Every host needs the interpreter, the script and hvdkit under the paths that they have here; no shared folder is
-    needed: what ranks tell of their end comes back over horovodrun's own channel.
+    needed: agents report over horovodrun's own channel.
 
     Raises RequestError (no horovodrun or interpreter, an unwritable folder; nothing was started), RankFailure or
     RunError (a rank or horovodrun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
@@ -38,15 +38,16 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
-    guarded = Guarded("horovodrun", None, _command(job, horovodrun), _environment(job), _HOROVODRUN_GRACE_S)
+    command = _command(job, horovodrun)
+    launcher = AgentCommand("horovodrun", None, command, _environment(job), _HOROVODRUN_GRACE_S)
     if job.elastic is not None:
-        elastic.supervise(job, guarded, on_tick)
+        elastic.supervise(job, launcher, on_tick)
     else:
-        supervise(job, [guarded], on_tick)
+        supervise(job, [launcher], on_tick)
 
 
 def _command(job: Job, horovodrun: Path) -> list[str]:
-    """horovodrun's command line: each rank runs under a guard, which alone knows how its rank ends."""
+    """horovodrun's command line: each rank runs under an agent."""
     controller = [] if {"--gloo", "--mpi", "--jsrun"} & set(job.horovodrun_options) else ["--gloo"]
     return [
         # Through the interpreter: a script's first line breaks where a path is long or has a space.
@@ -56,7 +57,7 @@ def _command(job: Job, horovodrun: Path) -> list[str]:
         *_places(job),
         *controller,
         *job.horovodrun_options,
-        *guard_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
+        *agent_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
     ]
 
 
@@ -69,11 +70,11 @@ def _places(job: Job) -> list[str]:
     if job.elastic.discovery is not None:
         hosts = ["--host-discovery-script", str(job.elastic.discovery.absolute())]
     if job.here:
-        bounds += ["--network-interfaces", "lo"]  # it would wait for a second host to find one that both have
+        bounds += ["--network-interfaces", "lo"]  # else it waits for a second host, to find one that both have
     return [*hosts, *bounds]
 
 
 def _environment(job: Job) -> dict[str, str]:
-    """horovodrun hands its environment on; it quotes the values for the shell, but not the names."""
+    """horovodrun passes its environment on; it quotes the values for the shell, but not the names."""
     environment = {**job.base_environment(), "HVDKIT_LAUNCHER": "horovodrun"}
     return {name: value for name, value in environment.items() if _PLAIN_NAME.fullmatch(name)}

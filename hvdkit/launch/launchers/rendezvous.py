@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 
-# The folder of a script comes first in sys.path; its files' names are no business of Horovod's imports.
+# The folder of a script comes first in sys.path: its files would hide what Horovod imports.
 del sys.path[0]
 # ruff: noqa: E402 - what is imported below must not be found there
 
@@ -19,7 +19,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 
 class Server(RendezvousHTTPServer):
-    """Horovod's server with a longer queue: many ranks knock at once, and one that is refused retries only thrice."""
+    """Horovod's server with a longer queue: many ranks connect at once, and retry only three times."""
 
     request_queue_size = 1024
 

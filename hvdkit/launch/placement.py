@@ -1,0 +1,83 @@
+"""Where and how the ranks of a command run, and the checks of it that every command makes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hvdkit.adapters.capabilities import ENVIRONMENT
+from hvdkit.core import tuning
+from hvdkit.errors import Faults
+from hvdkit.launch import namespaces
+from hvdkit.launch.hosts import Host, check_here, discovered, parse_hosts
+from hvdkit.launch.launchers import LAUNCHERS
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how ranks run: -np, -H, --launcher, --stall-timeout and --host-discovery-script of the command line.
+
+    Nothing is checked when it is made: `faults` does that.
+    """
+
+    np: int = 1
+    hosts_option: str | None = None
+    launcher: str = "direct"
+    stall_timeout_s: float = 60.0
+    discovery: Path | None = None
+
+    @cached_property
+    def hosts(self) -> list[Host]:
+        """The hosts of the ranks; without -H this machine. Raises RequestError where -H or -np is wrong."""
+        return parse_hosts(self.hosts_option, self.np)
+
+    @property
+    def here(self) -> bool:
+        """Whether all ranks run on this machine."""
+        return all(host.here for host in self.hosts)
+
+    @property
+    def separate_networks(self) -> bool:
+        """Whether hosts are network namespaces of this machine."""
+        return any(host.namespace for host in self.hosts)
+
+    def faults(self, framework: str, elastic: bool) -> Faults:
+        """What is wrong with the options, or with environment variables that ranks of the framework inherit."""
+        faults = Faults()
+        with faults.collected():
+            namespaces.check(self.hosts, self.launcher, elastic)
+            if self.launcher == "direct":
+                check_here(self.hosts, self.np)
+        if self.launcher not in LAUNCHERS:
+            faults.append(f"--launcher {self.launcher}: expected one of {', '.join(LAUNCHERS)}")
+        if not 0 <= self.stall_timeout_s < float("inf"):
+            faults.append(f"--stall-timeout {self.stall_timeout_s}: expected seconds, or 0 to wait for ever")
+        faults += environment_faults(framework, os.environ)
+        return faults
+
+    def discovery_faults(self, elastic: bool) -> Faults:
+        """What is wrong with --host-discovery-script; the script is run once."""
+        faults, script = Faults(), self.discovery
+        if script is None:
+            return faults
+        if not elastic:
+            faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
+        elif not (os.access(script, os.X_OK) and script.is_file()):
+            faults.append(f"--host-discovery-script {script}: expected a program that prints host:slots a line")
+        else:
+            with faults.collected():
+                discovered(script.absolute(), here=self.launcher == "direct")
+        return faults
+
+
+def environment_faults(framework: str, environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with variables that would end the framework's ranks before they can report why."""
+    found = tuning.faults(environment)
+    for name, (expected, pattern) in ENVIRONMENT.get(framework, {}).items():
+        if name in environment and not re.fullmatch(pattern, environment[name].strip()):
+            found.append(f"{name}: expected {expected}, got {environment[name]!r}; set it anew, or unset it")
+    return found
