@@ -13,8 +13,8 @@ import own_hosts_rows
 from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import curves, engine, step
-from hvdkit.simulator.basis import Basis
+from hvdkit.simulator import engine, piecewise_fit, step
+from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.graph import Edge, Task, ordered
@@ -69,10 +69,10 @@ def closed_forms() -> Iterator[Row]:
 def latency_curves() -> Iterator[Row]:
     """Every other message size is fitted; those between are predicted."""
     for name, nodes, sizes, seconds in _curves():
-        pieces = curves.fit(sizes[::2], seconds[::2])
-        doubt = 2 * curves.residual_percent(pieces, sizes[::2], seconds[::2]) / 100
+        pieces = piecewise_fit.fit(sizes[::2], seconds[::2])
+        doubt = 2 * piecewise_fit.residual_percent(pieces, sizes[::2], seconds[::2]) / 100
         for i, (size, measured) in enumerate(zip(sizes, seconds, strict=True)):
-            found = 1e6 * curves.seconds_of(pieces, size)
+            found = 1e6 * piecewise_fit.seconds_of(pieces, size)
             used = "validation" if i % 2 else "calibration"
             row = f"{nodes} nodes, {size:.0f} bytes"
             yield Row(name, row, "us", found, 1e6 * measured, used, found * (1 - doubt), found * (1 + doubt))
@@ -84,8 +84,8 @@ def k80_cluster() -> Cluster:
     for name, nodes, sizes, seconds in _curves():
         if name != "OSU, 10GbE":
             continue
-        pieces = curves.fit(sizes[::2], seconds[::2])
-        residual = curves.residual_percent(pieces, sizes[::2], seconds[::2])
+        pieces = piecewise_fit.fit(sizes[::2], seconds[::2])
+        residual = piecewise_fit.residual_percent(pieces, sizes[::2], seconds[::2])
         largest = int(max(sizes[::2]))
         measured.append(
             Measured(
@@ -133,7 +133,7 @@ def googlenet() -> Iterator[Row]:
         )  # fmt: skip
     for nodes in (2, 4):
         # the tracing of one node alone, and the cluster file: what one would have before buying the others
-        basis = Basis(alone, Settings(policy="caffe-mpi"), 3.0)
+        basis = Calibration(alone, Settings(policy="caffe-mpi"), 3.0)
         found_point = point(basis, k80_cluster(), nodes, Settings())
         sums = _period(alone, Network(k80_cluster(), nodes), "naive")
         yield Row(
@@ -187,7 +187,7 @@ def horovod() -> Iterator[Row]:
     for row in anchored.table("horovod_2018"):
         ranks, efficiency = int(row["gpus"]), 100 * float(row["efficiency"])
         work = anchored.network(row["model"], 64, 64 / speeds[row["model"]])
-        found = point(Basis(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
+        found = point(Calibration(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
         one = 1e3 * work.compute_s
         naive = 1e3 * _period(work, Network(cluster, ranks), "grouped")
         yield Row(
@@ -203,7 +203,7 @@ def _scaling(
     if single is None or len(counts) < 2:
         return
     work = anchored.network(model, batch, batch / single)
-    basis = Basis(work, Settings(policy=policy), 3.0)
+    basis = Calibration(work, Settings(policy=policy), 3.0)
     seen = sorted(counts)[:3]  # Pollux's
     fitted = pollux({n: n * batch / counts[n] for n in seen}) if len(counts) > 3 else None
     yield Row(name, f"{label}, 1 GPU", "images/s", single, single, "calibration")
