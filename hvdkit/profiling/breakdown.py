@@ -1,7 +1,8 @@
-"""Where the time of steps went, from marks by one clock and from Horovod's timeline."""
+"""Where the time of a step goes, from the ranks' trace events and from Horovod's timeline. Times are nanoseconds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,13 +13,13 @@ from hvdkit.profiling.timeline import Operation
 from hvdkit.results.profile import Split, Spread
 from hvdkit.results.recording import StepRecord
 
-Interval = tuple[int, int]  # nanoseconds
+Interval = tuple[int, int]
 INPUT, FORWARD, BACKWARD, COMPRESSION, UPDATE = "input", "forward", "backward", "compression", "update"
 REDUCTION, GAPS = "reduction", "gaps"
-WAITING, NEGOTIATION, COMMUNICATION = "waiting", "negotiation", "communication"  # what a reduction is made of
-COMPUTE = (FORWARD, BACKWARD, COMPRESSION, UPDATE)
-# What has been going on when a mark is reached.
-_UNTIL = {
+WAITING, NEGOTIATION, COMMUNICATION = "waiting", "negotiation", "communication"  # the parts of a reduction
+STEP, OVERLAPPED = "step", "overlapped"
+# The kind of the phase that ends with a trace event.
+_ENDS = {
     trace_events.STEP: INPUT,
     trace_events.BEGIN: GAPS,
     trace_events.INPUTS: INPUT,
@@ -34,7 +35,7 @@ _UNTIL = {
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a step, by rank 0's clock."""
+    """A part of a step, by rank 0's clock."""
 
     kind: str
     start: int
@@ -43,119 +44,89 @@ class Phase:
 
 @dataclass(frozen=True)
 class Step:
-    """One rank's marked step; `ns` is what the loop's own clock says. `operations` are empty where none was watched."""
+    """A step of one rank. `ns` is its duration by the training loop's own clock.
+
+    `details` are the READY, LAYER and PUT events. `operations` are those of Horovod's timeline, empty without one.
+    """
 
     ns: int
     phases: list[Phase]
-    details: list[tuple[str, int]] = field(default_factory=list)  # READY, LAYER and PUT marks
+    details: list[tuple[str, int]] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
 
     @property
     def open(self) -> int:
-        """When it began."""
+        """When the step begins."""
         return self.phases[0].start
 
     @property
     def end(self) -> int:
-        """When it had ended."""
+        """When the step ends."""
         return self.phases[-1].end
 
-    @property
-    def asked(self) -> int | None:
-        """When the rank first handed gradients to Horovod and waited; None where it did not in this step."""
-        return next((phase.start for phase in self.phases if phase.kind == REDUCTION), None)
+    def starts(self, kind: str) -> list[int]:
+        """When each phase of a kind begins."""
+        return [phase.start for phase in self.phases if phase.kind == kind]
+
+    def last(self, kind: str) -> Phase:
+        """The last phase of a kind. If an update accumulates several batches, that of the batch that is reduced."""
+        return [phase for phase in self.phases if phase.kind == kind][-1]
 
 
 def read(record: StepRecord, clock: Callable[[int], int], compresses: bool) -> Step:
-    """A rank's marks as phases by rank 0's clock."""
-    found = [(name, clock(at)) for name, at in record.marks]
-    details = [each for each in found if each[0].startswith((trace_events.READY, trace_events.LAYER, trace_events.PUT))]
+    """A rank's step, with its times put on rank 0's clock."""
+    events = [(name, clock(at)) for name, at in record.marks]
+    prefixes = (trace_events.READY, trace_events.LAYER, trace_events.PUT)
+    details = [(name, at) for name, at in events if name.startswith(prefixes)]
     phases: list[Phase] = []
     before = None
-    for name, at in found:
-        if name in _UNTIL and before is not None:
-            kind = _UNTIL[name]
+    for name, at in events:
+        if name in _ENDS and before is not None:
+            kind = _ENDS[name]
             phases.append(Phase(GAPS if kind == COMPRESSION and not compresses else kind, before, at))
-        if name in _UNTIL or name == trace_events.OPEN:
+        if name in _ENDS or name == trace_events.OPEN:
             before = at
     return Step(record.ns, phases, details)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What one rank's step came to, in nanoseconds; see `profile.Split`."""
+def phases(step: Step, all_ranks: Sequence[Step], share: float | None = None) -> list[Phase]:
+    """The phases of one rank's step with each reduction split into its parts; `all_ranks` have the same step.
 
-    step: int
-    input: int
-    forward: int
-    backward: int
-    compression: int
-    update: int
-    exposed: int
-    negotiation: int
-    waiting: int
-    gaps: int
-    overlapped: int
-
-
-def stretches(step: Step, all_ranks: Sequence[Step], share: float | None = None) -> list[Phase]:
-    """One rank's step in which each reduction is split, given all ranks' same step.
-
-    A rank waits first for the last rank to hand in its gradients; then for Horovod to begin, which the timeline tells,
-    or where this step has none, `share` of the time that is left, as in steps that had one; the rest is communication.
+    A rank first waits for the last rank to submit its gradients, then for Horovod to negotiate; the rest is
+    communication. The timeline says when negotiation ends; without one, it takes the fraction `share` of the remaining
+    time, as in steps that have one.
     """
     moving = union((each.start, each.end) for each in step.operations)
-    last = iter(_last_asked(all_ranks))
+    # for each reduction, when the last rank submitted its gradients, as far as all ranks have as many reductions
+    submitted = map(max, zip(*(one.starts(REDUCTION) for one in all_ranks), strict=False))
     found: list[Phase] = []
     for phase in step.phases:
         if phase.kind != REDUCTION:
             found.append(phase)
             continue
-        met = min(max(phase.start, next(last, phase.start)), phase.end)
-        found.append(Phase(WAITING, phase.start, met))
+        at = min(max(phase.start, next(submitted, phase.start)), phase.end)
+        found.append(Phase(WAITING, phase.start, at))
         if share is not None:
-            begun = met + round(share * (phase.end - met))
-            found += [Phase(NEGOTIATION, met, begun), Phase(COMMUNICATION, begun, phase.end)]
+            begin = at + round(share * (phase.end - at))
+            found += [Phase(NEGOTIATION, at, begin), Phase(COMMUNICATION, begin, phase.end)]
             continue
-        at = met
-        for start, end in clipped(moving, (met, phase.end)):
+        for start, end in clipped(moving, (at, phase.end)):
             found += [Phase(NEGOTIATION, at, start), Phase(COMMUNICATION, start, end)]
             at = end
         found.append(Phase(COMMUNICATION, at, phase.end))  # the result's way back to the framework
     return found
 
 
-def parts(step: Step, all_ranks: Sequence[Step], share: float | None = None) -> Parts:
-    """The same, summed up."""
-    found = stretches(step, all_ranks, share)
-
-    def total(kind: str) -> int:
-        return sum(phase.end - phase.start for phase in found if phase.kind == kind)
-
+def durations(step: Step, all_ranks: Sequence[Step], share: float | None = None) -> Counter[str]:
+    """The time of each kind of phase, of the step, and of communication that overlaps with compute."""
+    found = Counter({STEP: step.ns})
+    for phase in phases(step, all_ranks, share):
+        found[phase.kind] += phase.end - phase.start
     moving = union((each.start, each.end) for each in step.operations)
-    computing = [(phase.start, phase.end) for phase in step.phases if phase.kind in (FORWARD, BACKWARD, COMPRESSION)]
-    return Parts(
-        step=step.ns,
-        input=total(INPUT),
-        forward=total(FORWARD),
-        backward=total(BACKWARD),
-        compression=total(COMPRESSION),
-        update=total(UPDATE),
-        exposed=total(COMMUNICATION),
-        negotiation=total(NEGOTIATION),
-        waiting=total(WAITING),
-        gaps=total(GAPS),
-        overlapped=sum(length(clipped(moving, each)) for each in computing),
-    )
-
-
-def _reductions(step: Step) -> list[Phase]:
-    return [phase for phase in step.phases if phase.kind == REDUCTION]
-
-
-def _last_asked(ranks: Sequence[Step]) -> list[int]:
-    """For each reduction of a step, when the last rank asked for it; as far as all ranks have as many."""
-    return [max(each) for each in zip(*([phase.start for phase in _reductions(one)] for one in ranks), strict=False)]
+    for phase in step.phases:
+        if phase.kind in (FORWARD, BACKWARD, COMPRESSION):
+            found[OVERLAPPED] += sum(end - start for start, end in clipped(moving, (phase.start, phase.end)))
+    return found
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -170,46 +141,39 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """What of the intervals lies within the window."""
+    """The parts of the intervals that lie within the window."""
     cut = [(max(start, window[0]), min(end, window[1])) for start, end in intervals]
     return [(start, end) for start, end in cut if start < end]
 
 
-def length(intervals: Iterable[Interval]) -> int:
-    """Their lengths together."""
-    return sum(end - start for start, end in intervals)
-
-
 def spread(values: Sequence[float]) -> Spread:
-    """Of nanoseconds, in milliseconds."""
+    """The spread of nanoseconds, in milliseconds."""
     found = np.asarray(values, np.float64) / 1e6
     low, median, high = (float(each) for each in np.percentile(found, (10, 50, 90)))
     return Spread(mean=float(found.mean()), median=median, low=min(low, median), high=max(high, median))
 
 
-def split(rows: Sequence[Sequence[Parts]], compresses: bool, overlapped: float) -> Split:
-    """The mean over ranks, spread over steps; `rows` are by step, then rank.
+def split(rows: Sequence[Sequence[Counter[str]]], compresses: bool, overlapped: float) -> Split:
+    """The mean over ranks, and its spread over steps; `rows` has the `durations` by step, then by rank.
 
-    `overlapped` is the mean of communication beneath compute, in nanoseconds, where it was watched in other steps.
+    `overlapped` is the mean of overlapped communication in the steps with a timeline, used if these have none.
     """
 
-    def of(*names: str) -> Spread:
-        return spread([float(np.mean([sum(getattr(one, name) for name in names) for one in row])) for row in rows])
+    def of(*kinds: str) -> Spread:
+        return spread([float(np.mean([sum(one[kind] for kind in kinds) for one in row])) for row in rows])
 
-    hidden = of("overlapped")
-    if not hidden.mean:
-        hidden = spread([overlapped])
+    hidden = of(OVERLAPPED)
     return Split(
-        step_ms=of("step"),
-        input_ms=of("input"),
-        compute_ms=of(*COMPUTE),
-        forward_ms=of("forward"),
-        backward_ms=of("backward"),
-        compression_ms=of("compression") if compresses else None,
-        update_ms=of("update"),
-        exposed_communication_ms=of("exposed"),
-        negotiation_ms=of("negotiation"),
-        waiting_ms=of("waiting"),
-        gaps_ms=of("gaps"),
-        overlapped_communication_ms=hidden,
+        step_ms=of(STEP),
+        input_ms=of(INPUT),
+        compute_ms=of(FORWARD, BACKWARD, COMPRESSION, UPDATE),
+        forward_ms=of(FORWARD),
+        backward_ms=of(BACKWARD),
+        compression_ms=of(COMPRESSION) if compresses else None,
+        update_ms=of(UPDATE),
+        exposed_communication_ms=of(COMMUNICATION),
+        negotiation_ms=of(NEGOTIATION),
+        waiting_ms=of(WAITING),
+        gaps_ms=of(GAPS),
+        overlapped_communication_ms=hidden if hidden.mean else spread([overlapped]),
     )
