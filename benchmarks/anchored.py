@@ -63,6 +63,16 @@ def of_layers(
     return Workload(name, batch_size, forward, tuple(tensors), tail_s=pending, update_s=update_s)
 
 
+def backward_s(work: Workload) -> float:
+    """Backward of one batch, with what follows the last gradient."""
+    return sum(tensor.segment_s for tensor in work.tensors) + work.tail_s
+
+
+def compute_s(work: Workload) -> float:
+    """All that the device does in a step, without input and communication."""
+    return work.earlier_s + work.forward_s + backward_s(work) + work.update_s
+
+
 def googlenet(nodes: int, forward_s: float) -> Workload:
     """GoogLeNet as it was traced on so many nodes; nobody measured its forward."""
     rows = [row for row in table("googlenet_k80_traces") if row["nodes"] == str(nodes)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import anchored
 from validation_row import Row
 
 from hvdkit.results.profile import Profile
@@ -143,7 +144,7 @@ def _slower(found: Calibration, factor: float) -> Calibration:
 
 def _as_slow(found: Calibration, alone_ms: float) -> Calibration:
     """A rank's own work, so slow that it takes what `compute` took; what its method adds is as much slower."""
-    return _slower(found, 1e-3 * alone_ms / (found.workload.compute_s + found.workload.serial_s))
+    return _slower(found, 1e-3 * alone_ms / (anchored.compute_s(found.workload) + found.workload.serial_s))
 
 
 def _what_if(dense: Profile, own: Profile, alone_ms: float, cluster: Cluster) -> Point:

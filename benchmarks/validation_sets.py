@@ -119,13 +119,13 @@ def k80_cluster() -> Cluster:
 def googlenet() -> Iterator[Row]:
     """Forward and update are what one node leaves of its step beside its traced backward; no more is fitted."""
     steps = {int(row["nodes"]): 1e-3 * float(row["iteration_ms"]) for row in anchored.table("googlenet_k80_wfbp")}
-    forward = steps[1] - anchored.googlenet(1, 0.0).backward_s
+    forward = steps[1] - anchored.backward_s(anchored.googlenet(1, 0.0))
     alone = anchored.googlenet(1, forward)
-    yield Row("GoogLeNet, K80", "1 node", "ms", 1e3 * alone.compute_s, 1e3 * steps[1], "calibration")
+    yield Row("GoogLeNet, K80", "1 node", "ms", 1e3 * anchored.compute_s(alone), 1e3 * steps[1], "calibration")
     for nodes in (2, 4):
         work = anchored.googlenet(nodes, forward)
         sent = anchored.traced_allreduces(nodes)
-        plain = 1e3 * (work.compute_s + sum(sent))
+        plain = 1e3 * (anchored.compute_s(work) + sum(sent))
         found = 1e3 * _traced(work, sent)
         yield Row(
             "GoogLeNet, K80", f"{nodes} nodes, allreduces as traced", "ms", found, 1e3 * steps[nodes], "validation",
@@ -188,7 +188,7 @@ def horovod() -> Iterator[Row]:
         ranks, efficiency = int(row["gpus"]), 100 * float(row["efficiency"])
         work = anchored.network(row["model"], 64, 64 / speeds[row["model"]])
         found = point(Calibration(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
-        one = 1e3 * work.compute_s
+        one = 1e3 * anchored.compute_s(work)
         naive = 1e3 * _period(work, Network(cluster, ranks), "grouped")
         yield Row(
             "Horovod 2018", f"{row['model']}, {ranks} GPUs", "% efficiency", 100 * found.efficiency, efficiency,

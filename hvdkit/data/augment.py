@@ -59,6 +59,7 @@ class Stream:
 
     def next(self) -> int:
         """64 random bits."""
+        # As _mixed, on Python's integers: for a single number NumPy takes ten times as long.
         self._state = self._state + _GAMMA & _MASK
         number = self._state
         number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
@@ -71,6 +72,7 @@ class Stream:
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """The output of SplitMix64 from each state, (n,) uint64."""
     numbers = numbers + np.uint64(_GAMMA)  # arrays of uint64 wrap around without a warning
     numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -9,22 +9,11 @@ import numpy as np
 
 from hvdkit.data import imagefolder, small_images, user_pipeline
 from hvdkit.data.augment import augment
-from hvdkit.data.dataset import ArraySplit, Augmentation, Batch, Dataset, PoolSplit, Split, StreamedSplit
+from hvdkit.data.dataset import ArraySplit as ArraySplit  # users import it from here
+from hvdkit.data.dataset import Augmentation, Batch, Dataset, PoolSplit, Split, StreamedSplit
 from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, Synthetic
-
-__all__ = [
-    "ArraySplit",
-    "Batch",
-    "Dataset",
-    "PoolSplit",
-    "Split",
-    "epoch_batches",
-    "evaluation_batches",
-    "open_dataset",
-    "steps_per_epoch",
-]
 
 
 def open_dataset(data: AnyData, classes: int, seed: int, shard: Shard | None = None, batch_size: int = 1) -> Dataset:

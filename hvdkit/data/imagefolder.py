@@ -111,13 +111,13 @@ class ImageFolderSplit:
         changed = augmentation is not None and augmentation.kind != "none"
         ahead = max(2 * len(runs[0]), 2 * self.workers)
         make = partial(self._sample, samples, bits, changed)
-        with closing(prefetch.in_order(make, len(samples), self.workers, ahead)) as made:
+        with closing(prefetch.in_order(make, len(samples), self.workers, ahead)) as images:
             for run in runs:
                 batch = Batch(
                     np.empty((len(run), self.data.size, self.data.size, 3), np.float32), np.empty(len(run), np.int64)
                 )
                 for row in range(len(run)):
-                    batch.images[row], batch.labels[row] = next(made)
+                    batch.images[row], batch.labels[row] = next(images)
                 yield batch
 
     def _sample(self, samples: np.ndarray, bits: np.ndarray, changed: bool, number: int) -> tuple[np.ndarray, int]:
@@ -157,15 +157,14 @@ def _classes(folder: Path, faults: list[str]) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        faults.append(f"data.path: {folder}: no such folder; {expected}")
     except OSError as error:
-        faults.append(f"data.path: {folder}: cannot be read ({error.strerror}); {expected}")
-    else:
-        if not names:
-            faults.append(f"data.path: {folder}: no class folders; {expected}")
-        return names
-    return []
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        reason = "no such folder" if missing else f"cannot be read ({error.strerror})"
+        faults.append(f"data.path: {folder}: {reason}; {expected}")
+        return []
+    if not names:
+        faults.append(f"data.path: {folder}: no class folders; {expected}")
+    return names
 
 
 def _compared(root: Path, train: list[str], val: list[str]) -> list[str]:

@@ -26,12 +26,12 @@ def in_order(make: Callable[[int], T], count: int, workers: int, ahead: int) -> 
         return
     grain = _grain()
     options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=max(ahead, workers))
-    made = iter(grain.MapDataset.range(count).map(make).to_iter_dataset(options))
+    results = iter(grain.MapDataset.range(count).map(make).to_iter_dataset(options))
     try:
         for _ in range(count):
-            yield next(made)
+            yield next(results)
     finally:
-        made.close()
+        results.close()
 
 
 def _grain() -> Any:

@@ -92,15 +92,15 @@ class PipelineSplit:
 
     def train_batches(self, epoch: int, batches: int) -> Iterator[Batch]:
         """This rank's `batches` batches of one epoch. Raises RunError if there are fewer, or one has another form."""
-        made = 0
+        count = 0
         for images, labels in itertools.islice(self.pipeline.train(epoch), batches):
             batch = self._checked(images, labels)
             if len(batch.labels) != self.job.batch_size:
                 raise self._fault(f"expected {self.job.batch_size} samples a batch, got {len(batch.labels)}")
-            made += 1
+            count += 1
             yield batch
-        if made < batches:
-            raise self._fault(f"expected {batches} batches in epoch {epoch} on each rank, got {made}")
+        if count < batches:
+            raise self._fault(f"expected {batches} batches in epoch {epoch} on each rank, got {count}")
 
     def evaluation_batches(self) -> Iterator[tuple[Batch, int]]:
         """Yields (batch, valid) of this rank's validation samples, as `batches.evaluation_batches` does."""

@@ -92,9 +92,9 @@ def within(operations: Sequence[Operation], step: Step) -> list[Operation]:
             kind, *sizes = name.removeprefix(trace_events.PUT).split(":")
             put.setdefault(kind, []).append((int(sizes[0]), int(sizes[1])))
     mine = [each for each in operations if step.open <= each.start and each.end <= step.end]
-    for kind, sizes_ in put.items():
+    for kind, requested in put.items():
         places = [place for place, each in enumerate(mine) if each.operation == kind]
-        if len(places) == len(sizes_):
-            for place, (given, carried) in zip(places, sizes_, strict=True):
+        if len(places) == len(requested):
+            for place, (given, carried) in zip(places, requested, strict=True):
                 mine[place] = replace(mine[place], bytes=given, link_bytes=float(carried))
     return mine

@@ -15,13 +15,12 @@ from typing import Any, Literal
 import yaml
 
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import candidates, engine, step
+from hvdkit.simulator import candidates, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
 from hvdkit.simulator.predict import Point, Record, checked, expected_errors, point
-from hvdkit.simulator.settings import Settings, case
+from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 
 _LEAST_GAIN = 1.005  # a smaller gain is not reported
@@ -106,12 +105,12 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     found = calibrate(profile)
     today = point(found, cluster, ranks, settings)
     now = Candidate("software", "today", settings, {}, cluster, ranks)
-    software = [_suggestion(found, now, today, change, money) for change in candidates.software(found, now)]
-    software = sorted(software, key=lambda each: -each.gain)
-    together = _together(found, now, software)
-    if together is not None:
-        software.insert(0, _suggestion(found, now, today, together, money))
-    hardware = [_suggestion(found, now, today, change, money) for change in candidates.hardware(now)]
+    pairs = [(each, _suggestion(found, now, today, each, money)) for each in candidates.software(found, now)]
+    pairs = sorted((pair for pair in pairs if pair[1].gain >= _LEAST_GAIN), key=lambda pair: -pair[1].gain)
+    together = _together(found, now, [each for each, _ in pairs])
+    software = [_suggestion(found, now, today, together, money)] if together is not None else []
+    software += [suggestion for _, suggestion in pairs]
+    hardware = [_suggestion(found, now, today, each, money) for each in candidates.hardware(now)]
     both = [*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)]
     return Advice(
         model=profile.model,
@@ -130,47 +129,36 @@ def evidence() -> dict[str, str]:
     return {str(name): str(text) for name, text in found.items()}
 
 
-def _together(found: Calibration, now: Candidate, software: list[Suggestion]) -> Candidate | None:
-    """The best suggestion for each key of the recipe, combined, except batch sizes; None if there is only one."""
-    chosen: dict[str, Suggestion] = {}
+def _together(found: Calibration, now: Candidate, software: list[Candidate]) -> Candidate | None:
+    """The best candidate for each key of the recipe, combined, except batch sizes; None if there is only one."""
+    best: dict[str, Candidate] = {}
     for each in software:
-        if each.recipe is None or "batch_size" in each.recipe or each.gain < _LEAST_GAIN:
-            continue
-        chosen.setdefault(next(iter(each.recipe)), each)
-    if len(chosen) < 2:
+        if each.recipe is not None and "batch_size" not in each.recipe:
+            best.setdefault(next(iter(each.recipe)), each)
+    if len(best) < 2:
         return None
-    every = _joined(now, list(chosen.values()))
-    if not {"sync", "compression"} <= chosen.keys():
+    every = _joined(now, list(best.values()))
+    if not {"sync", "compression"} <= best.keys():
         return every
     # The less often ranks average, the less compression brings, and each has a risk: both only if that is faster.
-    one = [_joined(now, [each for key, each in chosen.items() if key != left]) for left in ("sync", "compression")]
+    one = [_joined(now, [each for key, each in best.items() if key != left]) for left in ("sync", "compression")]
     speeds = [point(found, now.cluster, now.ranks, each.settings).images_per_second for each in (every, *one)]
     if speeds[0] >= _BOTH * max(speeds[1:]):
         return every
-    return one[int(speeds[2] > speeds[1])] if len(chosen) > 2 else None
+    return one[int(speeds[2] > speeds[1])] if len(best) > 2 else None
 
 
-def _joined(now: Candidate, chosen: list[Suggestion]) -> Candidate:
-    """All of these suggestions at once."""
-    changed: dict[str, Any] = {}
-    recipe: dict[str, Any] = {}
-    for each in chosen:
-        changed |= each.settings
-        recipe |= each.recipe or {}
+def _joined(now: Candidate, chosen: list[Candidate]) -> Candidate:
+    """All of these changes at once."""
+    changed = {key: value for each in chosen for key, value in each.changed.items()}
     return replace(
         now,
         what="together: " + "; ".join(each.what for each in chosen),
         settings=Settings.model_validate(now.settings.model_dump() | changed),
         changed=changed,
-        recipe=recipe,
-        evidence=tuple(name for each in chosen for name in _names(each)),
+        recipe={key: value for each in chosen for key, value in (each.recipe or {}).items()},
+        evidence=tuple(name for each in chosen for name in each.evidence),
     )
-
-
-def _names(suggestion: Suggestion) -> list[str]:
-    recipe = suggestion.recipe or {}
-    compression, sync = recipe.get("compression"), recipe.get("sync")
-    return ([compression["method"]] if compression else []) + ([f"local-sgd-{sync['every']}"] if sync else [])
 
 
 def _risk(names: tuple[str, ...]) -> str:
@@ -212,9 +200,7 @@ def _suggestion(found: Calibration, now: Candidate, today: Point, change: Candid
 
 def _gains(found: Calibration, now: Candidate, change: Candidate, gain: float) -> tuple[float, float]:
     """The least and the largest gain if compute and communication have their expected errors, before and after."""
-    cases = [
-        case(found.workload, Network(each.cluster, each.ranks), each.settings, found.known) for each in (now, change)
-    ]
+    cases = [found.case(each.cluster, each.ranks, each.settings) for each in (now, change)]
     (error, wire_error, _), (error_after, wire_error_after, _) = (
         expected_errors(found, each, candidate.settings) for each, candidate in zip(cases, (now, change), strict=True)
     )
@@ -241,9 +227,8 @@ def _adding(found: Calibration, now: Candidate) -> Adding:
     counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
     points = {}
     for count in counts:
-        base = case(found.workload, Network(now.cluster, count), now.settings, found.known)
-        seconds = float(engine.run(step.detailed(base)).period)
-        alone = float(engine.run(step.detailed(base.alone)).period)
+        base = found.case(now.cluster, count, now.settings)
+        seconds, alone = step.period(base), step.period(base.alone)
         points[count] = (count * base.batch * found.workload.batch_size / seconds, min(1.0, alone / seconds))
     loses = [count for i, count in enumerate(counts) if any(points[less][0] >= points[count][0] for less in counts[:i])]
     doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]

@@ -8,11 +8,12 @@ from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import engine, piecewise_fit, step
+from hvdkit.simulator import piecewise_fit, step
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.settings import Settings, Sync, case
+from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload, of_profile, sync_of
 
 _LEAST_ERROR = 3.0  # percent; no figure is assumed to be closer
@@ -38,6 +39,10 @@ class Calibration:
     def error_percent(self) -> float:
         """The least expected error of compute."""
         return _UNCHECKED_ERROR if self.check_percent is None else max(_LEAST_ERROR, abs(self.check_percent))
+
+    def case(self, cluster: Cluster, ranks: int, settings: Settings) -> Case:
+        """The what-if `settings` of this workload, on so many ranks of a cluster."""
+        return case(self.workload, Network(cluster, ranks), settings, self.known)
 
 
 def calibrate(profile: Profile) -> Calibration:
@@ -97,7 +102,7 @@ def _check(profile: Profile, workload: Workload, known: Settings) -> float | Non
         levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
     )
     own = case(workload, Network(cluster, profile.np if network else 1), Settings(), known)
-    seconds = float(engine.run(step.detailed(own)).period) + 1e-3 * profile.step.waiting_ms.mean
+    seconds = step.period(own) + 1e-3 * profile.step.waiting_ms.mean
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1)
 
 

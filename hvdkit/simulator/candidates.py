@@ -12,8 +12,7 @@ from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
-from hvdkit.simulator.settings import Link, Settings, applied, case
+from hvdkit.simulator.settings import Link, Settings, applied
 
 Kind = Literal["software", "hardware"]
 MOST_RANKS = 16_384  # advice goes no further
@@ -77,7 +76,7 @@ def software(found: Calibration, now: Candidate) -> Iterator[Candidate]:
 
 def _tuned(found: Calibration, now: Candidate) -> Candidate | None:
     """The best fusion threshold and cycle time of a grid; None if nothing is fused."""
-    base = case(found.workload, Network(now.cluster, now.ranks), now.settings, found.known)
+    base = found.case(now.cluster, now.ranks, now.settings)
     if not base.rules.fuses or base.policy == "ddp" or now.ranks == 1:
         return None
     grid = list(itertools.product(_THRESHOLDS, _CYCLES if base.policy == "horovod" else (1e3 * base.cycle_s,)))

@@ -140,7 +140,7 @@ class Cluster(Strict):
     description: str = Field("", max_length=2000)
     source: str = Field("", max_length=4000)
     ranks_per_host: int = Field(1, ge=1, le=10**6)
-    hosts: int | None = Field(None, ge=1, le=10**9, description="how many there are; None: as many as are asked for")
+    hosts: int | None = Field(None, ge=1, le=10**9, description="how many there are; None: no limit")
     device: Device
     levels: Annotated[list[Level], Field(min_length=1, max_length=4)]
     software: Software = Software()

@@ -20,12 +20,10 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import engine, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
 from hvdkit.simulator.engine import Schedule
 from hvdkit.simulator.piecewise_linear import Floats
-from hvdkit.simulator.settings import Settings, case
+from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
-from hvdkit.simulator.workload import Workload
 
 SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
 MOST_RANKS = 10**9
@@ -129,7 +127,7 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
 
 def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks, on a cluster as `predict` takes it."""
-    base = case(found.workload, Network(cluster, ranks), settings, found.known)
+    base = found.case(cluster, ranks, settings)
     jitter = _jitter(found, cluster, settings)
     factors = slowest(ranks, base.every, jitter, settings.seed)
     mean = float(factors.mean())
@@ -148,9 +146,9 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
     seconds = float(spread.mean())
     # Without overlap in the profile, the interval reaches to none at all.
     shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
-    without_overlap = 0.0 if shown else float(engine.run(step.detailed(replace(middle, policy="grouped"))).period)
-    alone = float(engine.run(step.detailed(base.alone)).period)
-    slow_alone = float(engine.run(step.detailed(middle.alone)).period)
+    without_overlap = 0.0 if shown else step.period(replace(middle, policy="grouped"))
+    alone = step.period(base.alone)
+    slow_alone = step.period(middle.alone)
     waiting = max(0.0, slow_alone - alone)
     if waiting > _LONG_WAIT * seconds:
         warnings.append(
@@ -174,15 +172,15 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         bytes_per_step=_bytes_per_step(base),
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
         bound=bound(steady, waiting),
-        memory_mib=_memory(found.workload, base),
+        memory_mib=_memory(base),
         critical_path=critical(steady),
-        warnings=[*warnings, *_memory_warnings(found.workload, base)],
+        warnings=[*warnings, *_memory_warnings(base)],
     )
 
 
 def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
     """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
-    base = case(found.workload, Network(cluster, ranks), settings, found.known)
+    base = found.case(cluster, ranks, settings)
     factors = slowest(ranks, base.every, _jitter(found, cluster, settings), settings.seed)
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
 
@@ -291,16 +289,15 @@ def _bytes_per_step(base: Case) -> int:
     return round(sent / base.every) * (base.network.ranks > 1)
 
 
-def _memory(workload: Workload, base: Case) -> float | None:
+def _memory(base: Case) -> float | None:
     """A rank's memory in MiB; None if the profile does not have it."""
-    if not workload.fixed_memory_bytes:
-        return None
+    fixed, activations = base.workload.fixed_memory_bytes, base.workload.activation_bytes
     buffers = base.threshold_bytes if base.rules.fuses and base.network.ranks > 1 else 0.0
-    return (workload.fixed_memory_bytes + workload.activation_bytes * base.batch + buffers) / 2**20
+    return (fixed + activations * base.batch + buffers) / 2**20 if fixed else None
 
 
-def _memory_warnings(workload: Workload, base: Case) -> list[str]:
-    needed, has = _memory(workload, base), base.network.cluster.device.memory_mib
-    if needed is None or has is None or not workload.activation_bytes or needed <= has:
+def _memory_warnings(base: Case) -> list[str]:
+    needed, has = _memory(base), base.network.cluster.device.memory_mib
+    if needed is None or has is None or not base.workload.activation_bytes or needed <= has:
         return []
     return [f"needs about {needed:.0f} MiB a device, which has {has:.0f}: choose a smaller batch"]

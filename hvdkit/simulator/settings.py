@@ -12,14 +12,13 @@ from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
-from hvdkit.simulator.cluster import Cluster, Level
+from hvdkit.simulator.cluster import Algorithm, Cluster, Level
 from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload
 
 Positive = Annotated[float, Field(gt=0, le=1e15), AfterValidator(clusters.not_tiny)]
-Allreduce = Annotated[str, Field(pattern="^(ring|halving-doubling|tree|hierarchical|central)$")]
 
 
 class Sync(Strict):
@@ -50,7 +49,7 @@ class Settings(Strict):
         Compression | None, BeforeValidator(lambda v: {"method": v} if isinstance(v, str) else v)
     ] = None
     sync: Sync | None = None
-    allreduce: Allreduce | None = None
+    allreduce: Algorithm | None = None
     servers: int = Field(1, ge=1, le=10**6)
     fusion_threshold_mib: float | None = Field(None, ge=0, le=1e15)
     cycle_time_ms: float | None = Field(None, ge=0, le=1e15)
@@ -101,30 +100,26 @@ def applied(cluster: Cluster, settings: Settings) -> Cluster:
 
 def case(workload: Workload, network: Network, settings: Settings, defaults: Settings) -> Case:
     """The what-if `settings` of a workload on a network; `defaults` where they are None."""
-
-    def chosen(key: str, fallback: Any) -> Any:
-        given = getattr(settings, key)
-        given = getattr(defaults, key) if given is None else given
-        return fallback if given is None else given
-
-    compression, sync, allreduce = chosen("compression", Compression()), chosen("sync", None), chosen("allreduce", None)
+    chosen = defaults.model_copy(update={key: value for key, value in settings if value is not None})
+    compression, sync, allreduce = chosen.compression or Compression(), chosen.sync, chosen.allreduce
+    mib, cycle_ms = chosen.fusion_threshold_mib, chosen.cycle_time_ms
     # hvdkit packs gradients unless Horovod takes them as they are; the profile timed this for its own settings alone
     same = (sync, allreduce) == (defaults.sync, defaults.allreduce)
     own = compression == defaults.compression and (same or compression.method not in ("none", "fp16"))
     return Case(
         workload=workload,
         network=network,
-        policy=chosen("policy", "horovod"),
+        policy=chosen.policy or "horovod",
         compression=compression,
         compression_s=workload.compression_s or None if own else None,
         algorithm=allreduce,
-        threshold_bytes=chosen("fusion_threshold_mib", 64.0) * 2**20,
-        cycle_s=1e-3 * chosen("cycle_time_ms", 1.0),
-        bucket_bytes=settings.bucket_mib * 2**20,
+        threshold_bytes=(64.0 if mib is None else mib) * 2**20,
+        cycle_s=1e-3 * (1.0 if cycle_ms is None else cycle_ms),
+        bucket_bytes=chosen.bucket_mib * 2**20,
         every=sync.every if sync else 1,
-        servers=settings.servers,
-        batch=(settings.batch_size or workload.batch_size) / workload.batch_size,
-        speed=settings.speed,
+        servers=chosen.servers,
+        batch=(chosen.batch_size or workload.batch_size) / workload.batch_size,
+        speed=chosen.speed,
     )
 
 

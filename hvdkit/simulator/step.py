@@ -92,6 +92,11 @@ def simulate(cases: Sequence[Case]) -> Schedule:
     return engine.run(_graph(cases, detail=False))
 
 
+def period(case: Case) -> float:
+    """The step time of one case, in seconds."""
+    return float(engine.run(detailed(case)).period)
+
+
 def detailed(case: Case) -> Graph:
     """The graph of one case with every layer, every bucket and every part of its way."""
     return _graph([case], detail=True)

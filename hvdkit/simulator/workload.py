@@ -54,16 +54,6 @@ class Workload:
         """Forward of one batch."""
         return sum(seconds for _, seconds in self.forward)
 
-    @property
-    def backward_s(self) -> float:
-        """Backward of one batch, with what follows the last gradient."""
-        return sum(tensor.segment_s for tensor in self.tensors) + self.tail_s
-
-    @property
-    def compute_s(self) -> float:
-        """All that the device does in a step, without input and communication."""
-        return self.earlier_s + self.forward_s + self.backward_s + self.update_s
-
 
 def of_profile(profile: Profile) -> Workload:
     """One rank's own work in a profile.
