@@ -22,6 +22,7 @@ from hvdkit.recipe.data import Strict
 from hvdkit.recipe.yaml_files import brief, named
 
 SCHEMA_VERSION = 1
+_SHIPPED = Path(__file__).parent / "clusters"
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
 Operation = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
@@ -174,8 +175,9 @@ def load(path: Path) -> Cluster:
 
     Raises RequestError with a line for each fault: file, key and what was expected.
     """
-    path = _shipped(path) or path
     names = shipped()
+    if len(path.parts) == 1 and path.name in names and not os.path.lexists(path):
+        path = _SHIPPED / f"{path.name}.yaml"
     either = f"{EXPECTED}, or one of {', '.join(map(repr, names))}{nearest(path.name, names)}"
     return read(yaml_files.load(path, EXPECTED, either), named(path))
 
@@ -200,13 +202,7 @@ def save(cluster: Cluster, path: Path) -> None:
 
 def shipped() -> list[str]:
     """The names of the clusters that hvdkit ships."""
-    return sorted(path.stem for path in (Path(__file__).parent / "clusters").glob("*.yaml"))
-
-
-def _shipped(path: Path) -> Path | None:
-    if path.suffix or len(path.parts) != 1 or os.path.lexists(path) or path.name not in shipped():
-        return None
-    return Path(__file__).parent / "clusters" / f"{path.name}.yaml"
+    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
 def faults(error: ValidationError) -> list[str]:
