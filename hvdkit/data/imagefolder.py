@@ -179,34 +179,32 @@ def _compared(root: Path, train: list[str], val: list[str]) -> list[str]:
 
 def _listing(folder: Path, classes: list[str], faults: list[str]) -> Listing:
     """All images below `folder`; a class without images is a fault."""
-    counts, ends, names, total = [], [], [], 0
+    counts, lengths, names = [], [], []
     for name in classes:
-        place = folder / name
-        try:
-            with os.scandir(place) as entries:
-                found = sorted(
-                    entry.name
-                    for entry in entries
-                    if entry.name.lower().endswith(pixels.SUFFIXES)
-                    and not entry.name.startswith(".")
-                    and entry.is_file()
-                )
-        except OSError as error:
-            faults.append(f"{place}: cannot be read ({error.strerror}); expected a folder of images")
-            continue
-        if not found:
-            suffixes = ", ".join(pixels.SUFFIXES)
-            faults.append(f"{place}: no images; expected files that end in {suffixes}, or no such folder")
-            continue
-        encoded = [os.fsencode(each) for each in found]
+        encoded = [os.fsencode(each) for each in _images(folder / name, faults)]
+        counts.append(len(encoded))
+        lengths.append(np.array([len(each) for each in encoded], np.int64))
         names.append(b"".join(encoded))
-        ends.append(total + np.cumsum([len(each) for each in encoded]))
-        total = int(ends[-1][-1])
-        counts.append(len(found))
-    if faults:
-        return Listing(str(folder), classes, np.empty(0, np.int32), b"", np.empty(0, np.int64))
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
-    return Listing(str(folder), classes, labels, b"".join(names), np.concatenate(ends))
+    return Listing(str(folder), classes, labels, b"".join(names), np.concatenate(lengths).cumsum())
+
+
+def _images(folder: Path, faults: list[str]) -> list[str]:
+    """The names of the images in a class folder, sorted by code points."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(
+                entry.name
+                for entry in entries
+                if entry.name.lower().endswith(pixels.SUFFIXES) and not entry.name.startswith(".") and entry.is_file()
+            )
+    except OSError as error:
+        faults.append(f"{folder}: cannot be read ({error.strerror}); expected a folder of images")
+        return []
+    if not found:
+        suffixes = ", ".join(pixels.SUFFIXES)
+        faults.append(f"{folder}: no images; expected files that end in {suffixes}, or no such folder")
+    return found
 
 
 def _no_images(listing: Listing) -> Iterator[str]:

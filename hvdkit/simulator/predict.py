@@ -144,7 +144,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
     periods = step.simulate([*edges, *sampled]).period
     spread = periods[2:] if sampled else np.array([steady.period])
     seconds = float(spread.mean())
-    # Without overlap in the profile, the interval reaches to none at all.
+    # If the profile shows no overlap, the interval includes a step without any.
     shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
     without_overlap = 0.0 if shown else step.period(replace(middle, policy="grouped"))
     alone = step.period(base.alone)
@@ -263,7 +263,7 @@ def expected_errors(found: Calibration, base: Case, settings: Settings) -> tuple
         compute += _ONE_RANK_ERROR
         warnings.append("the profile is of one rank: it does not show how ranks on a host slow each other down")
     if base.rules.overlaps and not found.overlap_shown:
-        warnings.append("no overlap of communication was measured; the interval reaches to none at all")
+        warnings.append("no overlap of communication was measured; the interval includes a step without any")
     residuals = []
     for phase, cost in zip(base.traffic.phases, base.costs, strict=True):
         residuals.append(cost.residual_percent)
