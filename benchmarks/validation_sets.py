@@ -133,8 +133,8 @@ def googlenet() -> Iterator[Row]:
         )  # fmt: skip
     for nodes in (2, 4):
         # the tracing of one node alone, and the cluster file: what one would have before buying the others
-        basis = Calibration(alone, Settings(policy="caffe-mpi"), 3.0)
-        found_point = point(basis, k80_cluster(), nodes, Settings())
+        calibration = Calibration(alone, Settings(policy="caffe-mpi"), 3.0)
+        found_point = point(calibration, k80_cluster(), nodes, Settings())
         sums = _period(alone, Network(k80_cluster(), nodes), "naive")
         yield Row(
             "GoogLeNet, K80", f"{nodes} nodes, from one node and the cluster file", "ms", found_point.step_ms,
@@ -203,14 +203,14 @@ def _scaling(
     if single is None or len(counts) < 2:
         return
     work = anchored.network(model, batch, batch / single)
-    basis = Calibration(work, Settings(policy=policy), 3.0)
+    calibration = Calibration(work, Settings(policy=policy), 3.0)
     seen = sorted(counts)[:3]  # Pollux's
     fitted = pollux({n: n * batch / counts[n] for n in seen}) if len(counts) > 3 else None
     yield Row(name, f"{label}, 1 GPU", "images/s", single, single, "calibration")
     for ranks, speed in counts.items():
         if ranks == 1:
             continue
-        found = point(basis, cluster, ranks, Settings())
+        found = point(calibration, cluster, ranks, Settings())
         naive = _period(work, Network(cluster, ranks), "naive")
         yield Row(
             name, f"{label}, {ranks} GPUs", "images/s", found.images_per_second, speed, "validation",
