@@ -9,6 +9,7 @@ setup(
     package_data={
         "hvdkit": ["py.typed"],
         "hvdkit.report": ["templates/*"],
+        "hvdkit.runtimes": ["constraints/*.txt"],
         "hvdkit.simulator": ["clusters/*.yaml", "evidence.yaml"],
         "hvdkit.recipes": ["*.yaml", "*/*.py"],
     },

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from hvdkit.simulator.workload import Tensor, Workload, of_layers
+from hvdkit.simulator.workload import Tensor, Workload
 from hvdkit.tasks.resnet import Conv, architecture
 
 ANCHORS = Path(__file__).parent / "anchors"
@@ -38,6 +39,30 @@ def network(model: str, batch_size: int, seconds: float) -> Workload:
     whole = sum(forward + backward for _, forward, backward, _ in layers)
     shared = [(name, a * seconds / whole, b * seconds / whole, size) for name, a, b, size in layers]
     return of_layers(model, batch_size, shared)
+
+
+def of_layers(
+    name: str, batch_size: int, layers: Sequence[tuple[str, float, float, int]], update_s: float = 0.0
+) -> Workload:
+    """A workload of layers in the order of forward, each (name, forward s, backward s, gradient bytes)."""
+    tensors, pending = [], 0.0
+    for layer, _, backward, size in reversed(layers):
+        pending += backward
+        if size:
+            tensors.append(Tensor(layer, layer, (size // 4,), size, pending))
+            pending = 0.0
+    forward = tuple((layer, seconds) for layer, seconds, _, _ in layers)
+    return Workload(name, batch_size, forward, tuple(tensors), tail_s=pending, update_s=update_s)
+
+
+def backward_s(work: Workload) -> float:
+    """Backward of one batch, with what follows the last gradient."""
+    return sum(tensor.segment_s for tensor in work.tensors) + work.tail_s
+
+
+def compute_s(work: Workload) -> float:
+    """All that the device does in a step, without input and communication."""
+    return work.earlier_s + work.forward_s + backward_s(work) + work.update_s
 
 
 def googlenet(nodes: int, forward_s: float) -> Workload:

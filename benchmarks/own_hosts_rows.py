@@ -17,12 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import anchored
 from validation_row import Row
 
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import curves
-from hvdkit.simulator.basis import Basis, basis
+from hvdkit.simulator import piecewise_fit
+from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import Settings
@@ -52,13 +53,13 @@ def rows() -> Iterator[Row]:
             steps, row = turns["step_ms"][method], f"{label}, {method}"
             ratio = median(step / least for step, least in zip(steps, free, strict=True))
             own, dense = profile(framework, method), profile(framework, DENSE)
-            scaled = _as_slow(basis(own), alone)
+            scaled = _as_slow(calibrate(own), alone)
             naive = point(scaled, cluster, RANKS, Settings(policy="naive"))
             baselines = {"linear": 1.0, "plain_sum": naive.step_ms / alone}
             yield _row(RATIOS, row, point(scaled, cluster, RANKS, Settings()), ratio, alone, **baselines)
             yield _row(WHAT_IF, row, _what_if(dense, own, alone, cluster), ratio, alone)
             # Without `compute`: a rank of the profile had a core, one of the hosts has half of one.
-            shared = point(_slower(basis(own), RANKS / CORES), cluster, RANKS, Settings())
+            shared = point(_slower(calibrate(own), RANKS / CORES), cluster, RANKS, Settings())
             yield _row(ABSOLUTE, row, shared, median(steps))
 
 
@@ -114,11 +115,11 @@ def _fitted(links: Any) -> Iterator[Row]:
     for one in cluster.measured:
         for size, micros in links["points"][one.operation]:
             row = f"{links['framework']}, {links['mbit_per_s']:g} Mbit/s, {one.operation}, {size} bytes"
-            found = 1e6 * curves.seconds_of(one.pieces, size)
+            found = 1e6 * piecewise_fit.seconds_of(one.pieces, size)
             yield Row(FITTED, row, "us", found, micros, "calibration")
 
 
-def _slower(found: Basis, factor: float) -> Basis:
+def _slower(found: Calibration, factor: float) -> Calibration:
     """All that the rank does by itself takes `factor` times as long."""
     work, names = found.workload, ("tail_s", "update_s", "earlier_s", "serial_s", "compression_s")
     slower = replace(
@@ -130,13 +131,13 @@ def _slower(found: Basis, factor: float) -> Basis:
     return replace(found, workload=slower)
 
 
-def _as_slow(found: Basis, alone_ms: float) -> Basis:
+def _as_slow(found: Calibration, alone_ms: float) -> Calibration:
     """A rank's own work, so slow that it takes what `compute` took; what its method adds is as much slower."""
-    return _slower(found, 1e-3 * alone_ms / (found.workload.compute_s + found.workload.serial_s))
+    return _slower(found, 1e-3 * alone_ms / (anchored.compute_s(found.workload) + found.workload.serial_s))
 
 
 def _what_if(dense: Profile, own: Profile, alone_ms: float, cluster: Cluster) -> Point:
     """The same from the dense profile alone: what the method costs to compute is counted then, not measured."""
-    known = basis(own).known
+    known = calibrate(own).known
     asked = Settings(compression=known.compression, sync=known.sync, allreduce=known.allreduce)
-    return point(_as_slow(basis(dense), alone_ms), cluster, RANKS, asked)
+    return point(_as_slow(calibrate(dense), alone_ms), cluster, RANKS, asked)

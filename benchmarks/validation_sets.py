@@ -13,14 +13,14 @@ import own_hosts_rows
 from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import curves, engine, step
-from hvdkit.simulator.basis import Basis
+from hvdkit.simulator import engine, piecewise_fit, step
+from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.graph import Edge, Task, ordered
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
-from hvdkit.simulator.workload import Workload, of_layers
+from hvdkit.simulator.workload import Workload
 
 
 def all_rows() -> Iterator[Row]:
@@ -51,7 +51,7 @@ def closed_forms() -> Iterator[Row]:
             expected["allreduce", "halving-doubling"] = halving
         forms += [(f"{how[-1]}, {n} ranks", float(net.cost(*how).line(size)), each) for how, each in expected.items()]
     layers = [("a", 0.010, 0.020, 4_000_000), ("b", 0.015, 0.030, 1_000_000), ("c", 0.005, 0.010, 8_000_000)]
-    work = of_layers("three layers", 32, layers, update_s=0.002)
+    work = anchored.of_layers("three layers", 32, layers, update_s=0.002)
     sent = [2 * 7 * hop(tensor.bytes / 8) for tensor in work.tensors]
     end = 0.0
     for ready, seconds in zip((0.010, 0.040, 0.060), sent, strict=True):
@@ -71,7 +71,7 @@ def latency_curves() -> Iterator[Row]:
         pieces, residual = _fitted(sizes, seconds)
         doubt = 2 * residual / 100
         for i, (size, measured) in enumerate(zip(sizes, seconds, strict=True)):
-            found = 1e6 * curves.seconds_of(pieces, size)
+            found = 1e6 * piecewise_fit.seconds_of(pieces, size)
             used = "validation" if i % 2 else "calibration"
             row = f"{nodes} nodes, {size:.0f} bytes"
             yield Row(name, row, "us", found, 1e6 * measured, used, found * (1 - doubt), found * (1 + doubt))
@@ -79,8 +79,8 @@ def latency_curves() -> Iterator[Row]:
 
 def _fitted(sizes: list[float], seconds: list[float]) -> tuple[list[Piece], float]:
     """The curve of every other size, and its residual in percent."""
-    pieces = curves.fit(sizes[::2], seconds[::2])
-    return pieces, curves.residual_percent(pieces, sizes[::2], seconds[::2])
+    pieces = piecewise_fit.fit(sizes[::2], seconds[::2])
+    return pieces, piecewise_fit.residual_percent(pieces, sizes[::2], seconds[::2])
 
 
 def k80_cluster() -> Cluster:
@@ -114,13 +114,13 @@ def k80_cluster() -> Cluster:
 def googlenet() -> Iterator[Row]:
     """Forward and update are what one node leaves of its step beside its traced backward; no more is fitted."""
     steps = {int(row["nodes"]): 1e-3 * float(row["iteration_ms"]) for row in anchored.table("googlenet_k80_wfbp")}
-    forward = steps[1] - anchored.googlenet(1, 0.0).backward_s
+    forward = steps[1] - anchored.backward_s(anchored.googlenet(1, 0.0))
     alone = anchored.googlenet(1, forward)
-    yield Row("GoogLeNet, K80", "1 node", "ms", 1e3 * alone.compute_s, 1e3 * steps[1], "calibration")
+    yield Row("GoogLeNet, K80", "1 node", "ms", 1e3 * anchored.compute_s(alone), 1e3 * steps[1], "calibration")
     for nodes in (2, 4):
         work = anchored.googlenet(nodes, forward)
         sent = anchored.traced_allreduces(nodes)
-        plain = 1e3 * (work.compute_s + sum(sent))
+        plain = 1e3 * (anchored.compute_s(work) + sum(sent))
         found = 1e3 * _traced(work, sent)
         yield Row(
             "GoogLeNet, K80", f"{nodes} nodes, allreduces as traced", "ms", found, 1e3 * steps[nodes], "validation",
@@ -128,8 +128,8 @@ def googlenet() -> Iterator[Row]:
         )  # fmt: skip
     for nodes in (2, 4):
         # the tracing of one node alone, and the cluster file: what one would have before buying the others
-        basis = Basis(alone, Settings(policy="caffe-mpi"), 3.0)
-        found_point = point(basis, k80_cluster(), nodes, Settings())
+        calibration = Calibration(alone, Settings(policy="caffe-mpi"), 3.0)
+        found_point = point(calibration, k80_cluster(), nodes, Settings())
         sums = _period(alone, Network(k80_cluster(), nodes), "naive")
         yield Row(
             "GoogLeNet, K80", f"{nodes} nodes, from one node and the cluster file", "ms", found_point.step_ms,
@@ -182,8 +182,8 @@ def horovod() -> Iterator[Row]:
     for row in anchored.table("horovod_2018"):
         ranks, efficiency = int(row["gpus"]), 100 * float(row["efficiency"])
         work = anchored.network(row["model"], 64, 64 / speeds[row["model"]])
-        found = point(Basis(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
-        one = 1e3 * work.compute_s
+        found = point(Calibration(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
+        one = 1e3 * anchored.compute_s(work)
         naive = 1e3 * _period(work, Network(cluster, ranks), "grouped")
         yield Row(
             "Horovod 2018", f"{row['model']}, {ranks} GPUs", "% efficiency", 100 * found.efficiency, efficiency,
@@ -198,14 +198,14 @@ def _scaling(
     if single is None or len(counts) < 2:
         return
     work = anchored.network(model, batch, batch / single)
-    basis = Basis(work, Settings(policy=policy), 3.0)
+    calibration = Calibration(work, Settings(policy=policy), 3.0)
     seen = sorted(counts)[:3]  # Pollux's
     fitted = pollux({n: n * batch / counts[n] for n in seen}) if len(counts) > 3 else None
     yield Row(name, f"{label}, 1 GPU", "images/s", single, single, "calibration")
     for ranks, speed in counts.items():
         if ranks == 1:
             continue
-        found = point(basis, cluster, ranks, Settings())
+        found = point(calibration, cluster, ranks, Settings())
         naive = _period(work, Network(cluster, ranks), "naive")
         yield Row(
             name, f"{label}, {ranks} GPUs", "images/s", found.images_per_second, speed, "validation",

@@ -57,8 +57,8 @@ def test_batches_come_as_the_pipeline_gives_them(tmp_path: Path) -> None:
     ("options", "told"),
     [
         ({"batches": 4}, "expected 5 batches in epoch 0 on each rank, got 4"),
-        ({"rows": 3}, "expected 2 images a batch, got 3"),
-        ({"dtype": "float64"}, r"expected images as float32 (n, 4, 4, 3), got float64 (2, 4, 4, 3)"),
+        ({"rows": 3}, "expected 2 samples a batch, got 3"),
+        ({"dtype": "float64"}, r"expected samples as float32 (n, 4, 4, 3), got float64 (2, 4, 4, 3)"),
         ({"label": 3}, "expected labels from 0 to 2, got 3"),
     ],
 )

@@ -10,7 +10,7 @@ from PIL import Image
 
 from hvdkit.data import pixels as images
 from hvdkit.data.augment import Stream, random_bits
-from hvdkit.data.dataset import normalised
+from hvdkit.data.pixels import normalised
 
 
 def test_crops_are_drawn_as_the_paper_says() -> None:

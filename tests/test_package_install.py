@@ -46,11 +46,13 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "report" / "templates").iterdir()}
     clusters = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "simulator").rglob("*.yaml")}
+    constraints = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "runtimes" / "constraints").iterdir()}
     recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
     assert len(recipes) >= 5
+    assert len(constraints) == 4
     assert len(templates) == 4
     assert {name for name in names if ".dist-info/" not in name} == (
-        code | templates | clusters | recipes | {"hvdkit/py.typed"}
+        code | templates | clusters | constraints | recipes | {"hvdkit/py.typed"}
     )
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"

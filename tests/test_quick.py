@@ -24,7 +24,7 @@ from hvdkit.recipe import yaml_files
 from hvdkit.report import gantt, page, parallel
 from hvdkit.results import profile as profiles
 from hvdkit.runtimes import doctor, environment
-from hvdkit.simulator import basis, predict
+from hvdkit.simulator import calibration, predict
 from hvdkit.simulator.settings import Settings
 
 # Run a command within the interpreter; then its exit status, and what is loaded.
@@ -95,7 +95,7 @@ def test_a_prediction_is_made_and_drawn_without_a_plotting_library(tmp_path: Pat
 def test_a_step_is_drawn_to_scale(tmp_path: Path) -> None:
     """Columns of a colour, counted in the device's row, are the share of the step that this kind of task takes."""
     cluster = simulating.cluster(mbit_per_s=1000.0)
-    schedule = predict.schedule(basis.basis(simulating.profile()), cluster, 8, Settings())
+    schedule = predict.schedule(calibration.calibrate(simulating.profile()), cluster, 8, Settings())
     gantt.picture(schedule, "a step", tmp_path / "p.png")
     _, begin, end, spans = gantt.window(schedule)
     with Image.open(tmp_path / "p.png") as opened:
@@ -123,7 +123,7 @@ def test_a_step_is_drawn_to_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["two\nlines", "$x^2$", "\x1b[31m", "网络", "a" * 10_000, "\ud800"])
 def test_whatever_a_profile_is_called_is_drawn(name: str, tmp_path: Path) -> None:
     made = simulating.cluster().model_copy(update={"name": name})
-    schedule = predict.schedule(basis.basis(simulating.profile()), made, 8, Settings())
+    schedule = predict.schedule(calibration.calibrate(simulating.profile()), made, 8, Settings())
     gantt.picture(schedule, f"{name}, 8 ranks", tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 

@@ -57,7 +57,7 @@ def test_a_folder_without_its_record_is_not_a_runtime(folder: Path) -> None:
     _runtime("pytorch")
     assert store.load("pytorch") is None
     assert store.installed() == []
-    with pytest.raises(RequestError, match=r"half-made.*run `hvdkit runtime build pytorch`"):
+    with pytest.raises(RequestError, match=r"incomplete.*run `hvdkit runtime build pytorch`"):
         store.find("pytorch")
 
 

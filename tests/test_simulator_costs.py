@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import RequestError
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import curves, lines
+from hvdkit.simulator import piecewise_fit, piecewise_linear
+from hvdkit.simulator.compression_costs import Compression, traffic
 from hvdkit.simulator.costs import Network, hop_pieces
-from hvdkit.simulator.lines import Line
+from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 from hvdkit.simulator.predict import slowest
 from hvdkit.simulator.settings import Link, Settings, applied
-from hvdkit.simulator.wire import Compression, wire
 
 LINES = st.builds(
-    lambda starts, values: Line(
+    lambda starts, values: PiecewiseLinear(
         np.array([0.0, *sorted(starts)]),
         np.array([latency for latency, _ in values[: len(starts) + 1]]),
         np.array([slope for _, slope in values[: len(starts) + 1]]),
@@ -40,11 +40,11 @@ TWO = simulating.cluster(
 
 @given(st.lists(LINES, min_size=1, max_size=4), st.lists(st.floats(0, 1e8), min_size=1, max_size=20))
 @settings(max_examples=200, deadline=None)
-def test_lines_are_added_and_compared_point_by_point(drawn: list[Line], sizes: list[float]) -> None:
+def test_lines_are_added_and_compared_point_by_point(drawn: list[PiecewiseLinear], sizes: list[float]) -> None:
     for size in sizes:
         each = [float(line(size)) for line in drawn]
-        assert float(lines.total(drawn)(size)) == pytest.approx(sum(each))
-        assert float(lines.least(drawn)(size)) == pytest.approx(min(each), rel=1e-6, abs=1e-12)
+        assert float(piecewise_linear.total(drawn)(size)) == pytest.approx(sum(each))
+        assert float(piecewise_linear.least(drawn)(size)) == pytest.approx(min(each), rel=1e-6, abs=1e-12)
     assert float(drawn[0].repeated(3, 0.25)(sizes[0])) == pytest.approx(3 * float(drawn[0](sizes[0] / 4)))
 
 
@@ -111,7 +111,7 @@ def test_what_was_measured_is_believed_and_carried_to_other_ranks() -> None:
     four, eight = Network(made, 4).cost("allreduce"), Network(made, 8).cost("allreduce")
     assert float(four.line(1e6)) == pytest.approx(900e-6 + 8e6 / 700e6)
     assert (four.residual_percent, four.warnings) == (3.0, ())
-    hop = lines.of_pieces(hop_pieces(made.measured[0]))
+    hop = piecewise_linear.of_pieces(hop_pieces(made.measured[0]))
     assert 6 * float(hop(1e6 / 4)) == pytest.approx(float(four.line(1e6)), rel=1e-6)
     assert float(eight.line(1e6)) == pytest.approx(14 * float(hop(1e6 / 8)), rel=1e-6)
     assert eight.residual_percent == 8.0
@@ -131,26 +131,26 @@ def test_a_curve_of_two_pieces_is_found_again(
     ]
     sizes = [float(2 ** (k / 2)) for k in range(4, 52)]
     noise = np.random.default_rng(seed).normal(1, 0.002, len(sizes))
-    seconds = [curves.seconds_of(pieces, size) * factor for size, factor in zip(sizes, noise, strict=True)]
-    found = curves.fit(sizes, seconds)
-    assert curves.residual_percent(found, sizes, seconds) < 2.0
+    seconds = [piecewise_fit.seconds_of(pieces, size) * factor for size, factor in zip(sizes, noise, strict=True)]
+    found = piecewise_fit.fit(sizes, seconds)
+    assert piecewise_fit.residual_percent(found, sizes, seconds) < 2.0
     assert len(found) <= 4
 
 
 def test_points_that_are_no_curve_are_refused() -> None:
     for sizes, seconds in (([], []), ([1.0], [0.0]), ([-1.0], [1.0]), ([1.0, 2.0], [1.0]), ([1.0], [math.nan])):
         with pytest.raises(ValueError, match="expected as many sizes"):
-            curves.fit(sizes, seconds)
-    alone = curves.fit([100.0], [1e-3])
-    assert curves.seconds_of(alone, 100) == pytest.approx(1e-3)
+            piecewise_fit.fit(sizes, seconds)
+    alone = piecewise_fit.fit([100.0], [1e-3])
+    assert piecewise_fit.seconds_of(alone, 100) == pytest.approx(1e-3)
 
 
 def test_compression_sends_the_bytes_that_its_formula_says() -> None:
     work = simulating.workload()
-    dense = float(work.gradient_bytes)
+    dense = float(sum(tensor.bytes for tensor in work.tensors))
 
     def sent(method: str, ranks: int = 8, **more: float) -> list[tuple[str, float]]:
-        phases = wire(Compression(method, **more), work, ranks).phases
+        phases = traffic(Compression(method=method, **more), work, ranks).phases
         return [(phase.operation, float(phase.sizes.sum())) for phase in phases]
 
     assert sent("none") == [("allreduce", dense)]

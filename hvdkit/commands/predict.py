@@ -14,7 +14,7 @@ from hvdkit.files import write_atomic
 from hvdkit.report import gantt
 from hvdkit.results import profile as profiles
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import basis as basis_
+from hvdkit.simulator import calibration
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
@@ -50,7 +50,7 @@ class Question:
 
     def of(self, profile: Profile) -> Plan:
         """The question of a profile. Raises RequestError where that lacks something, or does not fit."""
-        cluster = self.cluster or basis_.own_network(profile)
+        cluster = self.cluster or calibration.own_network(profile)
         if cluster is None:
             raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
         links = settings_.applied(cluster, self.settings)
@@ -104,7 +104,7 @@ def predict(plan: Plan, folder: Path) -> Prediction:
     found = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
     write_atomic(folder / "predict.json", found.model_dump_json(indent=2) + "\n")
     most = max(plan.ranks)
-    schedule = predicting.schedule(basis_.basis(plan.profile), plan.cluster, most, plan.settings)
+    schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
     title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms a step"
     gantt.picture(schedule, title, folder / "predict.png")
     gantt.trace(schedule, plan.profile, folder / "predict-trace.json")

@@ -1,17 +1,21 @@
-"""Random changes of training images, each decided by (seed, epoch, sample) alone: the same bytes in every framework,
-whatever the number of ranks and the order in which samples are asked for."""
+"""Random augmentation of training images, which depends on (seed, epoch, sample) alone.
+
+So every framework gets the same bytes, for any number of ranks and in any order of the samples.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-PADDING = 4  # He et al. 2016, section 4.2: 4 pixels of zeros on each side, then a crop of the old size
+PADDING = 4  # pixels of zeros on each side, before a crop of the old size (He et al. 2016, section 4.2)
 _GAMMA, _MASK = 0x9E3779B97F4A7C15, 0xFFFFFFFFFFFFFFFF
 
 
 def augment(images: np.ndarray, how: str, seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
-    """`images` (n, height, width, channels), changed as the recipe's `data.augment` says; `samples` (n,) are their
-    numbers in the data set. The array itself stays as it is."""
+    """`images` (n, height, width, channels), augmented as the recipe's `data.augment` says; the input is not changed.
+
+    `samples` (n,) are the indices of the images in the data set.
+    """
     if how == "none":
         return images
     numbers = random_bits(seed, epoch, samples)
@@ -23,17 +27,19 @@ def augment(images: np.ndarray, how: str, seed: int, epoch: int, samples: np.nda
 
 
 def random_bits(seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
-    """64 random bits for each sample, (n,) uint64: the finalizer of SplitMix64 (Steele et al. 2014, figure 17) over the
-    three numbers in turn."""
+    """64 random bits for each sample, (n,) uint64.
+
+    The finalizer of SplitMix64 (Steele et al. 2014, figure 17), applied to the three numbers in turn.
+    """
     state = _mixed(np.array([seed], np.uint64))
     state = _mixed(state ^ np.array([epoch], np.uint64))
     return _mixed(state ^ samples.astype(np.uint64))
 
 
 def shifted(images: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Each image moved by up to PADDING pixels up or down and left or right, zeros coming in.
+    """Each image shifted by up to PADDING pixels vertically and horizontally, filled up with zeros.
 
-    `images` are (n, height, width, channels), `numbers` (n,) uint64.
+    `images` have shape (n, height, width, channels), the random `numbers` (n,) uint64.
     """
     count, height, width, _ = images.shape
     span = np.uint64(2 * PADDING + 1)
@@ -46,13 +52,14 @@ def shifted(images: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 class Stream:
-    """SplitMix64 (Steele et al. 2014, figure 17) from a state of 64 bits: further random numbers for one sample."""
+    """SplitMix64 (Steele et al. 2014, figure 17) from a 64-bit state: more random numbers for one sample."""
 
     def __init__(self, state: int) -> None:
         self._state = state
 
     def next(self) -> int:
         """64 random bits."""
+        # As _mixed, on Python's integers: for a single number NumPy takes ten times as long.
         self._state = self._state + _GAMMA & _MASK
         number = self._state
         number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
@@ -60,12 +67,13 @@ class Stream:
         return number ^ number >> 31
 
     def uniform(self, low: float, high: float) -> float:
-        """From `low` to below `high`, by the upper 53 bits."""
+        """A number from `low` to below `high`, from the upper 53 bits."""
         return low + (high - low) * ((self.next() >> 11) * 2.0**-53)
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    numbers = numbers + np.uint64(_GAMMA)  # arrays of uint64 wrap around silently
+    """The output of SplitMix64 from each state, (n,) uint64."""
+    numbers = numbers + np.uint64(_GAMMA)  # arrays of uint64 wrap around without a warning
     numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return np.asarray(numbers ^ numbers >> np.uint64(31))

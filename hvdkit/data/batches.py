@@ -1,7 +1,4 @@
-"""Batches in an order that depends on (seed, epoch) alone: the same bytes reach every framework.
-
-The data sets themselves are in `data/small_images.py` (small images) and `data/imagefolder.py`.
-"""
+"""Batches in an order that depends on (seed, epoch) alone, so that every framework gets the same bytes."""
 
 from __future__ import annotations
 
@@ -12,28 +9,17 @@ import numpy as np
 
 from hvdkit.data import imagefolder, small_images, user_pipeline
 from hvdkit.data.augment import augment
-from hvdkit.data.dataset import ArraySplit, Batch, Dataset, Drawing, NativeSplit, PoolSplit, Split, StreamedSplit
+from hvdkit.data.dataset import ArraySplit as ArraySplit  # users import it from here
+from hvdkit.data.dataset import Augmentation, Batch, Dataset, PoolSplit, Split, StreamedSplit
 from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, Synthetic
 
-__all__ = [
-    "ArraySplit",
-    "Batch",
-    "Dataset",
-    "PoolSplit",
-    "Split",
-    "epoch_batches",
-    "evaluation_batches",
-    "open_dataset",
-    "steps_per_epoch",
-]
-
 
 def open_dataset(data: AnyData, classes: int, seed: int, shard: Shard | None = None, batch_size: int = 1) -> Dataset:
-    """The recipe's dataset. Raises RequestError where the model has fewer classes, or files are missing or wrong.
+    """The recipe's data set. Raises RequestError if the model has too few classes, or files are missing or wrong.
 
-    `shard` and `batch_size` matter to those kinds that work ahead or divide the samples themselves.
+    Data sets that read ahead or divide the samples themselves need `shard` and `batch_size`.
     """
     dataset = _open(data, classes, seed, shard or Shard(), batch_size)
     if classes < dataset.classes:
@@ -65,26 +51,23 @@ def epoch_batches(
     augmentation: str = "none",
     first: int = 0,
 ) -> Generator[Batch, None, None]:
-    """This rank's batches of one epoch. All ranks share one permutation; the incomplete last global batch is left out.
+    """This rank's batches of one epoch, without the incomplete last global batch.
 
-    `first` samples of the permutation have been seen already, by however many ranks.
-
-    Global batch k is the k-th run of batch_size × size samples, rank r's part the r-th batch_size of it: no sample
-    is on two ranks, and two ranks of 32 see together what one rank of 64 sees.
+    All ranks use the same permutation of the samples. Global batch k has the samples from k × batch_size × size on, of
+    which rank r takes the r-th `batch_size`. So no sample is on two ranks, and two ranks with batches of 32 see
+    together what one rank with batches of 64 sees. The first `first` samples of the permutation are skipped: they
+    were used before, by any number of ranks.
     """
-    if isinstance(split, NativeSplit):
+    steps = steps_per_epoch(len(split) - first, batch_size, size)
+    if isinstance(split, user_pipeline.PipelineSplit):
         done = first // (batch_size * size)
-        batches = split.train_batches(epoch, done + steps_per_epoch(len(split) - first, batch_size, size))
-        yield from itertools.islice(batches, done, None)
+        yield from itertools.islice(split.train_batches(epoch, done + steps), done, None)
         return
     order = np.random.default_rng([seed, epoch]).permutation(len(split))
-    starts = (
-        first + (step * size + rank) * batch_size
-        for step in range(steps_per_epoch(len(split) - first, batch_size, size))
-    )
+    starts = (first + (step * size + rank) * batch_size for step in range(steps))
     runs = (order[start : start + batch_size] for start in starts)
     if isinstance(split, StreamedSplit):
-        yield from split.stream(runs, Drawing(augmentation, seed, epoch))
+        yield from split.stream(runs, Augmentation(augmentation, seed, epoch))
         return
     if isinstance(split, PoolSplit) and augmentation == "none":
         yield from map(split.pooled, runs)
@@ -95,17 +78,17 @@ def epoch_batches(
 
 
 def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:
-    """Whole global batches in an epoch, each of `batch_size` samples on `size` ranks."""
+    """The complete global batches in an epoch, each of `batch_size` samples on `size` ranks."""
     return samples // (batch_size * size)
 
 
 def evaluation_batches(split: Split, batch_size: int, rank: int, size: int) -> Iterator[tuple[Batch, int]]:
-    """Every `size`-th sample from `rank` on, so that each is evaluated exactly once over all ranks.
+    """Every `size`-th sample from `rank` on, so that the ranks together evaluate each sample exactly once.
 
-    Yields (batch, valid): a short last batch is filled up by repeating its first sample, as some frameworks compile
-    a step for one shape; only the first `valid` rows count.
+    Yields (batch, valid), of which only the first `valid` rows count. A short last batch repeats its first sample,
+    since some frameworks compile a step for one shape.
     """
-    if isinstance(split, NativeSplit):
+    if isinstance(split, user_pipeline.PipelineSplit):
         yield from split.evaluation_batches()
         return
     mine = np.arange(rank, len(split), size)

@@ -1,7 +1,4 @@
-"""What a data set is made of: batches, and splits whose samples are picked by number.
-
-Images are float32, NHWC; labels int64.
-"""
+"""Data sets: a training and a validation split, whose samples have indices, and batches of samples and labels."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Batch:
-    """`images` (n, height, width, channels) float32 and `labels` (n,) int64."""
+    """Samples, `images` (n, …) float32, and their `labels` (n,) int64."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
 class PooledBatch(Batch):
-    """The samples `indices` of a pool. Its arrays are picked here only where somebody reads them here."""
+    """The samples at `indices` of a pool. The arrays are made only when they are read."""
 
     def __init__(self, pool: ArraySplit, indices: np.ndarray) -> None:
         object.__setattr__(self, "pool", pool)
@@ -34,12 +31,12 @@ class PooledBatch(Batch):
 
     @property
     def images(self) -> np.ndarray:
-        """As a Batch's."""
+        """As in `Batch`."""
         return np.take(self.pool.images, self.indices, axis=0)
 
     @property
     def labels(self) -> np.ndarray:
-        """As a Batch's."""
+        """As in `Batch`."""
         return np.take(self.pool.labels, self.indices, axis=0)
 
 
@@ -49,9 +46,9 @@ def on_device(
     put: Callable[[np.ndarray], T],
     pick: Callable[[T, np.ndarray], T],
 ) -> T:
-    """The batch's images on a device: `put` there, or picked by their numbers from the pool, which is put there once.
+    """The batch's samples on a device, by `put`. A pool is put there once, and `pick` selects samples of it there.
 
-    `pools` keeps them, one dict a session.
+    `pools` holds the pools that are on the device, one dict for each session.
     """
     if not isinstance(batch, PooledBatch):
         return put(batch.images)
@@ -61,43 +58,29 @@ def on_device(
 
 
 class Split(Protocol):
-    """Samples that can be picked by number."""
+    """Samples that can be selected by index."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """The samples at `indices`, in that order, as they are evaluated."""
+        """The samples at `indices` (n,), in that order, without augmentation."""
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """What decides the random changes of training images, together with each sample's number."""
+class Augmentation:
+    """What random augmentation depends on, in addition to each sample's index. `kind` is the recipe's."""
 
-    augmentation: str
+    kind: str
     seed: int
     epoch: int
 
 
 @runtime_checkable
 class StreamedSplit(Split, Protocol):
-    """Samples that are made when they are asked for, some ahead of the training loop, and change themselves."""
+    """Samples that are read on demand, ahead of the training loop, and augmented by the split itself."""
 
-    def stream(self, runs: Iterable[np.ndarray], drawing: Drawing | None) -> Iterator[Batch]:
-        """A batch for each run of sample numbers, in order; as they are evaluated where `drawing` is None.
-
-        Closing the iterator ends all work at once.
-        """
-
-
-@runtime_checkable
-class NativeSplit(Split, Protocol):
-    """Batches that come as they come: from a user's own pipeline, which shuffles, changes and divides by itself."""
-
-    def train_batches(self, epoch: int, batches: int) -> Iterator[Batch]:
-        """This rank's `batches` batches of one epoch."""
-
-    def evaluation_batches(self) -> Iterator[tuple[Batch, int]]:
-        """This rank's share as `core.data.evaluation_batches` yields it."""
+    def stream(self, runs: Iterable[np.ndarray], augmentation: Augmentation | None) -> Iterator[Batch]:
+        """A batch for each array of indices, in order. Closing the iterator ends all work at once."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +100,7 @@ class ArraySplit:
 
 @dataclass(frozen=True)
 class PoolSplit:
-    """As many samples as asked for, all drawn from a small pool, so that images of any size fit in memory."""
+    """`length` samples that repeat those of a small pool, so that samples of any size fit in memory."""
 
     pool: ArraySplit
     length: int
@@ -130,16 +113,16 @@ class PoolSplit:
         return self.pool.batch(indices % len(self.pool))
 
     def pooled(self, indices: np.ndarray) -> PooledBatch:
-        """The same, left where they are."""
+        """The same samples, which stay in the pool."""
         return PooledBatch(self.pool, indices % len(self.pool))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a validation split; `shape` is (height, width, channels).
+    """A training and a validation split of samples of `shape`.
 
-    `corrupt` fills up while samples are read: each image that had to be replaced, with the reason. `native` says that
-    batches come from a pipeline of the user's own.
+    `corrupt` has the samples that were replaced while reading, each with the reason. `native` says that the batches
+    come from a user pipeline.
     """
 
     train: Split
@@ -148,18 +131,3 @@ class Dataset:
     classes: int
     corrupt: dict[str, str] = field(default_factory=dict)
     native: bool = False
-
-
-def normalised(pixels: np.ndarray, mean: tuple[float, ...], deviation: tuple[float, ...]) -> np.ndarray:
-    """(…, width, channels) uint8 as float32: (v − 255·mean) · 1/(255·deviation), both constants rounded to float32.
-
-    Two roundings a pixel, each of one elementary operation: the same bits under any NumPy.
-    """
-    offset = (255 * np.array(mean)).astype(np.float32)
-    factor = (1 / (255 * np.array(deviation))).astype(np.float32)
-    # A whole row at once: NumPy's inner loop over three channels would take ten times as long.
-    width, channels = pixels.shape[-2:]
-    rows = pixels.reshape(*pixels.shape[:-2], width * channels).astype(np.float32)
-    rows -= np.tile(offset, width)
-    rows *= np.tile(factor, width)
-    return rows.reshape(pixels.shape)

@@ -1,6 +1,6 @@
-"""Images in one folder a class, as ImageNet usually lies on disk: path/train/<class>/*.jpg, path/val/<class>/*.jpg.
+"""Images in a folder for each class, the usual layout of ImageNet: path/train/<class>/*.jpg, path/val/<class>/*.jpg.
 
-Listed once when a rank starts, compactly (1.28 million names take about 60 MB), and decoded when they are asked for.
+A rank lists them once when it starts, compactly (1.28 million names take about 60 MB), and decodes them on demand.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 
 from hvdkit.data import pixels, prefetch
 from hvdkit.data.augment import Stream, random_bits
-from hvdkit.data.dataset import Batch, Dataset, Drawing
+from hvdkit.data.dataset import Augmentation, Batch, Dataset
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import ImageFolder
 
-_LOOKED_INTO = 1024  # files whose first bytes are read before training, spread over all
+_CHECKED = 1024  # files whose first bytes are read before training, spread over all of them
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
-_REPLACEMENTS = 100  # draws for one corrupt image
+_REPLACEMENTS = 100  # images to try in place of a corrupt one
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of one split, class by class, each class in sorted order: `names` joined, and where each one ends."""
+    """The images of one split, by class and then by name; `names` are joined, `ends` is where each name ends."""
 
     folder: str
     classes: list[str]
@@ -41,18 +41,18 @@ class Listing:
         return len(self.labels)
 
     def path(self, index: int) -> str:
-        """Of one image."""
+        """The path of an image."""
         start = self.ends[index - 1] if index else 0
         name = os.fsdecode(self.names[start : self.ends[index]])
         return os.path.join(self.folder, self.classes[self.labels[index]], name)  # noqa: PTH118 - for each image
 
 
 def open_folder(data: ImageFolder, local_size: int = 1) -> Dataset:
-    """The data set; `local_size` ranks share this host's cores.
+    """The data set. `local_size` ranks share the cores of this host.
 
-    Raises RequestError, all faults at once, where folders or images are missing, training and validation have other
-    classes, what reads images is not installed or, with `corrupt: refuse`, a file is no image (of the first
-    bytes of 1,024 files).
+    Raises RequestError with all faults: folders or images are missing, training and validation have different classes,
+    a package for reading images is missing, or, with `corrupt: refuse`, one of 1,024 files is not an image by its first
+    bytes.
     """
     workers = prefetch.threads(data.workers, local_size)
     if importlib.util.find_spec("PIL") is None:
@@ -82,10 +82,10 @@ def open_folder(data: ImageFolder, local_size: int = 1) -> Dataset:
 
 @dataclass(frozen=True)
 class ImageFolderSplit:
-    """Images that are decoded when they are asked for, `workers` threads ahead of the training loop.
+    """Images that `workers` threads decode ahead of the training loop.
 
-    Raises RequestError from the loop where an image cannot be read, or else takes another one in its place and
-    notes it in `corrupt`.
+    If an image cannot be read, the loop gets a RequestError, or (with `corrupt: replace`) another image in its place,
+    which is recorded in `corrupt`.
     """
 
     listing: Listing
@@ -97,34 +97,35 @@ class ImageFolderSplit:
         return len(self.listing)
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """The samples at `indices`, in that order, as they are evaluated."""
+        """The images at `indices` (n,), in that order, without augmentation."""
         return next(self.stream([indices], None))
 
-    def stream(self, runs: Iterable[np.ndarray], drawing: Drawing | None) -> Iterator[Batch]:
-        """A batch for each run of sample numbers; as they are evaluated where `drawing` is None."""
+    def stream(self, runs: Iterable[np.ndarray], augmentation: Augmentation | None) -> Iterator[Batch]:
+        """A batch for each array of indices; without augmentation if it is None."""
         runs = list(runs)
         if not runs:
             return
         samples = np.concatenate(runs)
-        bits = random_bits(drawing.seed, drawing.epoch, samples) if drawing else random_bits(0, 0, samples)
-        changed = drawing is not None and drawing.augmentation != "none"
+        seed, epoch = (augmentation.seed, augmentation.epoch) if augmentation else (0, 0)
+        bits = random_bits(seed, epoch, samples)
+        changed = augmentation is not None and augmentation.kind != "none"
         ahead = max(2 * len(runs[0]), 2 * self.workers)
         make = partial(self._sample, samples, bits, changed)
-        with closing(prefetch.in_order(make, len(samples), self.workers, ahead)) as made:
+        with closing(prefetch.in_order(make, len(samples), self.workers, ahead)) as images:
             for run in runs:
                 batch = Batch(
                     np.empty((len(run), self.data.size, self.data.size, 3), np.float32), np.empty(len(run), np.int64)
                 )
                 for row in range(len(run)):
-                    batch.images[row], batch.labels[row] = next(made)
+                    batch.images[row], batch.labels[row] = next(images)
                 yield batch
 
     def _sample(self, samples: np.ndarray, bits: np.ndarray, changed: bool, number: int) -> tuple[np.ndarray, int]:
-        """Image (size, size, 3) float32 and label of `samples[number]`, or of what stands in for it."""
+        """The image (size, size, 3) float32 and label of `samples[number]`, or of its replacement."""
         index, size = int(samples[number]), self.data.size
         state = int(bits[number])
         image = None
-        stand_ins = Stream(state ^ 1)  # another stream than that of the changes
+        replacements = Stream(state ^ 1)  # a different stream than that of the augmentation
         for _ in range(_REPLACEMENTS):
             path = self.listing.path(index)
             try:
@@ -136,7 +137,7 @@ class ImageFolderSplit:
                         f"{path}: {error}; expected a JPEG or PNG image: mend or remove it, or set data.corrupt=replace"
                     ) from None
                 self._note(path, str(error))
-            index = stand_ins.next() % len(self)
+            index = replacements.next() % len(self)
         if image is None:
             raise RequestError(f"{self.listing.folder}: {_REPLACEMENTS} images drawn in a row cannot be read")
         label = int(self.listing.labels[index])
@@ -151,68 +152,64 @@ class ImageFolderSplit:
 
 
 def _classes(folder: Path, faults: list[str]) -> list[str]:
-    """The names of the classes' folders, sorted by code points."""
+    """The names of the class folders, sorted by code points."""
     expected = f"expected one folder a class in it, such as {folder / 'cat'}, with JPEG or PNG files"
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        faults.append(f"data.path: {folder}: no such folder; {expected}")
     except OSError as error:
-        faults.append(f"data.path: {folder}: cannot be read ({error.strerror}); {expected}")
-    else:
-        if not names:
-            faults.append(f"data.path: {folder}: no class folders; {expected}")
-        return names
-    return []
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        reason = "no such folder" if missing else f"cannot be read ({error.strerror})"
+        faults.append(f"data.path: {folder}: {reason}; {expected}")
+        return []
+    if not names:
+        faults.append(f"data.path: {folder}: no class folders; {expected}")
+    return names
 
 
 def _compared(root: Path, train: list[str], val: list[str]) -> list[str]:
-    """A fault where the two splits have other classes."""
-    apart = sorted(set(train) ^ set(val))
-    if not apart:
+    """A fault if the two splits have different classes."""
+    different = sorted(set(train) ^ set(val))
+    if not different:
         return []
-    shown = ", ".join(f"{name!r} only in {'train' if name in train else 'val'}" for name in apart[:3])
-    more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
+    shown = ", ".join(f"{name!r} only in {'train' if name in train else 'val'}" for name in different[:3])
+    more = f" and {len(different) - 3} more" if len(different) > 3 else ""
     return [f"data.path: {root}: expected the same class folders in train and val; {shown}{more}"]
 
 
 def _listing(folder: Path, classes: list[str], faults: list[str]) -> Listing:
-    """All images below `folder`; a class without one is a fault."""
-    counts, ends, names, total = [], [], [], 0
+    """All images below `folder`; a class without images is a fault."""
+    counts, lengths, names = [], [], []
     for name in classes:
-        place = folder / name
-        try:
-            with os.scandir(place) as entries:
-                found = sorted(
-                    entry.name
-                    for entry in entries
-                    if entry.name.lower().endswith(pixels.SUFFIXES)
-                    and not entry.name.startswith(".")
-                    and entry.is_file()
-                )
-        except OSError as error:
-            faults.append(f"{place}: cannot be read ({error.strerror}); expected a folder of images")
-            continue
-        if not found:
-            faults.append(
-                f"{place}: no images; expected files that end in {', '.join(pixels.SUFFIXES)}, or no such folder"
-            )
-            continue
-        encoded = [os.fsencode(each) for each in found]
+        encoded = [os.fsencode(each) for each in _images(folder / name, faults)]
+        counts.append(len(encoded))
+        lengths.append(np.array([len(each) for each in encoded], np.int64))
         names.append(b"".join(encoded))
-        ends.append(total + np.cumsum([len(each) for each in encoded]))
-        total = int(ends[-1][-1])
-        counts.append(len(found))
-    if faults:
-        return Listing(str(folder), classes, np.empty(0, np.int32), b"", np.empty(0, np.int64))
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
-    return Listing(str(folder), classes, labels, b"".join(names), np.concatenate(ends))
+    return Listing(str(folder), classes, labels, b"".join(names), np.concatenate(lengths).cumsum())
+
+
+def _images(folder: Path, faults: list[str]) -> list[str]:
+    """The names of the images in a class folder, sorted by code points."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(
+                entry.name
+                for entry in entries
+                if entry.name.lower().endswith(pixels.SUFFIXES) and not entry.name.startswith(".") and entry.is_file()
+            )
+    except OSError as error:
+        faults.append(f"{folder}: cannot be read ({error.strerror}); expected a folder of images")
+        return []
+    if not found:
+        suffixes = ", ".join(pixels.SUFFIXES)
+        faults.append(f"{folder}: no images; expected files that end in {suffixes}, or no such folder")
+    return found
 
 
 def _no_images(listing: Listing) -> Iterator[str]:
-    """Faults of files that are no images by their first bytes, of some files spread over all."""
-    for index in np.unique(np.linspace(0, len(listing) - 1, _LOOKED_INTO).astype(int)):
+    """A fault for each file that is not an image by its first bytes, among files spread over all."""
+    for index in np.unique(np.linspace(0, len(listing) - 1, _CHECKED).astype(int)):
         path = listing.path(int(index))
         try:
             with Path(path).open("rb") as file:

@@ -1,6 +1,6 @@
-"""From an image file to the float32 pixels that a network of ImageNet's kind is fed with, the same bytes everywhere.
+"""Image files as normalised float32 pixels, for training and for evaluation on ImageNet.
 
-All arithmetic is Pillow's, in whole numbers, up to the normalisation: the same Pillow gives the same bytes.
+Up to the normalisation all arithmetic is Pillow's, in integers, so the same Pillow gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -12,32 +12,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdkit.data.augment import Stream
-from hvdkit.data.dataset import normalised
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as torchvision has them
-AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # Szegedy et al. 2015, section 6, as torchvision draws it
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in torchvision
+AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # Szegedy et al. 2015, section 6, as in torchvision
 
 Box = tuple[int, int, int, int]  # left, top, width, height
 
 
 class CorruptImage(Exception):
-    """A file that cannot be read as an image; the text is the reason, in one line."""
+    """A file that cannot be read as an image. The text is the reason, in one line."""
 
 
 def read(path: str) -> Image:
     """The file as an RGB image. Raises CorruptImage.
 
-    Transparency is left out, 16 bits a channel are cut to their upper 8, orientation marks are not heeded.
+    Transparency is dropped, 16 bits per channel are cut to the upper 8, and EXIF orientation is ignored.
     """
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is odd in a file but can be read
+            warnings.simplefilter("ignore")  # about oddities of files that can be read
             image = Image.open(path, formats=("JPEG", "PNG"))
         with image:
             image.load()
@@ -46,7 +45,7 @@ def read(path: str) -> Image:
         raise
     except Image.UnidentifiedImageError:
         raise CorruptImage("neither JPEG nor PNG, whatever its name says") from None
-    except Exception as error:  # damaged files make decoders fail in any way they like
+    except Exception as error:  # decoders can fail on damaged files with any exception
         text = error.strerror if isinstance(error, OSError) else str(error)
         raise CorruptImage((text or str(error) or type(error).__name__).splitlines()[0]) from None
 
@@ -64,9 +63,9 @@ def _rgb(image: Image) -> Image:
 
 
 def for_training(image: Image, size: int, stream: Stream) -> np.ndarray:
-    """A random part of random shape, `size` by `size`, mirrored by chance: (size, size, 3) float32.
+    """A random crop, resized, and flipped half of the time: (size, size, 3) float32.
 
-    Of the stream's numbers the first one decides about mirroring.
+    The first number of the stream decides about the flip.
     """
     flip = stream.next() & 1
     left, top, width, height = crop_box(image.width, image.height, stream)
@@ -76,31 +75,48 @@ def for_training(image: Image, size: int, stream: Stream) -> np.ndarray:
 
 
 def for_evaluation(image: Image, size: int, shorter: int) -> np.ndarray:
-    """The centre of the image whose shorter side has been made `shorter` long: (size, size, 3) float32.
+    """The centre of the image after resizing its shorter side to `shorter`: (size, size, 3) float32.
 
-    Positions and lengths are rounded as torchvision's Resize and CenterCrop do. Nothing outside of the crop is
-    computed, so that a narrow strip of an image takes no memory.
+    Positions and lengths are rounded as in torchvision's Resize and CenterCrop. Only the crop is computed, so that a
+    very narrow image does not take much memory.
     """
     short, long = sorted((image.width, image.height))
     lengthened = int(shorter * long / short)
     width, height = (shorter, lengthened) if image.width <= image.height else (lengthened, shorter)
     left, top = round((width - size) / 2), round((height - size) / 2)
     across, down = image.width / width, image.height / height
-    # a product may be rounded to beyond the edge
+    # rounding can put a product beyond the edge
     right, bottom = min(image.width, (left + size) * across), min(image.height, (top + size) * down)
     box = (left * across, top * down, right, bottom)
     return normalised(np.asarray(_resized(image, size, box)), MEAN, DEVIATION)
 
 
+def normalised(pixels: np.ndarray, mean: tuple[float, ...], deviation: tuple[float, ...]) -> np.ndarray:
+    """(…, width, channels) uint8 as float32: (v − 255·mean) · 1/(255·deviation), both constants rounded to float32.
+
+    Each pixel takes two elementary operations with one rounding each, so any NumPy gives the same bits.
+    """
+    offset = (255 * np.array(mean)).astype(np.float32)
+    factor = (1 / (255 * np.array(deviation))).astype(np.float32)
+    # Whole rows at once: NumPy's inner loop over three channels takes ten times as long.
+    width, channels = pixels.shape[-2:]
+    rows = pixels.reshape(*pixels.shape[:-2], width * channels).astype(np.float32)
+    rows -= np.tile(offset, width)
+    rows *= np.tile(factor, width)
+    return rows.reshape(pixels.shape)
+
+
 def crop_box(width: int, height: int, stream: Stream) -> Box:
-    """The part that RandomResizedCrop keeps: its share of the area uniform in AREA, the logarithm of its ratio of width
-    to height uniform in RATIO's. After TRIES that do not fit, the largest part in the centre whose ratio is allowed.
+    """The crop of torchvision's RandomResizedCrop.
+
+    The fraction of the area is uniform in AREA, the logarithm of the aspect ratio uniform in that of RATIO. After TRIES
+    crops that do not fit, it is the largest crop in the centre with an allowed ratio.
     """
     for _ in range(TRIES):
         area = width * height * stream.uniform(*AREA)
         ratio = math.exp(stream.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
         part = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        # drawn whether it fits or not, so that each try takes four numbers
+        # drawn even if the crop does not fit, so that each try takes four numbers
         across, down = stream.next(), stream.next()
         if 0 < part[0] <= width and 0 < part[1] <= height:
             return across % (width - part[0] + 1), down % (height - part[1] + 1), *part

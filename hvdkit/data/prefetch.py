@@ -1,4 +1,4 @@
-"""Work done ahead of the training loop, by threads, in order."""
+"""Prepares samples ahead of the training loop, in threads, in order."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from hvdkit.errors import RequestError
 
 T = TypeVar("T")
 
-_MOST = 16  # of `auto`
+_MOST = 16  # threads with `auto`
 
 
 def in_order(make: Callable[[int], T], count: int, workers: int, ahead: int) -> Generator[T, None, None]:
-    """make(0), …, make(count − 1), in order, by `workers` threads that are at most about `ahead` calls ahead.
+    """Yields make(0), …, make(count − 1), computed by `workers` threads that are at most about `ahead` calls ahead.
 
-    With 0 workers each is made when it is asked for. What a call raises is raised to whoever asks for its result.
-    Closing the iterator, or letting go of it, ends the threads.
+    With 0 workers each call runs when its result is needed. An exception of a call is raised when its result is
+    needed. Closing or deleting the generator ends the threads.
     """
     if workers == 0:
         yield from map(make, range(count))
         return
     grain = _grain()
     options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=max(ahead, workers))
-    made = iter(grain.MapDataset.range(count).map(make).to_iter_dataset(options))
+    results = iter(grain.MapDataset.range(count).map(make).to_iter_dataset(options))
     try:
         for _ in range(count):
-            yield next(made)
+            yield next(results)
     finally:
-        made.close()
+        results.close()
 
 
 def _grain() -> Any:
     absl = logging.getLogger("absl")
     level = absl.level
-    absl.setLevel(logging.ERROR)  # it would warn that JAX's profiler is not there
+    absl.setLevel(logging.ERROR)  # grain would warn that JAX's profiler is missing
     try:
         import grain
     finally:
@@ -46,7 +46,7 @@ def _grain() -> Any:
 
 
 def check_installed(workers: int) -> None:
-    """Raises RequestError where the library for `workers` threads is missing."""
+    """Raises RequestError if the library for `workers` threads is missing."""
     if workers and importlib.util.find_spec("grain") is None:
         raise RequestError(
             "data.workers: grain, which reads images ahead, is not installed beside the framework; "
@@ -55,7 +55,7 @@ def check_installed(workers: int) -> None:
 
 
 def threads(workers: int | Literal["auto"], local_size: int) -> int:
-    """How many a rank has: with `auto` this host's cores divided by its ranks, 1 to 16."""
+    """The number of threads of a rank: with `auto`, the cores of this host divided by its ranks, from 1 to 16."""
     if workers != "auto":
         return workers
     return min(_MOST, max(1, len(os.sched_getaffinity(0)) // local_size))

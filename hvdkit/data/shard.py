@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `rank` of `size` equal ones. `local_rank` and `local_size` count those that one host reads."""
+    """Part `rank` of `size` equal parts. `local_rank` and `local_size` count the parts that one host reads."""
 
     rank: int = 0
     size: int = 1

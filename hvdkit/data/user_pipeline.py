@@ -1,4 +1,4 @@
-"""A user's own input pipeline in the place of hvdkit's: tf.data, a DataLoader, DALI or anything that yields batches.
+"""A user's own input pipeline in place of hvdkit's: tf.data, a DataLoader, DALI or anything that yields batches.
 
 The recipe names a Python file with a function `open_pipeline(job: NativeJob) -> NativePipeline`.
 """
@@ -25,7 +25,7 @@ _MODULE = "hvdkit_native_pipeline"
 
 @dataclass(frozen=True)
 class NativeJob:
-    """What a pipeline is opened for: `batch_size` images a rank and step, and the recipe's `data.options`."""
+    """What a pipeline is opened for: `batch_size` samples per rank and step, and the recipe's `data.options`."""
 
     batch_size: int
     classes: int
@@ -38,11 +38,11 @@ class NativeJob:
 class NativePipeline:
     """What `open_pipeline` returns.
 
-    `train(epoch)` yields this rank's batches of an epoch, each of exactly `batch_size` images; all ranks together take
-    `train_samples // (batch_size × size)` of them. `val()`, if there is one, yields this rank's share of the validation
-    images, of which the ranks together must yield each one once; its batches may be shorter.
-    A batch is (images, labels): (n, height, width, channels) float32 with `shape` as the last three, and (n,) whole
-    numbers; NumPy arrays or what numpy.asarray understands, such as tensors on the CPU.
+    `train(epoch)` yields this rank's batches of an epoch, each of exactly `batch_size` samples; every rank takes
+    `train_samples // (batch_size × size)` of them. `val()`, if given, yields this rank's share of the validation
+    samples, in batches that may be shorter; the ranks together must yield each sample exactly once.
+    A batch is (samples, labels): (n, *shape) float32, and (n,) integers. They are NumPy arrays, or anything that
+    numpy.asarray accepts, such as tensors on the CPU.
     """
 
     shape: tuple[int, int, int]
@@ -52,7 +52,7 @@ class NativePipeline:
 
 
 def open_native(data: Native, job: NativeJob) -> Dataset:
-    """The data set that the user's file opens. Raises RequestError where it cannot."""
+    """The data set of the user's file. Raises RequestError if the file cannot be used."""
     path = Path(data.module).expanduser()
     if not path.is_file():
         raise RequestError(f"data.module: {path}: no such file; expected a Python file with a function open_pipeline")
@@ -60,7 +60,7 @@ def open_native(data: Native, job: NativeJob) -> Dataset:
     if spec is None or spec.loader is None:
         raise RequestError(f"data.module: {path}: no Python file; expected one that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # where its dataclasses, and worker processes, look for it
+    sys.modules[_MODULE] = module  # its dataclasses and worker processes look for it there
     spec.loader.exec_module(module)
     opener = getattr(module, "open_pipeline", None)
     if not callable(opener):
@@ -77,7 +77,7 @@ def open_native(data: Native, job: NativeJob) -> Dataset:
 
 @dataclass(frozen=True)
 class PipelineSplit:
-    """A pipeline as both splits of a data set; its samples cannot be picked by number."""
+    """A pipeline as both splits of a data set. Its samples have no indices."""
 
     pipeline: NativePipeline
     job: NativeJob
@@ -88,29 +88,29 @@ class PipelineSplit:
 
     def batch(self, indices: np.ndarray) -> Batch:
         """Raises RequestError."""
-        raise RequestError(f"{self.where}: a native pipeline's samples cannot be picked by number")
+        raise RequestError(f"{self.where}: the samples of a user pipeline cannot be selected by index")
 
     def train_batches(self, epoch: int, batches: int) -> Iterator[Batch]:
-        """This rank's `batches` batches of one epoch. Raises RunError where fewer come, or one of another form."""
-        made = 0
+        """This rank's `batches` batches of one epoch. Raises RunError if there are fewer, or one has another form."""
+        count = 0
         for images, labels in itertools.islice(self.pipeline.train(epoch), batches):
             batch = self._checked(images, labels)
             if len(batch.labels) != self.job.batch_size:
-                raise self._fault(f"expected {self.job.batch_size} images a batch, got {len(batch.labels)}")
-            made += 1
+                raise self._fault(f"expected {self.job.batch_size} samples a batch, got {len(batch.labels)}")
+            count += 1
             yield batch
-        if made < batches:
-            raise self._fault(f"expected {batches} batches in epoch {epoch} on each rank, got {made}")
+        if count < batches:
+            raise self._fault(f"expected {batches} batches in epoch {epoch} on each rank, got {count}")
 
     def evaluation_batches(self) -> Iterator[tuple[Batch, int]]:
-        """This rank's validation batches, a short one filled up by repeating its first sample, and their samples."""
+        """Yields (batch, valid) of this rank's validation samples, as `batches.evaluation_batches` does."""
         if self.pipeline.val is None:
             return
         for images, labels in self.pipeline.val():
             batch = self._checked(images, labels)
             count, wanted = len(batch.labels), self.job.batch_size
             if not 0 < count <= wanted:
-                raise self._fault(f"expected 1 to {wanted} images in a validation batch, got {count}")
+                raise self._fault(f"expected 1 to {wanted} samples in a validation batch, got {count}")
             rows = np.concatenate([np.arange(count), np.zeros(wanted - count, int)])
             yield (batch if count == wanted else Batch(batch.images[rows], batch.labels[rows])), count
 
@@ -118,7 +118,7 @@ class PipelineSplit:
         images, labels = np.asarray(images), np.asarray(labels)
         if images.dtype != np.float32 or images.shape[1:] != self.pipeline.shape:
             expected = f"float32 (n, {', '.join(map(str, self.pipeline.shape))})"
-            raise self._fault(f"expected images as {expected}, got {images.dtype} {images.shape}")
+            raise self._fault(f"expected samples as {expected}, got {images.dtype} {images.shape}")
         if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
             raise self._fault(f"expected labels as int64 ({len(images)},), got {labels.dtype} {labels.shape}")
         outside = labels[(labels < 0) | (labels >= self.job.classes)]

@@ -1,7 +1,8 @@
-"""From what the ranks wrote down to a profile."""
+"""Builds a profile from the records of the ranks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,9 @@ from pydantic import ValidationError
 import hvdkit
 from hvdkit.core.tuning import CACHE, CYCLE, FUSION
 from hvdkit.errors import RequestError, RunError, first_fault
-from hvdkit.profiling import communication_time, layers, timeline
-from hvdkit.profiling import split as split_
+from hvdkit.profiling import breakdown, communication_time, layers, timeline
+from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, Step
 from hvdkit.profiling.clocks import Clock, clocks
-from hvdkit.profiling.split import Parts, Step
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
@@ -24,31 +24,32 @@ from hvdkit.worker.profile import RECORD, TIMELINE
 
 @dataclass(frozen=True)
 class Findings:
-    """A run's records by rank 0's clock: steps of a kind by step, then rank."""
+    """A run's records by rank 0's clock. Steps of each kind are by step, then by rank."""
 
     record: RunRecord
     clocks: list[Clock]
     marked: list[list[Step]]
-    traced: list[list[Step]]  # with Horovod's timeline
+    traced: list[list[Step]]
     detailed: list[list[Step]]
     compresses: bool
 
     @property
     def negotiation(self) -> float:
-        """Its share of negotiation and communication together, 0 to 1, as Horovod's timeline tells it."""
-        found = [split_.parts(one, row) for row in self.traced if row[0].operations for one in row]
-        negotiation = sum(one.negotiation for one in found)
-        return negotiation / max(1, negotiation + sum(one.exposed for one in found))
+        """The fraction of negotiation in negotiation and communication together, from Horovod's timeline."""
+        found = sum(
+            (breakdown.durations(one, row) for row in self.traced if row[0].operations for one in row), Counter[str]()
+        )
+        return found[NEGOTIATION] / max(1, found[NEGOTIATION] + found[COMMUNICATION])
 
     @property
-    def parts(self) -> list[list[Parts]]:
-        """Of the marked steps."""
+    def durations(self) -> list[list[Counter[str]]]:
+        """The breakdown of the marked steps."""
         share = self.negotiation
-        return [[split_.parts(one, row, share) for one in row] for row in self.marked]
+        return [[breakdown.durations(one, row, share) for one in row] for row in self.marked]
 
 
 def read(folder: Path, recipe: Recipe) -> Findings:
-    """What the ranks of a profiled run have left. Raises RequestError, one line, where a file is missing or damaged."""
+    """The records of a profiled run. Raises RequestError, one line, if a file is missing or damaged."""
     path = folder / RECORD
     try:
         record = RunRecord.model_validate_json(path.read_bytes())
@@ -60,14 +61,14 @@ def read(folder: Path, recipe: Recipe) -> Findings:
 
 
 def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: Recipe) -> Findings:
-    """The same from a record and a timeline that have been read."""
-    # Gradients as they are go to Horovod; in all else there is something to do before and behind.
+    """The findings from a record and a timeline that have been read."""
+    # Horovod takes gradients as they are; everything else needs work before and after.
     compresses = recipe.compression.method != "none" or recipe.sync is not None or recipe.allreduce != "ring"
     own = clocks(record.ranks)
 
     def of(kind: Kind) -> list[list[Step]]:
         columns = [
-            [split_.read(step, clock, compresses) for step in rank.steps if step.kind == kind and step.turn >= 0]
+            [breakdown.read(step, clock, compresses) for step in rank.steps if step.kind == kind and step.turn >= 0]
             for rank, clock in zip(record.ranks, own, strict=True)
         ]
         return [list(row) for row in zip(*columns, strict=True)]
@@ -80,18 +81,17 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
 
 
 def profile(found: Findings, recipe: Recipe) -> Profile:
-    """All of it, measured. Raises RunError where a step has no marks to tell from."""
-    record, rows = found.record, found.parts
+    """The profile. Raises RunError if a step has no trace events."""
+    record, rows = found.record, found.durations
     if not rows or not all(step.phases for row in found.marked for step in row):
         raise RunError("profile: no step was marked; is the recipe's script one of hvdkit's?")
-    traced = [[split_.parts(one, row) for one in row] for row in found.traced]
-    ranks = range(len(record.ranks))
-    hidden = [float(np.mean([row[rank].overlapped for row in traced])) if traced else 0.0 for rank in ranks]
-    whole = split_.split(rows, found.compresses, float(np.mean(hidden)))
-    assert whole.forward_ms is not None and whole.backward_ms is not None
-    details = [step for row in found.detailed[1:] for step in row]  # the first has paid for the hooks
-    tensors = layers.tensors(record.tensors, details, whole.backward_ms.median)
     count = len(record.ranks)
+    traced = [[breakdown.durations(one, row)[OVERLAPPED] for one in row] for row in found.traced]
+    hidden = [float(np.mean([row[rank] for row in traced])) if traced else 0.0 for rank in range(count)]
+    whole = breakdown.split(rows, found.compresses, float(np.mean(hidden)))
+    assert whole.forward_ms is not None and whole.backward_ms is not None
+    details = [step for row in found.detailed[1:] for step in row]  # the first one includes setting the hooks
+    tensors = layers.tensors(record.tensors, details, whole.backward_ms.median)
     communications = communication_time.of_step([row[0] for row in found.traced], count)
     latencies = communication_time.alone(record.ranks, found.clocks)
     return Profile(
@@ -123,7 +123,7 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
                 host=rank.host,
                 clock_offset_ms=clock.offsets[0] / 1e6,
                 clock_error_ms=clock.error / 1e6,
-                split=split_.split([[row[rank.rank]] for row in rows], found.compresses, hidden[rank.rank]),
+                split=breakdown.split([[row[rank.rank]] for row in rows], found.compresses, hidden[rank.rank]),
             )
             for rank, clock in zip(record.ranks, found.clocks, strict=True)
         ],
@@ -149,13 +149,12 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
 
 
 def slowest(steps: Sequence[Sequence[Step]], ranks: Sequence[RankRecord]) -> Slowest | None:
-    """The rank that comes latest with its gradients in the mean; None for one rank, or where nothing was reduced."""
-    asked = [[step.asked for step in row] for row in steps]
-    whole = [[at for at in row if at is not None] for row in asked]
-    whole = [row for row in whole if len(row) == len(ranks) > 1]
-    if not whole:
+    """The rank that is last to submit its gradients, on average; None for one rank, or if nothing was reduced."""
+    submitted = [[at for step in row for at in step.starts(REDUCTION)[:1]] for row in steps]
+    complete = [row for row in submitted if len(row) == len(ranks) > 1]
+    if not complete:
         return None
-    behind = np.array(whole, np.int64) - np.min(whole, axis=1, keepdims=True)
+    behind = np.array(complete, np.int64) - np.min(complete, axis=1, keepdims=True)
     last = int(behind.mean(axis=0).argmax())
     return Slowest(
         rank=last,
@@ -172,7 +171,7 @@ def bound(split: Split) -> Bound:
 
 
 def cost(record: RunRecord) -> Cost | None:
-    """Marked steps against plain ones, each on its slowest rank: the median of the turns' quotients."""
+    """Marked steps compared to plain ones, each on its slowest rank: the median of the ratios of the turns."""
 
     def medians(kind: Kind) -> dict[int, float]:
         found: dict[int, list[float]] = {}
@@ -185,20 +184,20 @@ def cost(record: RunRecord) -> Cost | None:
     both = sorted(plain.keys() & marked.keys())
     if not both:
         return None
-    quotient = float(np.median([marked[turn] / plain[turn] for turn in both]))
+    ratio = float(np.median([marked[turn] / plain[turn] for turn in both]))
     return Cost(
         with_ms=float(np.median([marked[turn] for turn in both])),
         without_ms=float(np.median([plain[turn] for turn in both])),
-        percent=100 * (quotient - 1),
+        percent=100 * (ratio - 1),
         turns=len(both),
     )
 
 
 def _operations(folder: Path, record: RunRecord) -> list[timeline.Operation]:
-    """Of the timeline that rank 0's Horovod has written; none without a Horovod."""
+    """The collectives in the timeline of rank 0's Horovod; none without Horovod."""
     path = folder / TIMELINE
     if "horovod" not in record.versions or not any(step.kind == TRACED for step in record.ranks[0].steps):
         return []
     if len(record.ranks) == 1 and path.is_file() and not path.stat().st_size:
-        return []  # a rank alone need not ask Horovod for anything, which then writes nothing
+        return []  # a single rank may request nothing from Horovod, which then writes nothing
     return timeline.read(path, sum(record.ranks[0].epoch) // 2)

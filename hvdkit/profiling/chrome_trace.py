@@ -1,7 +1,7 @@
-"""The measured steps of all ranks as a Chrome trace, by one clock; https://ui.perfetto.dev opens it.
+"""The measured steps of all ranks as a Chrome trace, by rank 0's clock; https://ui.perfetto.dev opens it.
 
-Format: "Trace Event Format", Duffy et al., the JSON object with `traceEvents`; times are microseconds. They are whole
-ones: Perfetto cuts fractions off, and leaves out a span that then ends behind the next one's begin.
+Format: "Trace Event Format", Duffy et al., the JSON object with `traceEvents`; times are whole microseconds. Perfetto
+truncates fractions, and would drop a span that then ends after the next one begins.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any
 
 from hvdkit.core import trace_events
 from hvdkit.core.state import layer_of
+from hvdkit.profiling import breakdown
 from hvdkit.profiling.assemble import Findings
-from hvdkit.profiling.split import Phase, Step, stretches
+from hvdkit.profiling.breakdown import Phase, Step
 from hvdkit.profiling.timeline import Operation
 
 _LANES = {"step": 1, "phases": 2, "gradients": 3}
-_FIRST = 100  # rank 0's process: Perfetto puts a lane of its process's own number first, whatever it is
-_HOROVOD = 1_000_000  # as a process, behind all ranks
+_FIRST = 100  # rank 0's process; Perfetto shows a lane with its process's number first, so these must differ
+_HOROVOD = 1_000_000  # the process of Horovod's lanes, after all ranks
 
 
 def dump(found: Findings) -> str:
-    """Marked, detailed and traced steps as JSON; the first one begins at 0."""
+    """The marked, detailed and traced steps as JSON; the first one begins at 0."""
     rows = [("marked", found.marked), ("detailed", found.detailed), ("with the timeline", found.traced)]
     zero = min((step.open for _, steps in rows for row in steps for step in row), default=0)
     events = list(_named(found))
@@ -30,7 +31,7 @@ def dump(found: Findings) -> str:
     for title, steps in rows:
         for number, row in enumerate(steps):
             for rank, step in enumerate(row):
-                phases = stretches(step, row, None if step.operations else share)
+                phases = breakdown.phases(step, row, None if step.operations else share)
                 events += _step(step, phases, f"step {number + 1}, {title}", rank, zero)
     events += _operations([each for row in found.traced for each in row[0].operations], zero)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
@@ -71,7 +72,7 @@ def _step(step: Step, phases: Sequence[Phase], title: str, rank: int, zero: int)
 def _details(
     details: Sequence[tuple[str, int]], phases: Sequence[Phase], process: int, zero: int
 ) -> Iterator[dict[str, Any]]:
-    """Layers as spans that end when the layer ends, one behind the other in their phase."""
+    """Layers and gradients as spans, each from the end of the span before it or from the start of its phase."""
     starts = sorted(phase.start for phase in phases)
     before = 0
     for name, at in details:
@@ -87,15 +88,15 @@ def _details(
 
 
 def _operations(operations: Sequence[Operation], zero: int) -> Iterator[dict[str, Any]]:
-    """Collectives in the order in which they began, and when Horovod negotiated: spans of a lane never overlap."""
+    """Collectives and their negotiation, in the order in which they began; the spans of a lane do not overlap."""
     negotiated = ended = zero
     for each in operations:
-        told = {"tensors": len(each.names), "bytes": each.bytes, "first": each.names[0] if each.names else ""}
+        arguments = {"tensors": len(each.names), "bytes": each.bytes, "first": each.names[0] if each.names else ""}
         asked = each.start if each.asked is None else max(each.asked, negotiated)
         if asked < each.start:
             yield _span("negotiation", "horovod", _HOROVOD, 1, asked, each.start, zero)
         start = max(each.start, ended)
-        yield _span(each.operation, "horovod", _HOROVOD, 2, start, max(start, each.end), zero) | {"args": told}
+        yield _span(each.operation, "horovod", _HOROVOD, 2, start, max(start, each.end), zero) | {"args": arguments}
         negotiated, ended = max(negotiated, each.start), max(ended, each.end)
 
 

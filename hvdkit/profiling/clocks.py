@@ -1,4 +1,4 @@
-"""All ranks' times by one clock, rank 0's."""
+"""Puts the times of all ranks on one clock, rank 0's. Times are nanoseconds."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from hvdkit.results.recording import RankRecord
 
-Meeting = tuple[int, int]  # begin and end of a collective on one rank, nanoseconds
+Interval = tuple[int, int]  # begin and end of a collective on one rank
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A rank's clock is ahead of rank 0's by `offsets[i]` nanoseconds at its own time `times[i]`, sure to `error`."""
+    """A rank's clock is ahead of rank 0's by `offsets[i]` at its own time `times[i]`, with at most `error` of error."""
 
     times: tuple[int, ...] = (0,)
     offsets: tuple[int, ...] = (0,)
     error: int = 0
 
     def __call__(self, at: int) -> int:
-        """Rank 0's time when this rank's is `at`; between two comparisons the offset changes evenly."""
+        """Rank 0's time when this rank's is `at`; between two comparisons the offset is interpolated linearly."""
         if len(self.times) < 2 or at <= self.times[0]:
             return at - self.offsets[0]
         if at >= self.times[-1]:
@@ -29,7 +29,7 @@ class Clock:
 
 
 def clocks(ranks: Sequence[RankRecord]) -> list[Clock]:
-    """One a rank. Ranks of one machine have rank 0's clock; others' is found out from where all have met."""
+    """The clock of each rank. Ranks on rank 0's machine share its clock; others are compared by small collectives."""
     return [_clock(ranks[0], rank) for rank in ranks]
 
 
@@ -45,10 +45,10 @@ def _clock(root: RankRecord, rank: RankRecord) -> Clock:
     return Clock(times, offsets, max(errors))
 
 
-def between(ours: Sequence[Meeting], theirs: Sequence[Meeting]) -> tuple[int, int]:
-    """How far their clock is ahead of ours, and how sure that is, both in nanoseconds.
+def between(ours: Sequence[Interval], theirs: Sequence[Interval]) -> tuple[int, int]:
+    """How far their clock is ahead of ours, and the error of that.
 
-    No collective ends anywhere before it has begun everywhere: each bounds the offset from both sides.
+    No collective ends on any rank before it has begun on all ranks, so each bounds the offset from both sides.
     """
     low = max(their_begin - our_end for (_, our_end), (their_begin, _) in zip(ours, theirs, strict=True))
     high = min(their_end - our_begin for (our_begin, _), (_, their_end) in zip(ours, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""What the network gave: collectives of a step, collectives alone, and their bandwidth beside the link's."""
+"""How long collectives took, within steps and by themselves, and their bandwidth compared to the link's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.profiling.split import FORWARD, Step, spread
+from hvdkit.profiling.breakdown import FORWARD, Step, spread
 from hvdkit.profiling.timeline import Operation
 from hvdkit.results.bench import COLLECTIVES, bus_factor
 from hvdkit.results.profile import Communication, Latency, Link
@@ -19,13 +19,13 @@ Clock = Callable[[int], int]
 
 
 def sent_bytes(operation: str, size: int, ranks: int) -> float:
-    """What a rank's link carries one way for a collective into which it puts `size` bytes."""
-    whole = size * ranks if operation == "allgather" else size
-    return next((bus_factor(known, ranks) * whole for known in COLLECTIVES if known == operation), float(whole))
+    """The bytes that a rank's link carries one way for a collective into which it puts `size` bytes."""
+    whole = float(size * ranks if operation == "allgather" else size)
+    return next((bus_factor(known, ranks) * whole for known in COLLECTIVES if known == operation), whole)
 
 
 def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:
-    """The collectives of a step; medians over rank 0's `steps`, of those that have as many as most that have any."""
+    """The collectives of a step: medians over those of rank 0's `steps` that have the most usual number of them."""
     counts = Counter(len(step.operations) for step in steps if step.operations)
     if not counts:
         return []
@@ -35,7 +35,7 @@ def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:
     for number in range(usual):
         mine = [operations[number] for _, operations in rows]
         carried = mine[0].link_bytes
-        starts = [operations[number].start - _backward_start(step) for step, operations in rows]
+        starts = [operations[number].start - step.last(FORWARD).end for step, operations in rows]
         found.append(
             Communication(
                 operation=mine[0].operation,
@@ -50,7 +50,7 @@ def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:
 
 
 def alone(ranks: Sequence[RankRecord], clocks: Sequence[Clock]) -> list[Latency]:
-    """Each probed collective, from when the last rank had begun it to when the last had it."""
+    """Each collective that was timed by itself, from when the last rank begins to when the last rank ends."""
     found = []
     for probes in zip(*(rank.collectives for rank in ranks), strict=True):
         lengths = []
@@ -67,7 +67,7 @@ def alone(ranks: Sequence[RankRecord], clocks: Sequence[Clock]) -> list[Latency]
 
 
 def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], latencies: Sequence[Latency]) -> Link:
-    """The slowest interface, and the bandwidth that a step and that the best collective alone had."""
+    """The slowest interface, and the bandwidth of a step and of the best collective by itself."""
     count = len(ranks)
     rates = [rank.rated_mbit_per_s for rank in ranks if rank.rated_mbit_per_s]
     busy = sum(each.ms for each in communications if each.link_bytes)
@@ -85,20 +85,16 @@ def link(ranks: Sequence[RankRecord], communications: Sequence[Communication], l
 
 
 def within(operations: Sequence[Operation], step: Step) -> list[Operation]:
-    """Those that ran in the step, with the bytes that core has put into them and on a link, where it was core."""
+    """The operations that ran in the step, with the bytes of those that core has requested, from its PUT events."""
     put: dict[str, list[tuple[int, int]]] = {}
     for name, _ in step.details:
         if name.startswith(trace_events.PUT):
             kind, *sizes = name.removeprefix(trace_events.PUT).split(":")
             put.setdefault(kind, []).append((int(sizes[0]), int(sizes[1])))
     mine = [each for each in operations if step.open <= each.start and each.end <= step.end]
-    for kind, told in put.items():
+    for kind, requested in put.items():
         places = [place for place, each in enumerate(mine) if each.operation == kind]
-        if len(places) == len(told):
-            for place, (given, carried) in zip(places, told, strict=True):
+        if len(places) == len(requested):
+            for place, (given, carried) in zip(places, requested, strict=True):
                 mine[place] = replace(mine[place], bytes=given, link_bytes=float(carried))
     return mine
-
-
-def _backward_start(step: Step) -> int:
-    return [phase for phase in step.phases if phase.kind == FORWARD][-1].end

@@ -1,9 +1,9 @@
-"""Horovod's timeline, read: which collectives ran, what was fused into each, when it was asked for, begun and over."""
+"""Reads Horovod's timeline: which collectives ran, the tensors fused into each, and when each was requested and ran."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hvdkit.errors import RequestError, first_fault
 
 _NEGOTIATING = "NEGOTIATE_"
-# Activities before the data moves; all others, copies into and out of the fusion buffer too, are communication.
+# Activities before the data moves. All others, copies into and out of the fusion buffer too, are communication.
 _BEFORE = {"INIT_FUSION_BUFFER", "QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _ITEM_BYTES = {"bfloat16": 2}
 
@@ -23,8 +23,8 @@ _ITEM_BYTES = {"bfloat16": 2}
 class Operation:
     """One collective after fusion, in nanoseconds of rank 0's monotonic clock.
 
-    `asked` is when the first rank asked for it, as far as the timeline tells; `bytes` are a rank's part. `link_bytes`
-    are those that the busiest link carries one way; None where all ranks have taken part, in the usual way.
+    `asked` is when the first rank requested it, None if the timeline does not say. `bytes` are those of one rank.
+    `link_bytes` are those that the busiest link carries one way, None for the usual algorithm over all ranks.
     """
 
     operation: str
@@ -45,22 +45,28 @@ class _Event(BaseModel):
 
 
 @dataclass
-class _Open:
-    """A tensor's collective that is not over yet; `depth` counts its activities under way."""
+class _Part:
+    """One tensor's part of a collective, in microseconds from the start of the timeline.
+
+    `group` numbers the fused collectives; `depth` counts the activities that are running; `start` is -1 until the data
+    moves.
+    """
 
     operation: str
-    asked: int | None
+    name: str
     group: int
-    start: int | None = None
-    last: int = 0
+    asked: int | None
+    bytes: int = 0
+    start: int = -1
+    end: int = 0
     depth: int = 0
 
 
 def read(path: Path, ahead: int = 0) -> list[Operation]:
     """The collectives in a timeline, in the order in which they began.
 
-    `ahead` is how many nanoseconds rank 0's wall clock is ahead of its monotonic one.
-    Raises RequestError, one line, where the file is missing, cut or none of Horovod's.
+    `ahead` is how many nanoseconds rank 0's wall clock is ahead of its monotonic clock.
+    Raises RequestError, one line, if the file is missing, truncated or not Horovod's.
     """
     events = _events(path)
     named = [event for event in events if event.name == "process_name" and event.pid]
@@ -68,22 +74,8 @@ def read(path: Path, ahead: int = 0) -> list[Operation]:
     begin = events[0].args.get("start_time_since_epoch_in_micros")
     if not isinstance(begin, int):
         raise RequestError(f"{path}: not a timeline of Horovod's: expected start_time_since_epoch_in_micros at first")
-    found = _collect([event for event in events if event.ph in "BE"], names, path)
-    zero = 1000 * begin - ahead
-    return sorted(_fused(found, zero), key=lambda each: each.start)
-
-
-@dataclass(frozen=True)
-class _Done:
-    """One tensor's part; microseconds since the timeline's begin."""
-
-    group: int
-    operation: str
-    name: str
-    bytes: int
-    asked: int | None
-    start: int
-    end: int
+    parts = _parts([event for event in events if event.ph in "BE"], names, path)
+    return sorted(_fused(parts, 1000 * begin - ahead), key=lambda each: each.start)
 
 
 def _events(path: Path) -> list[_Event]:
@@ -91,51 +83,50 @@ def _events(path: Path) -> list[_Event]:
         content = path.read_bytes()
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a timeline of Horovod's") from None
+    fault = "it is empty"
     try:
-        events = TypeAdapter(list[_Event]).validate_python(json.loads(content))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ValidationError):
-            told = first_fault(error)
-        elif isinstance(error, json.JSONDecodeError):
-            told = f"cut or damaged at byte {error.pos} of {len(content)} ({error.msg})"
-        else:
-            told = "damaged"
-        raise RequestError(f"{path}: not a whole timeline of Horovod's: {told}; profile again") from None
-    if not events:
-        raise RequestError(f"{path}: not a whole timeline of Horovod's: it is empty; profile again")
-    return events
+        if events := TypeAdapter(list[_Event]).validate_python(json.loads(content)):
+            return events
+    except ValidationError as error:
+        fault = first_fault(error)
+    except json.JSONDecodeError as error:
+        fault = f"cut or damaged at byte {error.pos} of {len(content)} ({error.msg})"
+    except (ValueError, RecursionError):
+        fault = "damaged"
+    raise RequestError(f"{path}: not a whole timeline of Horovod's: {fault}; profile again")
 
 
-def _collect(events: list[_Event], names: dict[int, str], path: Path) -> Iterator[_Done]:
-    """Each tensor's collective. What was under way when the timeline began or ended is left out."""
+def _parts(events: list[_Event], names: dict[int, str], path: Path) -> Iterator[_Part]:
+    """Each tensor's part of a collective, without those that were running when the timeline began or ended."""
     asked: dict[int, int] = {}
-    running: dict[int, _Open] = {}
-    group, moving = 0, False  # whether the newest group is past its beginnings: who begins now is the next one's
+    running: dict[int, _Part] = {}
+    group, moving = 0, False  # once a part of the newest group has gone on, a tensor that begins is of the next group
     for event in events:
-        state = running.get(event.pid)
+        part = running.get(event.pid)
         if event.ph == "B" and event.name.startswith(_NEGOTIATING):
             asked.setdefault(event.pid, event.ts)
-        elif event.ph == "B" and state is None:
+        elif event.ph == "B" and part is None:
             if moving:
                 group, moving = group + 1, False
-            running[event.pid] = _Open(event.name, asked.pop(event.pid, None), group)
-        elif event.ph == "B" and state is not None:
-            moving = moving or state.group == group
-            state.depth += 1
-            if state.start is None and event.name not in _BEFORE:
-                state.start = event.ts
-        elif state is not None and state.depth:
-            state.depth -= 1
-        elif state is not None:
+            name = names.get(event.pid, "")
+            running[event.pid] = _Part(event.name, name, group, asked.pop(event.pid, None))
+        elif event.ph == "B" and part is not None:
+            moving = moving or part.group == group
+            part.depth += 1
+            if part.start < 0 and event.name not in _BEFORE:
+                part.start = event.ts
+        elif part is not None and part.depth:
+            part.depth -= 1
+        elif part is not None:
             del running[event.pid]
-            moving = moving or state.group == group
-            start = event.ts if state.start is None else state.start
-            name, size = names.get(event.pid, ""), _size(event.args, path)
-            yield _Done(state.group, state.operation, name, size, state.asked, start, event.ts)
+            moving = moving or part.group == group
+            part.bytes, part.end = _size(event.args, path), event.ts
+            part.start = event.ts if part.start < 0 else part.start
+            yield part
 
 
 def _size(args: dict[str, Any], path: Path) -> int:
-    """Bytes of a tensor that Horovod describes as `float32` and `[64, 3]`."""
+    """The bytes of a tensor that Horovod describes as `float32` and `[64, 3]`."""
     if not args:
         return 0
     try:
@@ -148,10 +139,10 @@ def _size(args: dict[str, Any], path: Path) -> int:
         ) from None
 
 
-def _fused(found: Iterator[_Done], zero: int) -> Iterator[Operation]:
-    groups: dict[int, list[_Done]] = {}
-    for each in found:
-        groups.setdefault(each.group, []).append(each)
+def _fused(parts: Iterable[_Part], zero: int) -> Iterator[Operation]:
+    groups: dict[int, list[_Part]] = {}
+    for part in parts:
+        groups.setdefault(part.group, []).append(part)
     for members in groups.values():
         asked = [each.asked for each in members if each.asked is not None]
         yield Operation(

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hvdkit.report import plotting
 from hvdkit.results.bench import Bench, BenchRow
-from hvdkit.simulator import curves
+from hvdkit.simulator import piecewise_fit
 from hvdkit.simulator.cluster import Measured
 
 _NO_RATE = 1e11  # Mbit/s: the time does not grow with the size
@@ -58,9 +58,8 @@ def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
         left.plot(sizes, [row.p50_us for row in bench.rows], "o-", label="median")
         left.fill_between(sizes, [row.p50_us for row in bench.rows], [row.p99_us for row in bench.rows], alpha=0.2,
                           label="to the 99th percentile")  # fmt: skip
-        left.plot(
-            sizes, [1e6 * curves.seconds_of(fit.pieces, size // share) for size in sizes], "k--", lw=1, label="fit"
-        )
+        fitted = [1e6 * piecewise_fit.seconds_of(fit.pieces, size // share) for size in sizes]
+        left.plot(sizes, fitted, "k--", lw=1, label="fit")
         left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
         right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")
         if bench.link_mbit_per_s:

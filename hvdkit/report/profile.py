@@ -7,7 +7,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from hvdkit.profiling import split as split_
+from hvdkit.profiling import breakdown
 from hvdkit.profiling.assemble import Findings
 from hvdkit.report import plotting
 from hvdkit.results.profile import Profile, Spread
@@ -16,15 +16,15 @@ _SLOW, _OFTEN = 0.05, 0.75  # a rank is told of that is so far behind, in steps,
 _LAYERS = 5
 # Of a part, in the order of a step: its colour on the picture. Compute is blue and green, waiting of any kind is warm.
 _COLOURS = {
-    split_.INPUT: "#8c8c8c",
-    split_.FORWARD: "#7fb3d9",
-    split_.BACKWARD: "#2f6ea5",
-    split_.COMPRESSION: "#8e6bbf",
-    split_.WAITING: "#f2c14e",
-    split_.NEGOTIATION: "#e8893b",
-    split_.COMMUNICATION: "#c8403a",
-    split_.UPDATE: "#5aa469",
-    split_.GAPS: "#dddddd",
+    breakdown.INPUT: "#8c8c8c",
+    breakdown.FORWARD: "#7fb3d9",
+    breakdown.BACKWARD: "#2f6ea5",
+    breakdown.COMPRESSION: "#8e6bbf",
+    breakdown.WAITING: "#f2c14e",
+    breakdown.NEGOTIATION: "#e8893b",
+    breakdown.COMMUNICATION: "#c8403a",
+    breakdown.UPDATE: "#5aa469",
+    breakdown.GAPS: "#dddddd",
 }
 
 
@@ -142,7 +142,7 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
         above, below = figure.subplots(2, 1, height_ratios=(height - 0.6, 2.6))
         zero, used = min(step.open for step in row), set()
         for rank, step in enumerate(row):
-            for phase in split_.stretches(step, row, found.negotiation):
+            for phase in breakdown.phases(step, row, found.negotiation):
                 bar = (phase.start - zero) / 1e6, (phase.end - phase.start) / 1e6
                 above.broken_barh([bar], (rank - 0.38, 0.76), color=_COLOURS[phase.kind], lw=0)
                 used.add(phase.kind)
@@ -164,8 +164,8 @@ def _gradients(profile: Profile, axes: object) -> None:
 
     assert isinstance(axes, Axes)
     times, sums = _cumulated(profile)
-    axes.step(times, sums, where="post", color=_COLOURS[split_.BACKWARD], lw=1.6)
-    axes.fill_between(times, sums, step="post", color=_COLOURS[split_.FORWARD], alpha=0.35)
+    axes.step(times, sums, where="post", color=_COLOURS[breakdown.BACKWARD], lw=1.6)
+    axes.fill_between(times, sums, step="post", color=_COLOURS[breakdown.FORWARD], alpha=0.35)
     axes.set(xlim=(0, times[-1] or 1), ylim=(0, None), xlabel="ms after backward's start", ylabel="MiB")
     axes.set_title("Gradients that backward has finished", loc="left", fontsize=11)
 

@@ -1,4 +1,4 @@
-"""`hvdkit doctor`: what is there, what is broken, why, and the command that mends it."""
+"""`hvdkit doctor`: what is installed, what is broken and why, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.machine import Missing
 from hvdkit.runtimes.store import Runtime
 
-# A runtime takes up to this much on disk while it is made, CPU builds; CUDA builds take several times as much.
+# The disk space that a CPU build of a runtime needs at most; CUDA builds take several times as much.
 _ROOM_BYTES = 3 << 30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One runtime as it was found: `state` is ready, not built, being built or broken."""
+    """The state of one runtime: ready, not built, being built or broken."""
 
     name: str
     state: str
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole examination. A fault breaks something that is needed; a note is only worth knowing."""
+    """All findings. A fault breaks something that is needed; a note does not."""
 
     findings: list[Finding]
     machine: dict[str, str]
@@ -47,11 +47,11 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """1 where something needed is broken, else 0."""
+        """1 if something that is needed is broken, else 0."""
         return 1 if self.faults else 0
 
     def render(self, console: Console) -> None:
-        """Print the tables, then each fault and note with what mends it."""
+        """Print the tables, then each fault and note with what fixes it."""
         runtimes = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for title in ("runtime", "state", "framework", "NumPy", "Horovod", "controllers", "operations"):
             runtimes.add_column(title, no_wrap=True)
@@ -65,8 +65,8 @@ class Report:
         for what, text in (self.machine | interpreters).items():
             here.add_row(what, text)
         console.print(here)
-        for kind, style, told in (("fault", "red", self.faults), ("note", "yellow", self.notes)):
-            for item in told:
+        for kind, style, items in (("fault", "red", self.faults), ("note", "yellow", self.notes)):
+            for item in items:
                 console.print(f"[{style}]{kind}[/]: ", end="")
                 console.print(f"{item.what}\n  mend: {item.remedy}", markup=False, highlight=False, soft_wrap=True)
         if not self.faults:
@@ -90,10 +90,9 @@ def _cells(found: Finding) -> list[str]:
 
 
 def examine() -> Report:
-    """Look at the machine and, by one process each, into every runtime. Takes some seconds.
+    """Examine the machine and, by a process for each, all runtimes. Takes some seconds.
 
-    As many at once as there are cores: importing a framework keeps one busy, and the longest import, which the whole
-    examination waits for, must not share its own with two others.
+    As many processes run at once as there are cores, since importing a framework keeps a core busy.
     """
     with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
         looking = [pool.submit(_look_into, name) for name in pins.RUNTIMES]
@@ -102,17 +101,13 @@ def examine() -> Report:
     faults = [fault for found in findings for fault in found.faults]
     notes = [note for found in findings for note in found.notes]
     if to_build := [found.name for found in findings if found.state in ("broken", "not built")]:
-        # With a runtime ready and none broken, the others may never be wanted: images hold one, and no compiler.
+        # If a runtime is ready and none is broken, the others may not be needed: an image has one, and no compiler.
         content = not faults and any(found.state == "ready" for found in findings)
         (notes if content else faults).extend(machine.missing(to_build))
         free = _free_bytes(store.root())
         if free < _ROOM_BYTES * len(to_build):
-            notes.append(
-                Missing(
-                    f"{_gib(free)} free for {len(to_build)} runtimes of up to {_gib(_ROOM_BYTES)} in {store.root()}",
-                    "free space or set HVDKIT_RUNTIMES to a folder with more",
-                )
-            )
+            what = f"{_gib(free)} free for {len(to_build)} runtimes of up to {_gib(_ROOM_BYTES)} in {store.root()}"
+            notes.append(Missing(what, "free space or set HVDKIT_RUNTIMES to a folder with more"))
     cpu_only = [found.name for found in findings if found.state == "ready" and "nccl" not in found.operations]
     cpu_only = [name for name in cpu_only if pins.RUNTIMES[name].newest_cuda is None]
     if machine.gpus() and cpu_only:
@@ -123,7 +118,7 @@ def examine() -> Report:
 
 
 def _look_into(name: str) -> Finding:
-    """What is there of the runtime `name`."""
+    """The state of the runtime `name`."""
     again = f"hvdkit runtime build {name}"
     runtime, why_not = store.inspect(name)
     if runtime is None:
@@ -152,9 +147,9 @@ def _look_into(name: str) -> Finding:
 
 
 def _outdated(runtime: Runtime) -> list[Missing]:
-    """A note where a build would replace the runtime: by other pins, or another MPI, CUDA or setting.
+    """A note if a build would replace the runtime: because of other pins, or another MPI, CUDA or setting.
 
-    None where there is no compiler, as in an image: nothing can be built there, and its MPI and CUDA are not whole.
+    There is none without a compiler, as in an image: nothing can be built there, and its MPI and CUDA are incomplete.
     """
     if machine.compiler() is None:
         return []
@@ -165,7 +160,7 @@ def _outdated(runtime: Runtime) -> list[Missing]:
 
 
 def _machine() -> dict[str, str]:
-    """What a build and a run find on this machine."""
+    """What is on this machine for builds and runs."""
     cuda = machine.cuda()
     return {
         "Python": f"{platform.python_version()} ({machine.python_for('pytorch') or 'none that fits the pins'})",
@@ -183,7 +178,7 @@ def _machine() -> dict[str, str]:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Free space where `folder` is or would be."""
+    """The free space of the disk of `folder`, which need not exist."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

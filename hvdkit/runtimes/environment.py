@@ -1,4 +1,4 @@
-"""The Python environment of a runtime: made in place by venv, filled by pip, looked into by probe.py."""
+"""The Python environment of a runtime: created by venv, filled by pip, examined by probe.py."""
 
 from __future__ import annotations
 
@@ -23,27 +23,24 @@ _PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-inp
 
 
 def create(name: str, log: Log) -> Path:
-    """Remove what is left of an earlier runtime, make an empty environment in its place; its interpreter.
-
-    Raises RunError where venv fails.
-    """
+    """Replace an earlier runtime by an empty environment; returns its interpreter. Raises RunError if venv fails."""
     remove(name)
     place = store.folder(name)
     base = machine.python_for(name)
-    assert base is not None, "machine.require() comes before"
+    assert base is not None, "machine.require() has been called"
     log.run("making the environment", [base, "-m", "venv", place])
     return store.python_of(name)
 
 
 def remove(name: str) -> None:
-    """Remove the runtime's folder, if there is one; first the record, so that it is never half there but whole."""
+    """Remove the runtime's folder, if there is one; its record first, so that it never seems complete."""
     if store.folder(name).exists():
         store.forget(name)
         shutil.rmtree(store.folder(name))
 
 
 def install_framework(name: str, gpu: bool, log: Log) -> None:
-    """Install the pinned framework, what hvdkit needs beside it and Horovod's build tools. RunError where pip fails."""
+    """Install the pinned framework, what hvdkit needs, and Horovod's build tools. Raises RunError if pip fails."""
     pin = pins.RUNTIMES[name]
     python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
     constraints.write_text("\n".join(pin.constraints) + "\n", encoding="utf-8")
@@ -55,7 +52,7 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:
-    """Install Horovod's wheel and the data sets, and link hvdkit into the environment. RunError where pip fails."""
+    """Install Horovod's wheel and the data sets, and link hvdkit. Raises RunError if pip fails."""
     python = store.python_of(name)
     log.run(
         "installing Horovod and data sets",
@@ -66,19 +63,19 @@ def install_horovod(name: str, wheel: Path, log: Log) -> None:
 
 
 def site_packages(name: str) -> Path:
-    """Where the environment keeps its packages. Raises StopIteration where there is no environment."""
+    """The folder of the environment's packages. Raises StopIteration if there is no environment."""
     return next((store.folder(name) / "lib").glob("python3*/site-packages"))
 
 
 def installed_versions(name: str) -> dict[str, str]:
-    """Version of the framework and of NumPy as installed, local parts such as `+cpu` included. Starts no process.
+    """The installed versions of the framework and of NumPy, with local parts such as `+cpu`. Starts no process.
 
-    Raises RunError where one of them is not there.
+    Raises RunError if one of them is missing.
     """
     wanted = (*pins.RUNTIMES[name].distributions, "numpy")
     versions = {}
     for distribution in metadata.distributions(path=[str(site_packages(name))]):
-        # As pip compares names: tensorflow_cpu is tensorflow-cpu.
+        # Names compare as in pip: tensorflow_cpu is tensorflow-cpu.
         normal = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
         if normal in wanted:
             versions[normal] = distribution.version
@@ -90,7 +87,7 @@ def installed_versions(name: str) -> dict[str, str]:
 def probe(name: str, python: Path, extra_environment: Mapping[str, str], timeout_s: float = 120) -> dict[str, Any]:
     """What probe.py finds in the interpreter `python` for the runtime `name`.
 
-    Raises RunError where it cannot be run or gives no answer within `timeout_s`.
+    Raises RunError if it cannot be run or does not answer within `timeout_s`.
     """
     pin = pins.RUNTIMES[name]
     command: list[str | Path] = [python, _PROBE, pin.module, pin.horovod_module, *pins.CORE_MODULES, "hvdkit"]
@@ -115,26 +112,28 @@ def probe(name: str, python: Path, extra_environment: Mapping[str, str], timeout
 
 
 def faults(name: str, python: Path, added: bool, found: Mapping[str, Any]) -> list[Missing]:
-    """What keeps the interpreter from serving as the runtime `name`, judged by the answer of `probe`."""
+    """Why the interpreter cannot be the runtime `name`, given what `probe` found."""
 
     def remedy(module: str, *options: str) -> str:
         return _remedy_for_added(name, python, module, options) if added else _remake(name)
 
-    told = [Missing(f"{python} has no {module}", remedy(module)) for module in found["missing"]]
+    missing = [Missing(f"{python} has no {module}", remedy(module)) for module in found["missing"]]
     for module, error in found["broken"].items():
-        told.append(Missing(f"{python} cannot import {module} ({error})", remedy(module, "--force-reinstall")))
-    if not told and "gloo" not in found["controllers"]:
-        told.append(Missing(f"the Horovod of {python} was built without Gloo", remedy("horovod", "--force-reinstall")))
-    return told
+        missing.append(Missing(f"{python} cannot import {module} ({error})", remedy(module, "--force-reinstall")))
+    if not missing and "gloo" not in found["controllers"]:
+        missing.append(
+            Missing(f"the Horovod of {python} was built without Gloo", remedy("horovod", "--force-reinstall"))
+        )
+    return missing
 
 
 def _remake(name: str) -> str:
-    """The command that replaces a runtime that looks whole on disk but does not work."""
+    """The command that replaces a runtime that is complete on disk but does not work."""
     return f"rm -r {shlex.quote(str(store.folder(name)))} && hvdkit runtime build {name}"
 
 
 def _remedy_for_added(name: str, python: Path, module: str, options: tuple[str, ...]) -> str:
-    """The command that brings `module` into a user's own interpreter."""
+    """The command that installs `module` into a user's own interpreter."""
     pin, shown = pins.RUNTIMES[name], shlex.quote(str(python))
     if module == "hvdkit":
         return f"hvdkit runtime add {name} --python {shown}"

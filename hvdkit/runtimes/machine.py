@@ -1,9 +1,8 @@
-"""What this machine has that a Horovod build depends on: interpreters, compiler, MPI, CUDA, NCCL, processor."""
+"""What this machine has for a Horovod build: interpreters, compiler, MPI, CUDA, NCCL, processor."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import platform
 import re
@@ -18,14 +17,14 @@ from pathlib import Path
 from hvdkit.errors import RequestError
 from hvdkit.runtimes.pins import RUNTIMES
 
-# What Horovod's CMake lists switch on where the processor has it, by the name in /proc/cpuinfo.
+# What Horovod's CMake lists enable if the processor has it, by the names in /proc/cpuinfo.
 _ARCH_FLAGS = ("avx", "f16c", "fma")
 _NCCL_PLACES = ("/usr", "/usr/local", "/usr/local/nccl", "/opt/nccl")
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that is not there: what it is and the command or the step that brings it."""
+    """Something that is missing, and the command or the step that installs it."""
 
     what: str
     remedy: str
@@ -33,7 +32,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Found:
-    """A tool or library that is there: its version, and the folder that holds it."""
+    """A tool or library: its version, and its folder."""
 
     version: str
     home: Path
@@ -41,30 +40,25 @@ class Found:
 
 @dataclass(frozen=True)
 class Cuda:
-    """CUDA's compiler and NCCL, both of which a GPU build needs; None where not found."""
+    """CUDA's compiler and NCCL, both of which a GPU build needs; None if not found."""
 
     nvcc: Found | None
     nccl: Found | None
 
     def missing(self) -> list[Missing]:
-        """What a GPU build lacks."""
+        """What is missing for a GPU build."""
         faults = []
         if self.nvcc is None:
-            faults.append(
-                Missing(
-                    "CUDA's compiler nvcc",
-                    "install the CUDA toolkit, with nvcc on PATH or its folder in CUDA_HOME",
-                )
-            )
+            remedy = "install the CUDA toolkit, with nvcc on PATH or its folder in CUDA_HOME"
+            faults.append(Missing("CUDA's compiler nvcc", remedy))
         if self.nccl is None:
-            faults.append(
-                Missing("NCCL's nccl.h and libnccl.so", "install libnccl-dev or name its folder in HOROVOD_NCCL_HOME")
-            )
+            remedy = "install libnccl-dev or name its folder in HOROVOD_NCCL_HOME"
+            faults.append(Missing("NCCL's nccl.h and libnccl.so", remedy))
         return faults
 
 
 def output(command: Sequence[str | Path]) -> str | None:
-    """What `command` prints, or None where it is missing, fails or takes longer than 20 s."""
+    """What `command` prints; None if it is missing, fails or takes longer than 20 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
@@ -72,26 +66,28 @@ def output(command: Sequence[str | Path]) -> str | None:
     return done.stdout.strip() or done.stderr.strip()
 
 
-def compiler() -> str | None:
-    """First line of the C++ compiler's `--version`, or None; `CXX` names another than c++, as for CMake."""
-    words = (os.environ.get("CXX") or "c++").split()
-    text = output([*words, "--version"])
+def _version(*command: str) -> str | None:
+    """The first line of `command --version`, or None."""
+    text = output([*command, "--version"])
     return text.splitlines()[0] if text else None
+
+
+def compiler() -> str | None:
+    """The version of the C++ compiler, or None. As for CMake, `CXX` names another one than c++."""
+    return _version(*(os.environ.get("CXX") or "c++").split())
 
 
 def make() -> str | None:
-    """First line of `make --version`, or None."""
-    text = output(["make", "--version"])
-    return text.splitlines()[0] if text else None
+    """The version of make, or None."""
+    return _version("make")
 
 
 @functools.cache
 def mpi() -> str | None:
-    """The MPI that Horovod would be built with, or None; what counts is its compiler mpicxx."""
+    """The version of the MPI that Horovod would be built with; None without its compiler mpicxx."""
     if shutil.which("mpicxx") is None:
         return None
-    text = output(["mpirun", "--version"]) or output(["mpicxx", "--version"])
-    return text.splitlines()[0] if text else "unknown"
+    return _version("mpirun") or _version("mpicxx") or "unknown"
 
 
 @functools.cache
@@ -109,7 +105,7 @@ def _nvcc() -> Found | None:
         home = Path(candidate).parent.parent
         text = output([candidate, "--version"])
         match = re.search(r"release ([\d.]+)", text or "")
-        # A lone nvcc may be a wrapper for one that lies elsewhere; headers beside it show where the toolkit is.
+        # nvcc can be a wrapper for one in another folder; the toolkit is where the headers are.
         if match and (home / "include" / "cuda_runtime.h").is_file():
             return Found(match[1], home)
     return None
@@ -127,13 +123,12 @@ def _nccl() -> Found | None:
 
 
 def gpus() -> list[str]:
-    """The NVIDIA GPUs that the driver shows, one line each."""
-    text = output(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else None
-    return text.splitlines() if text else []
+    """The NVIDIA GPUs that the driver lists, a line for each."""
+    return (output(["nvidia-smi", "-L"]) or "").splitlines()
 
 
 def architecture() -> str:
-    """The machine's architecture and those of its abilities that Horovod's build switches on."""
+    """The machine's architecture, and the processor features that Horovod's build enables."""
     try:
         flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -143,7 +138,7 @@ def architecture() -> str:
 
 
 def python_for(name: str) -> Path | None:
-    """The interpreter to build the runtime `name` with: this one where it fits the pins, else one on PATH."""
+    """The interpreter to build the runtime `name` with: this one if the pins allow it, or else one on PATH."""
     versions = RUNTIMES[name].pythons
     if sys.version_info[:2] in versions:
         # Not sys.executable: in an environment, its links would tie the runtime to that environment.
@@ -159,21 +154,14 @@ def python_abi(python: Path) -> str:
 
     A later patch level runs the same environments and extensions.
     """
-    if _is_this(python):
+    if python == Path(getattr(sys, "_base_executable", sys.executable)):
         return f"{sysconfig.get_python_version()} {sysconfig.get_config_var('SOABI')}"
     probe = "import sysconfig; print(sysconfig.get_python_version(), sysconfig.get_config_var('SOABI'))"
     return output([python, "-c", probe]) or str(python)
 
 
-def _is_this(python: Path) -> bool:
-    return python == Path(getattr(sys, "_base_executable", sys.executable))
-
-
 def _lacks(python: Path) -> tuple[bool, bool]:
-    """Whether the interpreter lacks its headers, and whether it lacks venv with ensurepip."""
-    if _is_this(python):
-        header = Path(sysconfig.get_path("include")) / "Python.h"
-        return not header.is_file(), importlib.util.find_spec("ensurepip") is None
+    """Whether the headers of the interpreter are missing, and whether its venv with ensurepip is."""
     probe = (
         "import importlib.util as u, os, sysconfig as s; "
         "print(int(not os.path.isfile(os.path.join(s.get_path('include'), 'Python.h'))), "
@@ -184,7 +172,7 @@ def _lacks(python: Path) -> tuple[bool, bool]:
 
 
 def missing(names: Iterable[str]) -> list[Missing]:
-    """All that building the runtimes `names` needs and this machine lacks."""
+    """Everything that is missing on this machine for building the runtimes `names`."""
     faults: dict[str, Missing] = {}
 
     def lack(what: str, remedy: str) -> None:
@@ -213,20 +201,20 @@ def missing(names: Iterable[str]) -> list[Missing]:
 
 
 def require(names: Iterable[str]) -> None:
-    """Raise RequestError, with all that is missing at once, where this machine cannot build the runtimes `names`."""
+    """Raise RequestError with everything that is missing, if this machine cannot build the runtimes `names`."""
     refuse("building a runtime needs what is missing here", missing(names))
 
 
 def refuse(why: str, faults: list[Missing]) -> None:
-    """Raise RequestError with one line a fault, if there is any."""
+    """Raise RequestError with a line for each fault, if there are any."""
     if faults:
         raise RequestError("\n".join([f"{why}:", *(f"  {fault.what}: {fault.remedy}" for fault in faults)]))
 
 
 def decide_gpu(name: str, gpu: bool | None) -> bool:
-    """Whether to build the runtime `name` for GPUs: as asked for, else where CUDA and NCCL are there and fit it.
+    """Whether to build the runtime `name` for GPUs: as requested, or else if there are a suitable CUDA and NCCL.
 
-    Raises RequestError where GPUs are asked for and CUDA or NCCL is missing or does not fit.
+    Raises RequestError if GPUs are requested and CUDA or NCCL is missing or not suitable.
     """
     if gpu is False:
         return False

@@ -1,7 +1,7 @@
-"""What is in an interpreter: run as `PYTHON probe.py FRAMEWORK_MODULE HOROVOD_MODULE MODULE…`, prints one JSON object.
+"""What is installed in an interpreter: `PYTHON probe.py FRAMEWORK_MODULE HOROVOD_MODULE MODULE…` prints a JSON object.
 
-Standard library only, and run as a file, since the interpreter may have nothing of hvdkit's. Keys: `versions`
-(package to version), `missing` (modules that are not there), `broken` (module to the error its import raised),
+It is run as a file and uses the standard library only, since the interpreter may not have hvdkit. Keys: `versions`
+(package to version), `missing` (modules that are not installed), `broken` (module to the error of its import),
 `controllers` and `operations` (what Horovod was built with).
 """
 
@@ -18,7 +18,7 @@ _VERSION_OF = ("keras", "numpy")
 
 
 def probe(framework: str, horovod: str, modules: "list[str]") -> "dict[str, object]":
-    """Import the framework, its Horovod binding and `modules`; tell what came of it."""
+    """Import the framework, its Horovod binding and `modules`; returns the keys above."""
     versions: dict[str, str] = {}
     missing: list[str] = []
     broken: dict[str, str] = {}
@@ -53,18 +53,17 @@ def probe(framework: str, horovod: str, modules: "list[str]") -> "dict[str, obje
 
 
 def main() -> None:
-    """Print what `probe` found; nothing that a framework prints gets into it."""
-    # The folder of this file comes first; a runtime must be judged by what lies in it, not here.
+    """Print the result of `probe`, without what a framework prints."""
+    # The folder of this file is first on the path; its modules must not hide those of the runtime.
     del sys.path[0]
     framework, horovod, *modules = sys.argv[1:]
-    # Keras imports scikit-learn where it finds it, which takes a second; ranks load Keras without it, too
-    # (adapters/loading.py).
+    # Keras imports scikit-learn if it is installed, which takes a second; ranks avoid that too (adapters/loading.py).
     sys.modules["sklearn"] = None  # type: ignore[assignment]
-    gc.disable()  # nothing of a framework that is being imported can be freed; looking for it takes a tenth of the time
+    gc.disable()  # it frees nothing during an import, and takes a tenth of the time
     with contextlib.redirect_stdout(io.StringIO()):
         found = probe(framework, horovod, modules)
     print("\n" + json.dumps(found), flush=True)
-    # Not a usual exit: what a framework does at its end is no business of this question.
+    # Not a usual exit: it skips what frameworks do at their end.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Child processes of a build: logged, watched line by line, ended together."""
+"""Runs the commands of a build: their output goes to a log, and they can be cancelled together."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TextIO
 
 from hvdkit.errors import RunError
 
-_LEASH = Path(__file__).with_name("leash.py")
+_END_WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 _TAIL_LINES = 12
 
 
 class Log:
-    """One build's log file, and the way to run a command into it.
+    """The log file of a build, to which the commands that it runs write.
 
-    Raises RunError where a command fails, with the last lines of its output and the log's path; once `cancelled` is
-    set, by another thread, every running and every later command ends so too. OSError where the file cannot be made.
+    Raises OSError if the file cannot be made. Once another thread sets `cancelled`, the running command and all later
+    ones fail.
     """
 
     def __init__(self, path: Path, cancelled: threading.Event) -> None:
@@ -35,7 +35,7 @@ class Log:
         self._file.close()
 
     def write(self, text: str) -> None:
-        """Add a line of our own."""
+        """Add a line."""
         self._file.write(text + "\n")
         self._file.flush()
 
@@ -48,16 +48,17 @@ class Log:
         cwd: Path | None = None,
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Run `command` to its end; its output goes to the log, each line also to `on_line`.
+        """Run `command`, with its output in the log; each line also goes to `on_line`.
 
-        `stage` says in the error what was being done.
+        Raises RunError if it fails or is cancelled, with `stage` (what was being done), the relevant lines of its
+        output and the path of the log.
         """
         words = [str(word) for word in command]
         self.write(f"$ {' '.join(words)}")
         tail: deque[str] = deque(maxlen=400)
-        # The leash ends the whole tree when our end of its stdin closes: by cancel, or by our own death.
+        # The process group is killed when this end of stdin closes: when cancelled, or when this process dies.
         with subprocess.Popen(
-            [sys.executable, "-I", str(_LEASH), *words],
+            [sys.executable, "-I", str(_END_WITH_PARENT), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -98,7 +99,7 @@ class Log:
 
 
 def relevant(lines: Sequence[str] | deque[str]) -> list[str]:
-    """The lines that tell why a build failed: from its first error on, else the last ones."""
+    """The lines that show why a build failed: from its first error on, or else the last ones."""
     kept = [line for line in lines if line.strip()]
     for number, line in enumerate(kept):
         if "error:" in line or line.startswith("ERROR") or "CMake Error" in line:

@@ -1,4 +1,4 @@
-"""What a build reports while it works: bars on a terminal, a line a stage elsewhere, and how much time is left."""
+"""The progress of a build and the time left: bars on a terminal, elsewhere a line for each stage."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from hvdkit.time_left import TimeLeft, minutes
 
-# The stages of a runtime in their order, and what each takes on one core, in seconds: x86-64 at about 2.5 GHz, gcc 12,
-# November 2026. Only their proportions matter after the first minute.
+# The stages of a runtime in order, and the seconds that each takes on one core: x86-64 at about 2.5 GHz, gcc 12,
+# November 2026. After the first minute only their proportions matter.
 CREATE, INSTALL, COMPILE, PROVE = "create", "install", "compile", "prove"
 COSTS: dict[str, dict[str, float]] = {
     "mxnet": {CREATE: 4, INSTALL: 24, COMPILE: 60, PROVE: 9},
     "pytorch": {CREATE: 4, INSTALL: 38, COMPILE: 90, PROVE: 12},
     "tensorflow": {CREATE: 4, INSTALL: 45, COMPILE: 90, PROVE: 16},
 }
-_USEFUL_CORES = 3  # of more, a build of three runtimes makes little use
+_USEFUL_CORES = 3  # more cores make a build of three runtimes hardly faster
 
 
 class BuildProgress:
-    """Shows each runtime's stage; a context manager. May be called from several threads."""
+    """Shows the stage of each runtime, as a context manager. Threads can share it."""
 
     def __init__(self, console: Console, names: list[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -67,35 +67,36 @@ class BuildProgress:
             self._show(name, text)
 
     def stage(self, name: str, stage: str, text: str) -> None:
-        """The runtime enters one of its stages; those before it are over."""
+        """The runtime enters a stage; the stages before it are done."""
         with self._lock:
-            self._over(name, before=stage)
+            stages = list(COSTS[name])
+            for before in stages[: stages.index(stage)]:
+                self._left.done((name, before))
             self._stages[name] = stage
             self._left.begin((name, stage))
             self._show(name, text)
 
     def advance(self, name: str, share: float) -> None:
-        """So much of the runtime's stage is over, 0 to 1; shown on a terminal only."""
+        """The fraction `share` of the runtime's stage is done; shown on a terminal only."""
         with self._lock:
             self._left.done((name, self._stages[name]), share)
             if self._bars:
                 self._update(name)
 
     def skip(self, name: str) -> None:
-        """The runtime's stage needs no work: what it makes is there already."""
+        """The runtime's stage needs no work, since its result is there already."""
         with self._lock:
             self._left.drop((name, self._stages[name]))
 
     def end(self, name: str, text: str, good: bool) -> None:
-        """The runtime is ready, or has failed: then what would have come is left out."""
+        """The runtime is ready, or has failed, and its remaining stages are dropped."""
         with self._lock:
-            last = self._stages.pop(name, None)
-            self._over(name, before=last)
-            for stage in _from(name, last):
-                if good and stage == last:
-                    self._left.done((name, stage))
-                else:
-                    self._left.drop((name, stage))
+            stages, last = list(COSTS[name]), self._stages.pop(name, None)
+            done = stages.index(last) + good if last else 0
+            for stage in stages[:done]:
+                self._left.done((name, stage))
+            for stage in stages[done:]:
+                self._left.drop((name, stage))
             if self._bars:
                 style = "green" if good else "red"
                 self._bars.start_task(self._tasks[name])
@@ -104,12 +105,6 @@ class BuildProgress:
                 self._update_all()
             else:
                 self._show(name, text)
-
-    def _over(self, name: str, before: str | None) -> None:
-        for stage in COSTS[name]:
-            if stage == before or before is None:
-                break
-            self._left.done((name, stage))
 
     def _show(self, name: str, text: str) -> None:
         if self._bars:
@@ -132,9 +127,3 @@ class BuildProgress:
         self._bars.update(self._all, completed=100 * share, description=self._left.text())
         if share >= 1:
             self._bars.stop_task(self._all)
-
-
-def _from(name: str, first: str | None) -> list[str]:
-    """The runtime's stages from that one on; all of them where it entered none."""
-    stages = list(COSTS[name])
-    return stages[stages.index(first) :] if first else stages

@@ -1,7 +1,7 @@
-"""Where runtimes live on disk, and which of them are whole.
+"""The runtimes on disk, and which of them are complete.
 
-A runtime is a folder. Its `runtime.json` is written last and atomically, so a folder without a readable one, or
-with one that does not fit the folder, is half-made and never taken for whole.
+A runtime is a folder. Its `runtime.json` is written last and atomically. Without a readable one that fits the folder,
+the runtime is incomplete and is not used.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hvdkit.runtimes.pins import FRAMEWORKS, RUNTIMES
 PACKAGE = Path(hvdkit.__file__).resolve().parent
 
 _RECORD = "runtime.json"
-# An added interpreter is not ours to install into: this folder, holding nothing but a link to hvdkit, goes
-# onto its PYTHONPATH instead.
+# hvdkit installs nothing into an added interpreter: this folder, which holds only a link to hvdkit, goes onto its
+# PYTHONPATH instead.
 _LINK_FOLDER = ".hvdkit-only"
 _LOCK_POLL_S = 0.2
 
 
 class Runtime(BaseModel):
-    """One Python environment with a framework and a Horovod proved in it; the content of `runtime.json`.
+    """A Python environment with a framework and a Horovod that was tested in it; the content of `runtime.json`.
 
-    `key` tells what it was built from; `versions` maps package to version; `controllers` and `operations` are
-    what Horovod was built with; `added` marks a user's own interpreter.
+    `key` identifies what it was built from. `versions` maps package to version. `controllers` and `operations` are what
+    Horovod was built with. `added` means that it is a user's own interpreter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,7 +49,7 @@ class Runtime(BaseModel):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process run by `python` needs in its environment beside what it inherits."""
+        """The variables that a process run by `python` needs in addition to those that it inherits."""
         if not self.added:
             return {}
         inherited = os.environ.get("PYTHONPATH")
@@ -58,10 +58,7 @@ class Runtime(BaseModel):
 
 
 def root() -> Path:
-    """The folder of all runtimes: `.runtimes` in a checkout, else in the user's data folder.
-
-    `HVDKIT_RUNTIMES` names another one.
-    """
+    """The folder of all runtimes: HVDKIT_RUNTIMES, or `.runtimes` in a checkout, or in the user's data folder."""
     if override := os.environ.get("HVDKIT_RUNTIMES"):
         return Path(override).absolute()
     checkout = PACKAGE.parent
@@ -71,13 +68,13 @@ def root() -> Path:
 
 
 def cache() -> Path:
-    """The user's cache folder for the sdist and the wheels."""
+    """The user's cache folder, for the sdist and the wheels."""
     return _xdg("XDG_CACHE_HOME", ".cache")
 
 
 def _xdg(variable: str, default: str) -> Path:
     base = os.environ.get(variable)
-    # The XDG specification: a relative path is invalid and to be ignored.
+    # By the XDG specification a relative path is invalid and ignored.
     return (Path(base) if base and Path(base).is_absolute() else Path.home() / default) / "hvdkit"
 
 
@@ -87,20 +84,19 @@ def folder(name: str) -> Path:
 
 
 def load(name: str) -> Runtime | None:
-    """The runtime `name` if it is whole, else None. Starts no process."""
-    runtime, _ = inspect(name)
-    return runtime
+    """The runtime `name` if it is complete, else None. Starts no process."""
+    return inspect(name)[0]
 
 
 def inspect(name: str) -> tuple[Runtime | None, str | None]:
-    """The runtime `name` if it is whole, else the reason why it is not; both None where there is nothing."""
+    """The runtime `name` if it is complete, else the reason why it is not; both None if there is no folder."""
     place = folder(name)
     try:
         runtime = Runtime.model_validate_json(read_bounded(place / _RECORD))
     except FileNotFoundError:
         if not place.exists():
             return None, None
-        return None, f"{place} is half-made: a build was interrupted, or is still at work"
+        return None, f"{place} is incomplete: a build was interrupted, or is still running"
     except (OSError, ValidationError):
         return None, f"{place / _RECORD} cannot be read"
     if runtime.name != name or (not runtime.added and runtime.python != python_of(name)):
@@ -116,41 +112,41 @@ def python_of(name: str) -> Path:
 
 
 def save(runtime: Runtime) -> None:
-    """Declare the runtime whole; the last act of building or adding it. Raises RunError where it cannot be written."""
+    """Declare the runtime complete, as the last step of a build. Raises RunError if the record cannot be written."""
     write_atomic(folder(runtime.name) / _RECORD, runtime.model_dump_json(indent=2) + "\n")
 
 
 def forget(name: str) -> None:
-    """Declare the runtime half-made; the first act of replacing it."""
+    """Declare the runtime incomplete, as the first step of replacing it."""
     (folder(name) / _RECORD).unlink(missing_ok=True)
 
 
 def link_hvdkit(folder: Path | None = None) -> None:
-    """Make `import hvdkit` work where `folder` is on sys.path: by one symbolic link to the running package.
+    """Make `import hvdkit` work if `folder` is on sys.path, by a symbolic link to this package.
 
-    None means the folder that added interpreters have on their PYTHONPATH. A link serves a checkout and an
-    installed hvdkit alike and is always current. A `.pth` file, or the package's parent on PYTHONPATH, would bring
-    everything that lies beside it: for an installed hvdkit, the driver's whole environment.
-    Raises OSError where the folder cannot be written.
+    Without `folder`, it is the one that added interpreters have on their PYTHONPATH. A link works for a checkout and
+    for an installed hvdkit, and is always current. A `.pth` file, or the package's parent on PYTHONPATH, would add
+    everything else in that folder: for an installed hvdkit, the whole environment of the driver.
+    Raises OSError if the folder cannot be written.
     """
     place = folder or root() / _LINK_FOLDER
     place.mkdir(parents=True, exist_ok=True)
     fresh = place / f".hvdkit-{os.getpid()}"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(PACKAGE, target_is_directory=True)
-    # By rename: a rank that starts at this moment finds the old link or the new one.
+    # By rename, so that a rank that starts at this moment finds the old link or the new one.
     fresh.replace(place / "hvdkit")
 
 
 def installed() -> list[Runtime]:
-    """All whole runtimes, in the order of pins.py."""
+    """All complete runtimes, in the order of pins.py."""
     return [runtime for name in RUNTIMES if (runtime := load(name)) is not None]
 
 
 def find(framework: str) -> Runtime:
-    """The runtime that `framework` runs in. Starts no process.
+    """The runtime of `framework`. Starts no process.
 
-    Raises RequestError where the framework is unknown or its runtime is not there or not whole.
+    Raises RequestError if the framework is unknown, or its runtime is missing or incomplete.
     """
     if framework not in FRAMEWORKS:
         raise RequestError(unknown("framework", framework, FRAMEWORKS))
@@ -165,7 +161,7 @@ def find(framework: str) -> Runtime:
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:
-    """The message for a name that is not among the known ones, with the nearest of them."""
+    """The message for an unknown name, with the known ones and the nearest of them."""
     known = list(known)
     return f"unknown {kind} '{given}': expected one of {', '.join(known)}{nearest(given, known)}"
 
@@ -174,14 +170,14 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> str:
 def lock(
     name: str, on_wait: Callable[[], None] = lambda: None, cancelled: threading.Event | None = None
 ) -> Iterator[None]:
-    """Hold the runtime `name` alone among all processes of this machine; calls `on_wait` once if another holds it.
+    """Lock the runtime `name` against all other processes; calls `on_wait` once if another one holds the lock.
 
-    The kernel drops the lock with its process, however that ends. Raises RunError if `cancelled` is set while
-    waiting, or where the folder cannot be written.
+    The kernel releases the lock when the process ends, in whatever way. Raises RunError if `cancelled` is set while
+    waiting, or if the folder cannot be written.
     """
     try:
         root().mkdir(parents=True, exist_ok=True)
-        # Beside the runtime's folder, not in it: the folder is removed while the lock is held.
+        # Next to the runtime's folder, not in it, since the folder is removed while the lock is held.
         file = open_lock(root() / f".{name}.lock")
     except OSError as error:
         raise RunError(
@@ -203,7 +199,7 @@ def lock(
 
 
 def locked(name: str) -> bool:
-    """Whether some process holds the runtime `name`, that is, builds or adds it at this moment."""
+    """Whether a process holds the lock of the runtime `name`, that is, builds or adds it at this moment."""
     try:
         with open_regular(root() / f".{name}.lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Horovod's wheel for one runtime: from the pinned sdist, edited, compiled, and kept in the user's cache."""
+"""Horovod's wheel for a runtime: built from the pinned and edited sdist, and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PERCENT = re.compile(r"\[\s*(\d+)%\]")
 
 _PIP_QUIET = ("--disable-pip-version-check", "--no-input")
 
-# The user's variables that change what is compiled: those that CMake and Horovod's build read, less what `flags`
-# decides. Horovod's many run-time variables (HOROVOD_CYCLE_TIME, ...) are not among them.
+# The user's variables that change what is compiled: those that CMake and Horovod's build read, except what `flags`
+# decides and Horovod's run-time variables (HOROVOD_CYCLE_TIME, ...).
 _BUILD_VARIABLES = [
     "AR",
     "CC",
@@ -57,15 +57,12 @@ _BUILD_VARIABLES = [
 
 
 def key(ingredients: Mapping[str, object]) -> str:
-    """The name of whatever is made from `ingredients`: the same ones give the same name, any other another.
-
-    The first 32 hex digits of the SHA-256 of their JSON.
-    """
+    """The name of what is built from `ingredients`: the first 32 hex digits of the SHA-256 of their JSON."""
     return hashlib.sha256(json.dumps(ingredients, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def flags(name: str, gpu: bool) -> dict[str, str]:
-    """The environment variables that tell Horovod's build what to build for the runtime `name`."""
+    """The environment variables that select what Horovod's build makes for the runtime `name`."""
     chosen = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MPI" if _mpi() else "HOROVOD_WITHOUT_MPI": "1"}
     for other, pin in pins.RUNTIMES.items():
         chosen[f"HOROVOD_{'WITH' if other == name else 'WITHOUT'}_{pin.horovod_flag}"] = "1"
@@ -77,12 +74,12 @@ def flags(name: str, gpu: bool) -> dict[str, str]:
             "HOROVOD_NCCL_HOME": str(cuda.nccl.home),
             "HOROVOD_CUDA_HOME": str(cuda.nvcc.home),
         }
-    # Gloo's own CMake list asks for a version that CMake 4, if a user names one by HOROVOD_CMAKE, would refuse.
+    # Gloo's CMake list asks for a version that CMake 4, if a user selects it by HOROVOD_CMAKE, would refuse.
     return chosen | {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
 
 
 def _mpi() -> str | None:
-    """The MPI to build with; a user may refuse the one that is there by Horovod's own variable."""
+    """The MPI to build with, unless the user refuses it by Horovod's own variable."""
     return None if os.environ.get("HOROVOD_WITHOUT_MPI") == "1" else machine.mpi()
 
 
@@ -92,9 +89,9 @@ def own_settings() -> dict[str, str]:
 
 
 def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
-    """What a runtime is made from, as far as it is known before anything is installed.
+    """What a runtime is built from, as far as it is known before anything is installed.
 
-    Without the compiler's version: a runtime that works is not rebuilt because of a compiler's update.
+    The compiler's version is not included, so that its update does not rebuild a runtime that works.
     """
     cuda, python, pin = machine.cuda(), machine.python_for(name), pins.RUNTIMES[name]
     return {
@@ -113,24 +110,24 @@ def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
 
 
 def wheel_ingredients(name: str, gpu: bool, versions: Mapping[str, str]) -> dict[str, object]:
-    """What Horovod's wheel is compiled from; `versions` are those installed in the runtime, local parts included."""
+    """What Horovod's wheel is built from; `versions` are those installed in the runtime, with local parts."""
     ingredients = runtime_ingredients(name, gpu)
-    # The other packages are not compiled against, so that another pin among them needs no other wheel.
+    # Horovod is not compiled against the other packages, so other pins of these need no other wheel.
     del ingredients["packages"], ingredients["constraints"]
     return ingredients | {"compiler": machine.compiler(), "framework": dict(versions)}
 
 
 def sdist(python: Path, log: Log) -> Path:
-    """Horovod's sdist in the cache, fetched once by the pip of `python` and checked against its SHA-256.
+    """Horovod's sdist in the cache, downloaded once by the pip of `python` and checked against its SHA-256.
 
-    Raises RunError where it cannot be fetched or is another one, and where the cache cannot be written.
+    Raises RunError if it cannot be downloaded, has another hash, or the cache cannot be written.
     """
     target = store.cache() / "sdist" / _SDIST
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == pins.HOROVOD_SDIST_SHA256:
         return target
     with scratch_folder(target.parent) as scratch:
         wanted = scratch / "requirements.txt"
-        # By hash, so that pip refuses a foreign archive before it runs the setup.py in it.
+        # With its hash, so that pip refuses another archive before it runs the setup.py in it.
         wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
         command: list[str | Path] = [python, "-m", "pip", "download", *_PIP_QUIET, "--no-deps", "--no-binary", ":all:"]
         log.run(
@@ -143,63 +140,63 @@ def sdist(python: Path, log: Log) -> Path:
 
 
 def environment(python: Path) -> dict[str, str]:
-    """The environment to run a runtime's own programs in: its folder first on PATH, no other Python's modules."""
+    """The variables for a runtime's programs: its folder first on PATH, no modules of another Python."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     return inherited | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 def cached(name: str, gpu: bool, versions: Mapping[str, str]) -> Path | None:
-    """Horovod's wheel for the runtime `name`, if it is in the cache."""
-    return _wheel_in(_shelf(wheel_ingredients(name, gpu, versions)))
+    """Horovod's wheel for the runtime `name` if it is in the cache, else None."""
+    return _wheel_in(_cache_folder(wheel_ingredients(name, gpu, versions)))
 
 
 def obtain(
     name: str, gpu: bool, python: Path, versions: Mapping[str, str], log: Log, on_percent: Callable[[int], None]
 ) -> Path:
-    """Horovod's wheel for the runtime `name`: from the cache, else compiled in a temporary folder and put there.
+    """Horovod's wheel for the runtime `name`, from the cache, or else built in a temporary folder and moved there.
 
-    `python` is the runtime's interpreter, with the framework and the build tools installed. `on_percent` hears
-    how far the compile is, 0 to 100. Raises RunError where an edit does not fit or the build fails.
+    `python` is the runtime's interpreter, with the framework and the build tools installed. `on_percent` gets the
+    progress of the compilation, 0 to 100. Raises RunError if an edit does not apply or the build fails.
     """
     ingredients = wheel_ingredients(name, gpu, versions)
-    shelf = _shelf(ingredients)
-    if ready := _wheel_in(shelf):
+    folder = _cache_folder(ingredients)
+    if ready := _wheel_in(folder):
         log.write(f"from the cache: {ready}")
         return ready
-    with scratch_folder(shelf.parent) as scratch:
+    with scratch_folder(folder.parent) as scratch:
         source = _unpack(sdist(python, log), scratch)
         edits.apply(source, edits.EDITS[name])
-        made = scratch / "made"
+        built = scratch / "made"
         command: list[str | Path] = [python, "-m", "pip", "wheel", "-v", *_PIP_QUIET, "--no-deps"]
         log.run(
             "compiling Horovod",
-            [*command, "--no-build-isolation", "-w", made, source],
+            [*command, "--no-build-isolation", "-w", built, source],
             environment=build_environment(name, gpu, python),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
-        write_atomic(made / "made-from.json", json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n")
+        write_atomic(built / "made-from.json", json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n")
         try:
-            made.rename(shelf)
+            built.rename(folder)
         except OSError:
-            # Another checkout's build was faster, or a folder without a wheel is in the way.
-            if not _wheel_in(shelf):
-                shutil.rmtree(shelf, ignore_errors=True)
-                made.rename(shelf)
-    wheel = _wheel_in(shelf)
+            # Another checkout's build was faster, or there is a folder without a wheel.
+            if not _wheel_in(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                built.rename(folder)
+    wheel = _wheel_in(folder)
     if wheel is None:
-        raise RunError(f"compiling Horovod left no wheel in {shelf}; the whole log: {log.path}")
+        raise RunError(f"compiling Horovod left no wheel in {folder}; the whole log: {log.path}")
     return wheel
 
 
 def build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
-    """The environment of Horovod's own build: the user's settings, but what to build is decided by `flags`."""
+    """The variables of Horovod's build: the user's settings, except for what `flags` decides."""
     inherited = {name: value for name, value in environment(python).items() if not name.startswith("HOROVOD_")}
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
     return inherited | own_settings() | flags(name, gpu) | parallel
 
 
-def _shelf(ingredients: Mapping[str, object]) -> Path:
+def _cache_folder(ingredients: Mapping[str, object]) -> Path:
     return store.cache() / "wheels" / key(ingredients)
 
 
@@ -209,8 +206,8 @@ def _wheel_in(folder: Path) -> Path | None:
 
 def _unpack(archive: Path, into: Path) -> Path:
     with tarfile.open(archive) as tar:
-        # The archive's hash is known, so its paths are; the filter only spares a warning of later Pythons. Debian 12's
-        # 3.11.2 is older than filters are.
+        # The hash has been checked, so the paths are safe; the filter only avoids a warning of later Pythons.
+        # Python 3.11.2 of Debian 12 has no filters yet.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(into)
     return into / f"horovod-{pins.HOROVOD_VERSION}"
@@ -218,9 +215,9 @@ def _unpack(archive: Path, into: Path) -> Path:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A temporary folder beside its content's later place, so that a rename can put it there in one act.
+    """A temporary folder in `parent`, so that its content can be moved to its place by a rename.
 
-    Raises RunError where `parent` cannot be written.
+    Raises RunError if `parent` cannot be written.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -240,10 +237,10 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed builds left: the temporary folders that no process holds any more."""
+    """Remove the temporary folders of killed builds: those that no process has locked."""
     for folder in parent.glob(f"{_SCRATCH_PREFIX}*"):
         with contextlib.suppress(OSError):
-            # A folder just made may not be held yet.
+            # A new folder may not be locked yet.
             if time.time() - folder.stat().st_mtime < _SCRATCH_YOUNG_S:
                 continue
             descriptor = os.open(folder, os.O_RDONLY)

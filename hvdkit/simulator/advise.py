@@ -1,45 +1,40 @@
-"""`hvdkit advise`: what could be changed, each predicted, ranked by what it brings, with what it costs and risks.
+"""`hvdkit advise`: predicts each change, and ranks the changes by gain, with their costs and risks.
 
-Software comes before hardware, as it is cheaper. A gain has an interval of its own: the same doubts about compute and
-communication befall the step before and after the change, so they are followed through both at once.
+Software comes before hardware, since it is cheaper. A gain has an interval of its own: the errors of compute and
+communication are the same before and after the change, so they partly cancel.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict
 
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import changes, engine, step
-from hvdkit.simulator.basis import Basis, basis
-from hvdkit.simulator.changes import MOST_RANKS, Change, Kind
+from hvdkit.simulator import candidates, step
+from hvdkit.simulator.calibration import Calibration, calibrate
+from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
-from hvdkit.simulator.predict import Point, checked, doubts, point
-from hvdkit.simulator.settings import Settings, case
+from hvdkit.simulator.predict import Point, Record, checked, expected_errors, point
+from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 
-_WORTH = 1.005  # a gain below is not told
-_GROWS = 1.1  # images a second by twice the ranks, for these to be told as growing
-_BOTH = 1.05  # compression and Local SGD at once, against the better one of them
+_LEAST_GAIN = 1.005  # a smaller gain is not reported
+_GROWS = 1.1  # the gain of twice the ranks, below which they are not worth it
+_BOTH = 1.05  # the gain of compression with Local SGD over the better one of them, below which one is enough
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class Suggestion(Record):
+    """One change. `gain` is images per second relative to today's, expected from `gain_low` to `gain_high`.
 
-
-class Suggestion(_Record):
-    """One change. `gain` is images a second against today's, believed between `gain_low` and `gain_high`; `sure` says
-    that even the low one is a gain. `settings` are for `--set`, `recipe` is what `--apply` writes, None where no key of
-    a recipe says it. `epoch_s`, `train_s` and costs (of all ranks, at the price per GPU-hour) are None where images,
-    epochs or price are not known; `saved` is the cost of training saved by it. `risk` is what is known of accuracy.
+    `sure` says that `gain_low` is a gain too. `settings` are for `--set`; `recipe` is what `--apply` writes, None if no
+    key of the recipe does it. Costs are of all ranks, at the price per GPU-hour; they and the times of an epoch and of
+    the training are None if images, epochs or price are unknown. `saved` is the cost of training that the change
+    saves. `risk` is what is known about its accuracy.
     """
 
     kind: Kind
@@ -63,11 +58,11 @@ class Suggestion(_Record):
     warnings: list[str]
 
 
-class Adding(_Record):
-    """What more ranks bring: `points` by rank count (images a second, efficiency).
+class Adding(Record):
+    """What more ranks bring: `points` has (images per second, efficiency) by the number of ranks.
 
-    Beyond `most` ranks twice as many bring less than a tenth, None where they bring more as far as was looked. `loses`
-    are the counts that are slower than a smaller one.
+    Twice as many ranks as `most` bring less than a tenth more; None if they bring more everywhere. `loses` are the
+    numbers of ranks that are slower than a smaller number.
     """
 
     points: dict[int, tuple[float, float]]
@@ -76,7 +71,7 @@ class Adding(_Record):
     told: str
 
 
-class Advice(_Record):
+class Advice(Record):
     """`advise.json`; `suggestions` are software first, each kind by gain."""
 
     schema_version: Literal[1] = 1
@@ -90,14 +85,14 @@ class Advice(_Record):
 
 @dataclass(frozen=True)
 class Money:
-    """Images an epoch, epochs, and the price of a GPU for an hour; None where they are not known."""
+    """Images per epoch, epochs, and the price of a GPU for an hour; None if unknown."""
 
     images: int | None
     epochs: int | None
     price: float | None
 
     def of(self, images_per_second: float, ranks: int, price: float | None) -> tuple[float | None, ...]:
-        """(seconds an epoch, seconds of training, cost of an epoch, cost of training)."""
+        """Seconds per epoch and of the training, cost of an epoch and of the training."""
         epoch = self.images / images_per_second if self.images else None
         train = epoch * self.epochs if epoch is not None and self.epochs else None
         hour = None if price is None else price * ranks / 3600
@@ -105,96 +100,85 @@ class Money:
 
 
 def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, money: Money) -> Advice:
-    """All suggestions. Raises RequestError where so many ranks do not fit the cluster."""
+    """All suggestions. Raises RequestError if the cluster has no room for the ranks."""
     checked([ranks], cluster)
-    found = basis(profile)
+    found = calibrate(profile)
     today = point(found, cluster, ranks, settings)
-    now = Change("software", "today", settings, {}, cluster, ranks)
-    software = [_suggestion(found, now, today, change, money) for change in changes.software(found, now)]
-    software = sorted(software, key=lambda each: -each.gain)
-    together = _together(found, now, software)
-    if together is not None:
-        software.insert(0, _suggestion(found, now, today, together, money))
-    hardware = [_suggestion(found, now, today, change, money) for change in changes.hardware(now)]
+    now = Candidate("software", "today", settings, {}, cluster, ranks)
+    pairs = [(each, _suggestion(found, now, today, each, money)) for each in candidates.software(found, now)]
+    pairs = sorted((pair for pair in pairs if pair[1].gain >= _LEAST_GAIN), key=lambda pair: -pair[1].gain)
+    together = _together(found, now, [each for each, _ in pairs])
+    software = [_suggestion(found, now, today, together, money)] if together is not None else []
+    software += [suggestion for _, suggestion in pairs]
+    hardware = [_suggestion(found, now, today, each, money) for each in candidates.hardware(now)]
     both = [*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)]
     return Advice(
         model=profile.model,
         cluster=cluster.name,
         price_per_gpu_hour=money.price,
         today=today,
-        suggestions=[each for each in both if each.gain >= _WORTH],
+        suggestions=[each for each in both if each.gain >= _LEAST_GAIN],
         adding=_adding(found, now),
     )
 
 
 @cache
 def evidence() -> dict[str, str]:
-    """What is known of each method's accuracy, by name: what hvdkit has measured, else what its authors say."""
+    """What is known about the accuracy of each method: what hvdkit has measured, or else what its authors report."""
     found = yaml.safe_load((Path(__file__).parent / "evidence.yaml").read_text())
     return {str(name): str(text) for name, text in found.items()}
 
 
-def _together(found: Basis, now: Change, software: list[Suggestion]) -> Change | None:
-    """The best of each kind that a recipe can say, in one; None where there is but one. Batches stay as they are."""
-    chosen: dict[str, Suggestion] = {}
+def _together(found: Calibration, now: Candidate, software: list[Candidate]) -> Candidate | None:
+    """The best candidate for each key of the recipe, combined, except batch sizes; None if there is only one."""
+    best: dict[str, Candidate] = {}
     for each in software:
-        if each.recipe is None or "batch_size" in each.recipe or each.gain < _WORTH:
-            continue
-        chosen.setdefault(next(iter(each.recipe)), each)
-    if len(chosen) < 2:
+        if each.recipe is not None and "batch_size" not in each.recipe:
+            best.setdefault(next(iter(each.recipe)), each)
+    if len(best) < 2:
         return None
-    every = _joined(now, list(chosen.values()))
-    if not {"sync", "compression"} <= chosen.keys():
+    every = _joined(now, list(best.values()))
+    if not {"sync", "compression"} <= best.keys():
         return every
-    # The more seldom ranks meet, the less compression brings, and either has a risk: both only where that is faster.
-    one = [_joined(now, [each for key, each in chosen.items() if key != left]) for left in ("sync", "compression")]
+    # The less often ranks average, the less compression brings, and each has a risk: both only if that is faster.
+    one = [_joined(now, [each for key, each in best.items() if key != left]) for left in ("sync", "compression")]
     speeds = [point(found, now.cluster, now.ranks, each.settings).images_per_second for each in (every, *one)]
     if speeds[0] >= _BOTH * max(speeds[1:]):
         return every
-    return one[int(speeds[2] > speeds[1])] if len(chosen) > 2 else None
+    return one[int(speeds[2] > speeds[1])] if len(best) > 2 else None
 
 
-def _joined(now: Change, chosen: list[Suggestion]) -> Change:
-    """All of them in one."""
-    told: dict[str, Any] = {}
-    recipe: dict[str, Any] = {}
-    for each in chosen:
-        told |= each.settings
-        recipe |= each.recipe or {}
+def _joined(now: Candidate, chosen: list[Candidate]) -> Candidate:
+    """All of these changes at once."""
+    changed = {key: value for each in chosen for key, value in each.changed.items()}
     return replace(
         now,
         what="together: " + "; ".join(each.what for each in chosen),
-        settings=Settings.model_validate(now.settings.model_dump() | told),
-        told=told,
-        recipe=recipe,
-        evidence=tuple(name for each in chosen for name in _names(each)),
+        settings=Settings.model_validate(now.settings.model_dump() | changed),
+        changed=changed,
+        recipe={key: value for each in chosen for key, value in (each.recipe or {}).items()},
+        evidence=tuple(name for each in chosen for name in each.evidence),
     )
 
 
-def _names(suggestion: Suggestion) -> list[str]:
-    recipe = suggestion.recipe or {}
-    compression, sync = recipe.get("compression"), recipe.get("sync")
-    return ([compression["method"]] if compression else []) + ([f"local-sgd-{sync['every']}"] if sync else [])
-
-
 def _risk(names: tuple[str, ...]) -> str:
-    """What is known of the accuracy of all these; of a method with a number that is not listed, that of the method."""
+    """What is known about the accuracy of these methods; `local-sgd` stands for a `local-sgd-16` that is not listed."""
     known = evidence()
     texts = [known.get(name) or known.get(name.rpartition("-")[0]) for name in names]
     return "; ".join(dict.fromkeys(text for text in texts if text)) or "none: the same arithmetic"
 
 
-def _suggestion(found: Basis, now: Change, today: Point, change: Change, money: Money) -> Suggestion:
+def _suggestion(found: Calibration, now: Candidate, today: Point, change: Candidate, money: Money) -> Suggestion:
     after = point(found, change.cluster, change.ranks, change.settings)
     gain = after.images_per_second / today.images_per_second
     low, high = _gains(found, now, change, gain)
-    price = change.cluster.price_per_gpu_hour if change.elsewhere else money.price
+    price = change.cluster.price_per_gpu_hour if change.other_machines else money.price
     epoch, train, epoch_cost, train_cost = money.of(after.images_per_second, change.ranks, price)
     before = money.of(today.images_per_second, now.ranks, money.price)[3]
     return Suggestion(
         kind=change.kind,
         what=change.what,
-        settings=change.told,
+        settings=change.changed,
         recipe=change.recipe,
         ranks=change.ranks,
         step_ms=after.step_ms,
@@ -214,42 +198,38 @@ def _suggestion(found: Basis, now: Change, today: Point, change: Change, money: 
     )
 
 
-def _gains(found: Basis, now: Change, change: Change, gain: float) -> tuple[float, float]:
-    """The gain where compute, and where communication, are as far off as is believed, before and after alike."""
-    cases = [
-        case(found.workload, Network(each.cluster, each.ranks), each.settings, found.known) for each in (now, change)
-    ]
-    (off, wire_off), (off_after, wire_after) = (
-        doubts(found, each, made.settings) for each, made in zip(cases, (now, change), strict=True)
+def _gains(found: Calibration, now: Candidate, change: Candidate, gain: float) -> tuple[float, float]:
+    """The least and the largest gain if compute and communication have their expected errors, before and after."""
+    cases = [found.case(each.cluster, each.ranks, each.settings) for each in (now, change)]
+    (error, wire_error, _), (error_after, wire_error_after, _) = (
+        expected_errors(found, each, candidate.settings) for each, candidate in zip(cases, (now, change), strict=True)
     )
     corners = list(itertools.product((-1, 1), repeat=2))
-    before = _periods(cases[0], [((1 + off) ** compute, (1 + wire_off) ** wire) for compute, wire in corners])
-    after = _periods(cases[1], [((1 + off) ** compute, (1 + wire_after) ** wire) for compute, wire in corners])
-    # what the change itself makes more doubtful befalls it alone
-    more = max(0.0, off_after - off)
+
+    def periods(base: Case, wire_error: float) -> list[float]:
+        factors = [((1 + error) ** compute, (1 + wire_error) ** wire) for compute, wire in corners]
+        schedule = step.simulate([replace(base, slow=slow, wire=wire) for slow, wire in factors])
+        return [float(period) for period in schedule.period]
+
+    # the additional error of the change is in the step after it alone
+    more = max(0.0, error_after - error)
     images = [each.network.ranks * each.batch for each in cases]
     gains = [gain]
+    before, after = periods(cases[0], wire_error), periods(cases[1], wire_error_after)
     for slow, quick, (_, wire) in zip(before, after, corners, strict=True):
         gains.append(slow / (quick * (1 + more) ** wire) * images[1] / images[0])
     return min(gains), max(gains)
 
 
-def _periods(base: Case, factors: Sequence[tuple[float, float]]) -> list[float]:
-    """Step times with compute and communication multiplied."""
-    schedule = step.simulate([replace(base, slow=slow, wire=wire) for slow, wire in factors])
-    return [float(period) for period in schedule.period]
-
-
-def _adding(found: Basis, now: Change) -> Adding:
-    """Ranks doubled from one on, as far as the cluster goes."""
+def _adding(found: Calibration, now: Candidate) -> Adding:
+    """Double the ranks, from one to as many as the cluster has room for."""
     room = min(now.cluster.largest or MOST_RANKS, MOST_RANKS)
     counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
     points = {}
     for count in counts:
-        made = case(found.workload, Network(now.cluster, count), now.settings, found.known)
-        seconds = float(engine.run(step.detailed(made)).period)
-        alone = float(engine.run(step.detailed(made.alone)).period)
-        points[count] = (count * made.batch * found.workload.batch_size / seconds, min(1.0, alone / seconds))
+        base = found.case(now.cluster, count, now.settings)
+        seconds, alone = step.period(base), step.period(base.alone)
+        points[count] = (count * base.batch * found.workload.batch_size / seconds, min(1.0, alone / seconds))
     loses = [count for i, count in enumerate(counts) if any(points[less][0] >= points[count][0] for less in counts[:i])]
     doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]
     most = next((a for a, b in doubled if points[b][0] < _GROWS * points[a][0]), None)

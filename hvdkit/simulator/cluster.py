@@ -1,13 +1,12 @@
-"""The cluster file: what machines are joined by what links, strict and versioned, written in YAML.
+"""The cluster file: a strict and versioned YAML description of machines and the links between them.
 
-A link is a piecewise line of time over bytes, for one message from a rank to its neighbour. Where whole collectives
-have been measured (`hvdkit bench`), their own lines stand in `measured` and are believed first.
-Some clusters come with hvdkit: `hvdkit/simulator/clusters/`.
+A link is a piecewise linear function of time over bytes, for one message from a rank to its neighbour. Collectives that
+`hvdkit bench` has measured are in `measured` and take precedence over the links.
+hvdkit ships some clusters in `hvdkit/simulator/clusters/`.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import os
 from pathlib import Path
@@ -23,13 +22,14 @@ from hvdkit.recipe.data import Strict
 from hvdkit.recipe.yaml_files import brief, named
 
 SCHEMA_VERSION = 1
+_SHIPPED = Path(__file__).parent / "clusters"
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
 Operation = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
 
 
 def not_tiny(value: float) -> float:
-    """Raises ValueError for what is above 0 but divides to infinity."""
+    """Raises ValueError for a number so small that dividing by it gives infinity."""
     if value < 1e-15:
         raise ValueError(f"expected at least 1e-15, got {value}")
     return value
@@ -40,22 +40,30 @@ Percent = Annotated[float, Field(ge=0, le=1000)]
 
 
 class Piece(Strict):
-    """time = latency_us + 8 × bytes / mbit_per_s µs, for messages of at least `from_bytes` up to the next piece's."""
+    """time = latency_us + 8 × bytes / mbit_per_s, in µs, from `from_bytes` up to the next piece's."""
 
     from_bytes: int = Field(ge=0, le=2**60)
     latency_us: float = Field(ge=0, le=1e13)
     mbit_per_s: Positive
 
 
-Pieces = Annotated[list[Piece], Field(min_length=1, max_length=64)]
+def _rising(pieces: list[Piece]) -> list[Piece]:
+    starts = [piece.from_bytes for piece in pieces]
+    if starts != sorted(set(starts)) or starts[0] != 0:
+        raise ValueError(f"expected from_bytes that begin at 0 and rise, got {starts}")
+    return pieces
+
+
+Pieces = Annotated[list[Piece], Field(min_length=1, max_length=64), AfterValidator(_rising)]
 
 
 class Level(Strict):
-    """Links that join groups of the level below (of single ranks, at the first): what one flow of messages gets.
+    """Links between the groups of the level below (between single ranks, at the first level).
 
-    `ranks` are how many ranks it joins at most, None without a bound (the last level alone). Each group below has
-    `ports` such links: several flows in one direction share them evenly. `busy` is the share that others take.
-    `oversubscription` divides the rate where all groups send at once.
+    `ranks` is the largest number of ranks that it connects, None if there is no limit (only at the last level).
+    `pieces` is the time of one flow of messages. Each group below has `ports` such links, which flows in one direction
+    share evenly. `busy` is the fraction that other users take. `oversubscription` divides the rate when all groups
+    send at once.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")
@@ -65,17 +73,12 @@ class Level(Strict):
     oversubscription: float = Field(1.0, ge=1, le=1000)
     busy: float = Field(0.0, ge=0, lt=1)
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Level:
-        _check_pieces(self.pieces)
-        return self
-
 
 class Measured(Strict):
-    """Whole collectives over `ranks` ranks, by bytes a rank: the fitted line, how well it fits, what it was fitted to.
+    """The measured time of a collective over `ranks` ranks, as a function of the bytes per rank.
 
-    `residual_percent` is the root of the mean squared relative error over the points that were measured, from
-    `smallest_bytes` to `largest_bytes`; beyond them a prediction is told to extrapolate.
+    `residual_percent` is the root mean squared relative error of the fit over the measured sizes, which go from
+    `smallest_bytes` to `largest_bytes`. A prediction for a larger size carries a warning.
     """
 
     operation: Operation
@@ -89,7 +92,6 @@ class Measured(Strict):
 
     @model_validator(mode="after")
     def _in_order(self) -> Measured:
-        _check_pieces(self.pieces)
         if self.smallest_bytes > self.largest_bytes:
             raise ValueError(f"expected smallest_bytes at most largest_bytes, got {self.smallest_bytes}")
         if self.ranks_per_host > self.ranks:
@@ -98,10 +100,10 @@ class Measured(Strict):
 
 
 class Device(Strict):
-    """What computes. `relative_speed` is against other cluster files' devices (one P100 = 1), for `hvdkit advise`.
+    """What computes. `relative_speed` compares devices of cluster files (a P100 has 1), for `hvdkit advise`.
 
-    `memory_bytes_per_s` is what copying within the device gets (fusion buffers, compression); `host_bytes_per_s` what
-    copying to it gets.
+    `memory_bytes_per_s` is the rate of copies within the device (fusion buffers, compression), `host_bytes_per_s` that
+    of copies from the host to the device.
     """
 
     name: str = Field(min_length=1, max_length=100)
@@ -113,11 +115,11 @@ class Device(Strict):
 
 
 class Software(Strict):
-    """What the collective library costs beside the wires.
+    """What the collective library costs in addition to the links.
 
-    A reduction adds up `reduction_bytes_per_s`; Horovod's coordinator needs `negotiation_us` a cycle and
-    `negotiation_us_per_rank` more for each rank. `algorithms` are those among which the fastest is taken.
-    With `synchronous` a collective holds up Horovod's loop until it has ended (Gloo and MPI; NCCL goes on).
+    A reduction sums `reduction_bytes_per_s`. Horovod's coordinator takes `negotiation_us` per cycle, and
+    `negotiation_us_per_rank` for each rank. The library takes the fastest of `algorithms`.
+    If `synchronous`, Horovod's loop waits until a collective has ended (Gloo and MPI do, NCCL does not).
     """
 
     reduction_bytes_per_s: Positive | None = None
@@ -128,10 +130,10 @@ class Software(Strict):
 
 
 class Cluster(Strict):
-    """All of it. `jitter` is the coefficient of variation of a rank's compute time from step to step.
+    """The whole file. `jitter` is the coefficient of variation of a rank's compute time from step to step.
 
-    `residual_percent` is how far predictions of communication on this cluster are believed off where no measured
-    collective says it better. `source` says where the figures are from.
+    `residual_percent` is the expected error of predicted communication where no measured collective gives a better
+    estimate. `source` says where the figures come from.
     """
 
     schema_version: Literal[1]
@@ -139,7 +141,7 @@ class Cluster(Strict):
     description: str = Field("", max_length=2000)
     source: str = Field("", max_length=4000)
     ranks_per_host: int = Field(1, ge=1, le=10**6)
-    hosts: int | None = Field(None, ge=1, le=10**9, description="how many there are; None: as many as are asked for")
+    hosts: int | None = Field(None, ge=1, le=10**9, description="how many there are; None: no limit")
     device: Device
     levels: Annotated[list[Level], Field(min_length=1, max_length=4)]
     software: Software = Software()
@@ -163,28 +165,25 @@ class Cluster(Strict):
 
     @property
     def largest(self) -> int | None:
-        """How many ranks fit; None without a bound."""
-        bounds = [bound for bound in (self.levels[-1].ranks, self._slots) if bound is not None]
-        return min(bounds) if bounds else None
-
-    @property
-    def _slots(self) -> int | None:
-        return None if self.hosts is None else self.hosts * self.ranks_per_host
+        """How many ranks fit; None if there is no limit."""
+        slots = self.hosts and self.hosts * self.ranks_per_host
+        return min((bound for bound in (self.levels[-1].ranks, slots) if bound is not None), default=None)
 
 
 def load(path: Path) -> Cluster:
-    """Read a cluster file, or one that comes with hvdkit by its bare name, such as `v100-nvlink-ib`.
+    """Read a cluster file, or one that hvdkit ships by its bare name, such as `v100-nvlink-ib`.
 
-    Raises RequestError, a line for each fault with file, key and what was expected.
+    Raises RequestError with a line for each fault: file, key and what was expected.
     """
-    path = _shipped(path) or path
     names = shipped()
+    if len(path.parts) == 1 and path.name in names and not os.path.lexists(path):
+        path = _SHIPPED / f"{path.name}.yaml"
     either = f"{EXPECTED}, or one of {', '.join(map(repr, names))}{nearest(path.name, names)}"
     return read(yaml_files.load(path, EXPECTED, either), named(path))
 
 
 def read(document: Any, where: str) -> Cluster:
-    """The cluster of a document that has been parsed. Raises RequestError as `load` does."""
+    """The cluster in a parsed document. Raises RequestError as `load` does."""
     if not isinstance(document, dict):
         raise RequestError(f"{where}: expected {EXPECTED}: keys with values, got {brief(document)}")
     version = document.get("schema_version")
@@ -193,38 +192,21 @@ def read(document: Any, where: str) -> Cluster:
     try:
         return Cluster.model_validate(document)
     except ValidationError as error:
-        raise RequestError("\n".join(dict.fromkeys(f"{where}: {line}" for line in told(error)))) from None
+        raise RequestError("\n".join(dict.fromkeys(f"{where}: {line}" for line in faults(error)))) from None
 
 
 def save(cluster: Cluster, path: Path) -> None:
-    """Write it as YAML; `load` reads it back equal. Raises RunError where the disk does not allow it."""
+    """Write it as YAML, which `load` reads back unchanged. Raises RunError if it cannot be written."""
     write_atomic(path, yaml.safe_dump(cluster.model_dump(), sort_keys=False, width=120))
 
 
 def shipped() -> list[str]:
-    """The names of the clusters that come with hvdkit."""
-    return sorted(path.stem for path in (Path(__file__).parent / "clusters").glob("*.yaml"))
+    """The names of the clusters that hvdkit ships."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
-def piece_at(pieces: list[Piece], size: float) -> Piece:
-    """The piece that holds for a message of `size` bytes; the first one below its `from_bytes` too."""
-    return pieces[max(0, bisect.bisect_right([piece.from_bytes for piece in pieces], size) - 1)]
-
-
-def _shipped(path: Path) -> Path | None:
-    if path.suffix or len(path.parts) != 1 or os.path.lexists(path) or path.name not in shipped():
-        return None
-    return Path(__file__).parent / "clusters" / f"{path.name}.yaml"
-
-
-def _check_pieces(pieces: list[Piece]) -> None:
-    starts = [piece.from_bytes for piece in pieces]
-    if starts != sorted(set(starts)) or starts[0] != 0:
-        raise ValueError(f"pieces: expected from_bytes that begin at 0 and rise, got {starts}")
-
-
-def told(error: ValidationError) -> list[str]:
-    """A line for each fault that pydantic has found: key, what was expected, what was received."""
+def faults(error: ValidationError) -> list[str]:
+    """A line for each fault that pydantic found: key, what was expected, what was received."""
     lines = []
     for fault in error.errors(include_url=False):
         key = ".".join(map(str, fault["loc"])) or "file"

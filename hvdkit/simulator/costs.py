@@ -1,19 +1,22 @@
-"""How long collectives take: closed formulas over a cluster's links, as piecewise lines over the bytes a rank puts in.
+"""How long collectives take: closed formulas over the links of a cluster, as functions of the bytes per rank.
 
-With p ranks, hops of time t(m) for m bytes, and γ seconds to add up a byte:
+With p ranks, a time t(m) for a message of m bytes over one hop, and γ seconds to add up a byte, an allreduce of n bytes
+takes, by algorithm:
 
 - ring (Patarasuk and Yuan 2009): 2(p-1) t(n/p) + (p-1)/p nγ;
 - halving-doubling (Thakur, Rabenseifner and Gropp 2005): 2 Σ t(n/2^k) for k = 1 … log₂p, + (p-1)/p nγ; ranks beyond a
-  power of two first hand theirs to a neighbour and get the sum at the end, 2 t(n) + nγ;
-- tree (two binary trees at once, Sanders, Speck and Träff 2009, as NCCL has it): 2⌈log₂p⌉ latencies, 2n through the
+  power of two first send theirs to a neighbour and receive the sum at the end, which adds 2 t(n) + nγ;
+- tree (two binary trees at once, Sanders, Speck and Träff 2009, as in NCCL): 2⌈log₂p⌉ latencies, 2n through the
   slowest link;
-- hierarchical (Jia et al. 2018), as hvdkit has it: a ring in each host, a ring of the hosts' first ranks, a broadcast
-  in each host;
-- central: every rank sends all to one and gets all back (a parameter server), (p-1)n in and out of its links;
-- allgather (p-1) t(k), all-to-all (p-1) t(n/p), reduce-scatter half a ring, broadcast the half of a tree.
+- hierarchical (Jia et al. 2018), as hvdkit implements it: a ring within each host, a ring over the first ranks of the
+  hosts, a broadcast within each host;
+- central (a parameter server): every rank sends n to one rank and receives n, (p-1)n in and out of its links.
 
-Latencies add up along a path over several levels of links; the slowest level's rate counts. Flows that leave a group by
-the same links share them. Where the operation was measured over the same ranks, the measured line is taken.
+An allgather takes (p-1) t(n), an all-to-all (p-1) t(n/p), a reduce-scatter half of a ring allreduce, a broadcast half
+of a tree.
+
+On a path over several levels of links, latencies add up and the lowest rate counts. Flows that leave a group over the
+same links share them. A measurement of the same operation over the same ranks takes precedence over all formulas.
 """
 
 from __future__ import annotations
@@ -23,29 +26,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hvdkit.simulator import lines
-from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured, Operation, Piece
-from hvdkit.simulator.lines import Line
+import numpy as np
 
-_PER_DOUBLING = 5.0  # percent that a cost is believed less for each doubling of ranks beyond what was measured
+from hvdkit.simulator import piecewise_linear
+from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured, Operation, Piece
+from hvdkit.simulator.piecewise_linear import ZERO, PiecewiseLinear
+
+_PER_DOUBLING = 5.0  # percent of error for each doubling of ranks away from the measured ones
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A collective's line, by which algorithms it may run, and how far it is believed off (percent); why, if more."""
+    """The time of a collective (`line`, by bytes per rank), the algorithms it may use, and its expected error."""
 
-    line: Line
+    line: PiecewiseLinear
     algorithm: str
     residual_percent: float
     warnings: tuple[str, ...] = ()
 
 
 def hop_pieces(measured: Measured) -> list[Piece]:
-    """What one message to a neighbour takes, for the time of a whole ring to come out as it was measured.
+    """The time of one message to a neighbour, from the measured time T of a collective that runs as a ring.
 
-    The inverse of the formulas above: t(m) = T(pm) / 2(p-1) of an allreduce, with the adding up in it.
+    The inverse of the formulas above: t(m) = T(pm) / 2(p-1) for an allreduce. The time to add up is part of it.
     """
-    times, part = _steps(measured.operation, measured.ranks)
+    times, part = _ring_steps(measured.operation, measured.ranks)
     return [
         Piece(
             from_bytes=round(piece.from_bytes * part),
@@ -58,7 +63,7 @@ def hop_pieces(measured: Measured) -> list[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The links of a cluster that `ranks` ranks use, placed host by host."""
+    """The links of a cluster that `ranks` ranks use, with each host filled before the next."""
 
     cluster: Cluster
     ranks: int
@@ -66,7 +71,7 @@ class Network:
 
     @cached_property
     def levels(self) -> list[tuple[Level, int]]:
-        """The levels in use, from the inside, each with how many groups of the level below it joins."""
+        """The levels in use, innermost first, each with how many groups of the level below it connects."""
         used, below = [], 1
         for level in self.cluster.levels:
             reach = self.ranks if level.ranks is None else min(level.ranks, self.ranks)
@@ -78,7 +83,7 @@ class Network:
         return used
 
     def cost(self, operation: Operation, algorithm: Algorithm | None = None, servers: int = 1) -> Cost:
-        """What an operation costs; the fastest of the library's algorithms, unless one is named."""
+        """The cost of an operation, with the fastest of the library's algorithms unless one is given."""
         key = (operation, algorithm, servers)
         if key not in self._known:
             self._known[key] = self._cost(operation, algorithm, servers)
@@ -86,150 +91,154 @@ class Network:
 
     def _cost(self, operation: Operation, algorithm: Algorithm | None, servers: int) -> Cost:
         if self.ranks == 1:
-            return Cost(lines.ZERO, "none", 0.0)
-        cluster = self.cluster
-        direct = [m for m in self._measurements(operation, algorithm) if self._same(m)]
-        if direct:
-            return Cost(lines.of_pieces(direct[0].pieces), direct[0].algorithm, direct[0].residual_percent)
+            return Cost(ZERO, "none", 0.0)
+        local = min(self.cluster.ranks_per_host, self.ranks)
+        for measured in self._measurements(operation, algorithm):
+            if (measured.ranks, measured.ranks_per_host) == (self.ranks, local):
+                line = piecewise_linear.of_pieces(measured.pieces)
+                return Cost(line, measured.algorithm, measured.residual_percent)
+        error = self._expected_error(operation, algorithm)
+        if operation == "broadcast":
+            path = self._hop_of_ring()
+            return Cost(PiecewiseLinear(path.starts, path.latency * sum(self._tree_depths), path.slope), "ring", *error)
+        if operation == "alltoall":
+            return Cost(self._alltoall(), "ring", *error)
         if operation != "allreduce":
-            return Cost(self._other(operation), "ring", *self._belief(operation, algorithm))
-        names = [algorithm] if algorithm else list(cluster.software.algorithms)
-        each = [self._allreduce(name, servers) for name in names]
-        name = names[0] if len(names) == 1 else "fastest of " + ", ".join(names)
-        return Cost(lines.least(each), name, *self._belief(operation, algorithm))
+            return Cost(self._ring(operation), "ring", *error)
+        names = [algorithm] if algorithm else list(self.cluster.software.algorithms)
+        line = piecewise_linear.least([self._allreduce(name, servers) for name in names])
+        return Cost(line, names[0] if len(names) == 1 else "fastest of " + ", ".join(names), *error)
 
-    def hierarchical(self) -> tuple[Line, Line, Line]:
-        """The parts of a hierarchical allreduce: inside hosts, between their first ranks, and back within hosts."""
+    def hierarchical(self) -> tuple[PiecewiseLinear, PiecewiseLinear, PiecewiseLinear]:
+        """The parts of a hierarchical allreduce: within hosts, between their first ranks, and back within hosts."""
         if len(self.levels) < 2:
-            return self._ring(self.ranks, 1.0), lines.ZERO, lines.ZERO
+            return self._hop_of_ring().repeated(*_ring_steps("allreduce", self.ranks)), ZERO, ZERO
         local, near = self._size(0), self._hop(0, 1.0)
         hosts = self.ranks / local
         inside = near.repeated(2 * (local - 1), 1 / local)
         between = self._path(range(1, len(self.levels)), flows=1.0).repeated(2 * (hosts - 1), 1 / hosts)
         depth = math.ceil(math.log2(local))
         return (
-            lines.total([inside, self._adding((local - 1) / local)]),
-            lines.total([between, self._adding((hosts - 1) / hosts)]),
-            Line(near.starts, near.latency * depth, near.slope),
+            piecewise_linear.total([inside, self._summing((local - 1) / local)]),
+            piecewise_linear.total([between, self._summing((hosts - 1) / hosts)]),
+            PiecewiseLinear(near.starts, near.latency * depth, near.slope),
         )
 
-    def _allreduce(self, algorithm: str, servers: int) -> Line:
-        p = self.ranks
+    def _allreduce(self, algorithm: str, servers: int) -> PiecewiseLinear:
         if algorithm == "ring":
-            return lines.total([self._ring(p, 1.0), self._adding((p - 1) / p)])
+            return self._ring("allreduce")
         if algorithm == "halving-doubling":
-            return self._halving()
+            return self._halving_doubling()
         if algorithm == "tree":
-            depth = sum(self._tree_depth(i) for i in range(len(self.levels)))
-            shares = [self._tree_depth(i) / depth for i in range(len(self.levels))]
-            path = lines.bottleneck([self._hop(i, 1.0) for i in range(len(self.levels))], shares)
-            return lines.total([Line(path.starts, path.latency * 2 * depth, path.slope * 2), self._adding(1.0)])
+            depth = sum(self._tree_depths)
+            hops = [self._hop(i, 1.0) for i in range(len(self.levels))]
+            path = piecewise_linear.bottleneck(hops, [each / depth for each in self._tree_depths])
+            both = PiecewiseLinear(path.starts, path.latency * 2 * depth, path.slope * 2)
+            return piecewise_linear.total([both, self._summing(1.0)])
         if algorithm == "hierarchical":
-            return lines.total(list(self.hierarchical()))
-        # central: in turn through the server's links, from within the host and from outside at once
+            return piecewise_linear.total(self.hierarchical())
+        # central: one after the other through the server's links; ranks of its own host use other links meanwhile
         local = self._size(0) if len(self.levels) > 1 else 1
-        flows = max(1, p - local) / servers
+        flows = max(1, self.ranks - local) / servers
         link = self._hop(len(self.levels) - 1, 1.0)
-        return lines.total([link.repeated(2, flows), self._adding((p - 1) / servers)])
+        return piecewise_linear.total([link.repeated(2, flows), self._summing((self.ranks - 1) / servers)])
 
-    def _other(self, operation: Operation) -> Line:
-        p = self.ranks
-        if operation == "broadcast":
-            depth = sum(self._tree_depth(i) for i in range(len(self.levels)))
-            path = self._ring_hop()
-            return Line(path.starts, path.latency * depth, path.slope)
-        times, part = _steps(operation, p)
-        if operation == "alltoall" and len(self.levels) > 1:
-            # all ranks of a host send by its links at once; only what stays in the host is spared
-            local = self._size(0)
-            outside = (p - local) / (p - 1)
-            return self._path(range(len(self.levels)), flows=local * outside).repeated(times, part)
-        line = self._ring_hop().repeated(times, part)
-        return lines.total([line, self._adding((p - 1) / p)]) if operation == "reducescatter" else line
+    def _ring(self, operation: Operation) -> PiecewiseLinear:
+        line = self._hop_of_ring().repeated(*_ring_steps(operation, self.ranks))
+        if operation in ("allreduce", "reducescatter"):
+            return piecewise_linear.total([line, self._summing((self.ranks - 1) / self.ranks)])
+        return line
 
-    def _halving(self) -> Line:
-        whole = 2 ** int(math.log2(self.ranks))
+    def _alltoall(self) -> PiecewiseLinear:
+        if len(self.levels) == 1:
+            return self._ring("alltoall")
+        # All ranks of a host send over its links at once; only what stays within the host does not use them.
+        local = self._size(0)
+        outside = (self.ranks - local) / (self.ranks - 1)
+        path = self._path(range(len(self.levels)), flows=local * outside)
+        return path.repeated(*_ring_steps("alltoall", self.ranks))
+
+    def _halving_doubling(self) -> PiecewiseLinear:
+        power = 2 ** int(math.log2(self.ranks))
         steps, distance = [], 1
-        while distance < whole:
+        while distance < power:
             level = next(i for i in range(len(self.levels)) if distance < self._size(i) or i == len(self.levels) - 1)
-            # the near exchange the large halves; those that leave a group leave it all at once
+            # The nearest ranks exchange the largest halves. All ranks of a group leave it at the same time.
             flows = 1.0 if level == 0 else float(min(self._size(level - 1), distance))
-            steps.append(self._path(range(level, level + 1), flows).repeated(2, 1 / (2 * distance)))
+            steps.append(self._hop(level, flows).repeated(2, 1 / (2 * distance)))
             distance *= 2
-        rest = self.ranks - whole
-        if rest:
-            steps.append(self._ring_hop().repeated(2, 1.0))
-        return lines.total([*steps, self._adding((whole - 1) / whole + (1 if rest else 0))])
+        beyond = self.ranks > power
+        if beyond:
+            steps.append(self._hop_of_ring().repeated(2, 1.0))
+        return piecewise_linear.total([*steps, self._summing((power - 1) / power + beyond)])
 
-    def _ring(self, ranks: int, part: float) -> Line:
-        return self._ring_hop().repeated(2 * (ranks - 1), part / ranks)
-
-    def _ring_hop(self) -> Line:
+    def _hop_of_ring(self) -> PiecewiseLinear:
         return self._path(range(len(self.levels)), flows=1.0)
 
-    def _path(self, indices: range, flows: float) -> Line:
-        """One step of messages that go on at all levels at once; `flows` leave each group above the first level."""
+    def _path(self, indices: range, flows: float) -> PiecewiseLinear:
+        """One step in which messages cross all these levels at once; `flows` leave each group above the first level."""
         hops = [self._hop(i, flows if i > 0 else 1.0) for i in indices]
         if len(hops) == 1:
             return hops[0]
-        # of all hops round a ring, those that stay within the lower level are the most
+        # Of all hops round a ring, most stay within a group of the lower level.
         crossing = [self.ranks / (self._size(i - 1) if i else 1) for i in indices]
         counts = [here - above for here, above in zip(crossing, [*crossing[1:], 0.0], strict=True)]
-        return lines.bottleneck(hops, [count / sum(counts) for count in counts])
+        return piecewise_linear.bottleneck(hops, [count / sum(counts) for count in counts])
 
-    def _hop(self, index: int, flows: float) -> Line:
+    def _hop(self, index: int, flows: float) -> PiecewiseLinear:
         level, _ = self.levels[index]
-        pieces = self._from_measured(index) or level.pieces
-        line = lines.of_pieces(pieces)
+        line = piecewise_linear.of_pieces(self._measured_hop(index) or level.pieces)
         return line.slowed(max(flows, 1.0) / level.ports * level.oversubscription / (1 - level.busy))
 
     def _size(self, index: int) -> int:
-        """Ranks within a group of this level."""
-        size = 1
-        for _, groups in self.levels[: index + 1]:
-            size *= groups
-        return min(size, self.ranks)
+        """The number of ranks in a group of this level."""
+        return min(math.prod(groups for _, groups in self.levels[: index + 1]), self.ranks)
 
-    def _tree_depth(self, index: int) -> int:
-        groups = self.levels[index][1]
-        # within a host NCCL's trees are chains
-        return groups - 1 if index == 0 and len(self.levels) > 1 else math.ceil(math.log2(groups))
+    @cached_property
+    def _tree_depths(self) -> list[int]:
+        """By level, the depth of NCCL's trees, which are chains within a host."""
+        chain = len(self.levels) > 1
+        return [
+            groups - 1 if index == 0 and chain else math.ceil(math.log2(groups))
+            for index, (_, groups) in enumerate(self.levels)
+        ]
 
-    def _adding(self, part: float) -> Line:
+    def _summing(self, part: float) -> PiecewiseLinear:
         rate = self.cluster.software.reduction_bytes_per_s
-        return lines.per_byte(part / rate) if rate else lines.ZERO
+        return PiecewiseLinear(np.zeros(1), np.zeros(1), np.array([part / rate])) if rate else ZERO
 
     def _measurements(self, operation: Operation, algorithm: Algorithm | None) -> Sequence[Measured]:
         return [m for m in self.cluster.measured if m.operation == operation and algorithm in (None, m.algorithm)]
 
-    def _same(self, measured: Measured) -> bool:
-        local = min(self.cluster.ranks_per_host, self.ranks)
-        return measured.ranks == self.ranks and measured.ranks_per_host == local
+    def _nearest(self, measured: Sequence[Measured]) -> tuple[float, Measured] | None:
+        """The measurement with the nearest number of ranks, and how many doublings lie between; None without any."""
+        distances = [abs(math.log2(m.ranks / self.ranks)) for m in measured]
+        return min(zip(distances, measured, strict=True), key=lambda each: each[0], default=None)
 
-    def _from_measured(self, index: int) -> list[Piece] | None:
-        """A level's hop out of the nearest allreduce that was measured over this level alone."""
+    def _measured_hop(self, index: int) -> list[Piece] | None:
+        """One hop of a level, from the nearest allreduce that was measured over this level alone."""
         last, only = index == len(self.cluster.levels) - 1, len(self.cluster.levels) == 1
-        alone = [
-            m
-            for m in self.cluster.measured
-            if (m.operation, m.algorithm) == ("allreduce", "ring")
-            and (only or (m.ranks_per_host == 1 if last else index == 0 and m.ranks == m.ranks_per_host))
-        ]
-        nearest = min(alone, key=lambda m: abs(math.log2(m.ranks / self.ranks)), default=None)
-        return hop_pieces(nearest) if nearest else None
+        nearest = self._nearest(
+            [
+                m
+                for m in self._measurements("allreduce", "ring")
+                if only or (m.ranks_per_host == 1 if last else index == 0 and m.ranks == m.ranks_per_host)
+            ]
+        )
+        return hop_pieces(nearest[1]) if nearest else None
 
-    def _belief(self, operation: Operation, algorithm: Algorithm | None) -> tuple[float, tuple[str, ...]]:
-        measured = self._measurements(operation, algorithm) or self._measurements("allreduce", None)
-        if not measured:
+    def _expected_error(self, operation: Operation, algorithm: Algorithm | None) -> tuple[float, tuple[str, ...]]:
+        """The expected error in percent, and the warnings that explain it."""
+        nearest = self._nearest(self._measurements(operation, algorithm) or self._measurements("allreduce", None))
+        if nearest is None:
             return self.cluster.residual_percent, ()
-        nearest = min(measured, key=lambda m: abs(math.log2(m.ranks / self.ranks)))
-        far = abs(math.log2(nearest.ranks / self.ranks))
-        told = f"{operation} over {self.ranks} ranks is extrapolated from {nearest.operation} over {nearest.ranks}"
-        return nearest.residual_percent + _PER_DOUBLING * max(1.0, far), (told,)
+        far, measured = nearest
+        warning = f"{operation} over {self.ranks} ranks is extrapolated from {measured.operation} over {measured.ranks}"
+        return measured.residual_percent + _PER_DOUBLING * max(1.0, far), (warning,)
 
 
-def _steps(operation: Operation, ranks: int) -> tuple[float, float]:
-    """(messages one after the other, each what part of the bytes that a rank puts in) of a ring."""
+def _ring_steps(operation: Operation, ranks: int) -> tuple[float, float]:
+    """The messages that a ring sends one after the other, and the fraction of a rank's bytes in each of them."""
     if operation == "allreduce":
         return 2.0 * (ranks - 1), 1 / ranks
     if operation == "allgather":

@@ -1,8 +1,8 @@
-"""Runs a graph, iteration after iteration, until steps take equally long: for one case, or for many at once.
+"""Runs the graph of a step, iteration after iteration, until the step time is steady; for one case or many at once.
 
-Every task starts when all that it waits for has ended and its resource is free. As each resource keeps the graph's
-order, ends are sums and maxima of durations: longer tasks never make a step shorter (no scheduling anomalies), and one
-sweep with arrays for durations answers as many what-ifs as they have elements.
+A task starts when the tasks that it waits for have ended and its resource is free. A resource runs its tasks in the
+graph's order, so the end of every task is made of sums and maxima of durations. Hence a longer task never shortens a
+step (there are no scheduling anomalies), and with arrays as durations one pass simulates a case per element.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from hvdkit.simulator.graph import Graph, Task
 
-_MOST = 24  # iterations; what has not settled by then is averaged over the last half
-_SETTLED = 1e-9
+_MOST_ITERATIONS = 24  # a step time that is not steady by then is averaged over the last half
+_TOLERANCE = 1e-9  # relative difference between two steps that counts as steady
 
 
 @dataclass(frozen=True)
 class Span:
-    """One task of one iteration in time, seconds from the first iteration's begin."""
+    """When one task of one iteration runs, in seconds from the start of the first iteration."""
 
     task: Task
     iteration: int
@@ -31,9 +31,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`starts` and `ends` by iteration and task; `period` is the time of a step in steady state.
+    """`starts` and `ends` of tasks by iteration and task, and `period`, the step time in steady state; all in seconds.
 
-    `starts` and `ends` are numbers, or arrays with one for each what-if.
+    Each time is a number, or an array with one element per case.
     """
 
     graph: Graph
@@ -41,19 +41,14 @@ class Schedule:
     ends: list[list[Any]]
     period: Any
 
-    @property
-    def makespan(self) -> Any:
-        """The end of the last task of all iterations."""
-        return np.maximum.reduce([np.asarray(end) for row in self.ends for end in row])
-
     def spans(self, iteration: int = -1) -> list[Span]:
-        """The tasks of one iteration, of one case."""
+        """The tasks of one iteration; for a schedule of one case."""
         number = iteration % len(self.ends)
         rows = zip(self.graph.tasks, self.starts[number], self.ends[number], strict=True)
         return [Span(task, number, float(start), float(end)) for task, start, end in rows]
 
     def busy(self) -> dict[str, Any]:
-        """Seconds a step by resource."""
+        """Seconds per step that each resource is in use."""
         seconds: dict[str, Any] = {}
         for task in self.graph.tasks:
             if task.resource is not None:
@@ -61,12 +56,12 @@ class Schedule:
         return seconds
 
     def critical_path(self, number: int = -1) -> list[Span]:
-        """What the length of a step (the last) hangs on, from the end of the step before to its own; of one case.
+        """The critical path of iteration `number`, from the end of the step before it to its own; for one case.
 
-        Going back from the last task, always to the latest of what it waited for or followed on its resource. Tasks of
-        other iterations (input that was read ahead) belong to it where they decide.
+        Goes back from the last task, each time to the one that ended latest among those it waited for and the one
+        before it on its resource. The path can contain tasks of other iterations, such as input that is read ahead.
         """
-        index, before = _before(self.graph)
+        index, before = _predecessors(self.graph)
         iteration, number = number % len(self.ends), index[self.graph.last]
         begin = float(self.ends[iteration - 1][number]) if iteration else 0.0
         path: list[Span] = []
@@ -84,10 +79,10 @@ class Schedule:
 
 
 def run(graph: Graph, iterations: int | None = None) -> Schedule:
-    """Sweep until the step time settles (in all cases), or for a number of iterations."""
+    """Simulate until the step time is steady in all cases, or for a given number of iterations."""
     batch = any(isinstance(task.seconds, np.ndarray) for task in graph.tasks)
     larger = np.maximum if batch else max
-    index, _ = _before(graph)
+    index, _ = _predecessors(graph)
     plan = [
         (task.seconds, task.resource, [(index[edge.name], edge.lag) for edge in task.after]) for task in graph.tasks
     ]
@@ -96,7 +91,7 @@ def run(graph: Graph, iterations: int | None = None) -> Schedule:
     starts: list[list[Any]] = []
     ends: list[list[Any]] = []
     steps: list[Any] = []
-    for iteration in range(iterations or _MOST):
+    for iteration in range(iterations or _MOST_ITERATIONS):
         begun: list[Any] = []
         ended: list[Any] = []
         starts.append(begun)
@@ -116,13 +111,16 @@ def run(graph: Graph, iterations: int | None = None) -> Schedule:
         if iterations is None and len(steps) > 1 and _same(steps[-1], steps[-2]):
             break
     half = steps[len(steps) // 2 :]
-    settled = len(steps) > 1 and _same(steps[-1], steps[-2])
-    period = (steps[-1] if settled else sum(half) / len(half)) if steps else ends[0][last]
+    steady = len(steps) > 1 and _same(steps[-1], steps[-2])
+    period = (steps[-1] if steady else sum(half) / len(half)) if steps else ends[0][last]
     return Schedule(graph, starts, ends, period)
 
 
-def _before(graph: Graph) -> tuple[dict[str, int], list[list[tuple[int, int]]]]:
-    """Each task's place, and by task what it waits for or follows on its resource, as (iterations ago, place)."""
+def _predecessors(graph: Graph) -> tuple[dict[str, int], list[list[tuple[int, int]]]]:
+    """The index of each task by name; for each task its predecessors, as (iterations ago, index).
+
+    Predecessors are the tasks that it waits for, and the one that runs before it on its resource.
+    """
     index = {task.name: number for number, task in enumerate(graph.tasks)}
     before = [[(edge.lag, index[edge.name]) for edge in task.after] for task in graph.tasks]
     on: dict[str, list[int]] = {}
@@ -137,4 +135,4 @@ def _before(graph: Graph) -> tuple[dict[str, int], list[list[tuple[int, int]]]]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return bool(np.all(np.abs(a - b) <= _SETTLED * np.abs(b) + 1e-15))
+    return bool(np.all(np.abs(a - b) <= _TOLERANCE * np.abs(b) + 1e-15))

@@ -1,7 +1,7 @@
-"""When gradients may go, in which company, and what else overlaps: one entry for each way that frameworks have.
+"""Scheduling policies: when gradients are sent, how they are grouped into buckets, and what else overlaps.
 
-A policy is what overlaps (three switches) and how gradients are put into buckets (one of the functions below, for all
-what-ifs at once). The first five are those that S. Shi et al. 2018 (arXiv 1805.03812, section IV) tell apart.
+A policy says what overlaps (three switches) and how gradients are put into buckets (one of the functions below, which
+handles all cases at once). The first five are those of S. Shi et al. 2018 (arXiv 1805.03812, section IV).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from hvdkit.errors import RequestError, nearest
 from hvdkit.simulator.cluster import Algorithm
-from hvdkit.simulator.lines import Floats
+from hvdkit.simulator.piecewise_linear import Floats
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What may be set, for each what-if (arrays of one length). Seconds and bytes.
+    """What the user can set, as arrays of shape (cases,): `threshold` and `bucket` in bytes, times in seconds.
 
-    `negotiation_s` is what Horovod's ranks need to agree in a cycle; with `synchronous` its loop waits for a collective
-    to end before it looks again.
+    `negotiation_s` is how long Horovod's ranks take to agree in a cycle. If `synchronous`, Horovod's loop waits for a
+    collective to end before it starts the next cycle.
     """
 
     threshold: Floats
@@ -37,9 +37,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Gradients:
-    """As backward finishes them: `ready` seconds after its begin, shape (tensors, what-ifs), `bytes` (tensors,).
+    """Gradients in the order in which backward finishes them.
 
-    `seconds(first, last)` is what tensors `first` to `last` (arrays, one for each what-if) take together on the wire.
+    `ready` is when each is finished, in seconds from the start of backward, shape (tensors, cases); `bytes` has shape
+    (tensors,). `seconds(first, last)` is how long tensors `first` to `last` take to send together; `first` has an
+    index for each case.
     """
 
     ready: Floats
@@ -49,27 +51,23 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Buckets:
-    """`closes`: a bucket ends with this tensor, shape (tensors, what-ifs). `gates`: it may not go before, in seconds
-    after backward's begin; None where nothing but its gradients holds it up."""
+    """`closes` says that a bucket ends with this tensor, shape (tensors, cases).
+
+    `gates` is the earliest time at which it can be sent, in seconds from the start of backward; None if a bucket can be
+    sent as soon as its gradients are ready.
+    """
 
     closes: Bools
     gates: Floats | None = None
 
 
-def whole(gradients: Gradients, options: Options) -> Buckets:
-    """All gradients in one."""
-    closes = np.zeros(gradients.ready.shape, bool)
-    closes[-1] = True
-    return Buckets(closes)
-
-
 def each(gradients: Gradients, options: Options) -> Buckets:
-    """Every gradient by itself."""
+    """One bucket for each gradient."""
     return Buckets(np.ones(gradients.ready.shape, bool))
 
 
 def grouped(gradients: Gradients, options: Options) -> Buckets:
-    """As many as fit into a fusion buffer; a larger one goes by itself."""
+    """As many gradients as fit into the fusion buffer; a larger gradient is sent alone."""
     closes = np.zeros(gradients.ready.shape, bool)
     closes[-1] = True
     held = np.zeros(gradients.ready.shape[1])
@@ -81,7 +79,10 @@ def grouped(gradients: Gradients, options: Options) -> Buckets:
 
 
 def filled(gradients: Gradients, options: Options) -> Buckets:
-    """PyTorch's DistributedDataParallel (Li et al. 2020): a bucket ends when it has its size; the first has 1 MiB."""
+    """PyTorch's DistributedDataParallel (Li et al. 2020): a bucket ends once it has reached its size.
+
+    The first bucket has 1 MiB at most.
+    """
     closes = np.zeros(gradients.ready.shape, bool)
     held = np.zeros(gradients.ready.shape[1])
     limit = np.minimum(options.bucket, 2.0**20)
@@ -95,10 +96,10 @@ def filled(gradients: Gradients, options: Options) -> Buckets:
 
 
 def merged(gradients: Gradients, options: Options) -> Buckets:
-    """MG-WFBP (Shi et al. 2019, arXiv 1811.11141): the buckets that end first, whatever they have to wait for.
+    """MG-WFBP (Shi et al. 2019, arXiv 1811.11141): the buckets with which communication ends earliest.
 
-    The paper merges by a rule that is optimal for costs of one latency and one rate but for what ties leave. Here it is
-    the optimum for any costs: the earliest end with a bucket closed at each gradient, out of all places to begin it.
+    The paper's rule is optimal for a cost of one latency and one rate. This dynamic program is optimal for any cost:
+    for a bucket that ends with gradient i, it tries all gradients as the bucket's first.
     """
     count, cases = gradients.ready.shape
     closes, ends = np.zeros((count, cases), bool), np.zeros((count + 1, cases))
@@ -117,9 +118,9 @@ def merged(gradients: Gradients, options: Options) -> Buckets:
 
 
 def cycles(gradients: Gradients, options: Options) -> Buckets:
-    """Horovod (Sergeev and Del Balso 2018): a loop looks each cycle at what all ranks have ready, and fuses that.
+    """Horovod (Sergeev and Del Balso 2018): a loop fuses, in each cycle, the gradients that are ready on all ranks.
 
-    On average the first gradient waits for half a cycle. What the ranks agree on goes in buffers of the threshold.
+    The first gradient waits for half a cycle on average. A fusion buffer holds `threshold` bytes.
     """
     count, cases = gradients.ready.shape
     closes, gates = np.zeros((count, cases), bool), np.zeros((count, cases))
@@ -147,10 +148,13 @@ def cycles(gradients: Gradients, options: Options) -> Buckets:
 
 @dataclass(frozen=True)
 class Policy:
-    """`reads_ahead`: batches are read and decoded beside the device. `copies_ahead`: they are brought to it as well.
-    `overlaps`: gradients go during backward. `fuses`: buckets are copied into a buffer and back."""
+    """What overlaps, and how gradients are put into buckets.
 
-    told: str
+    `reads_ahead`: batches are read and decoded while the device computes. `copies_ahead`: they are also copied to the
+    device meanwhile. `overlaps`: gradients are sent during backward. `fuses`: buckets are copied into a buffer and
+    back. `algorithm` is the allreduce's, None for the library's choice.
+    """
+
     reads_ahead: bool
     copies_ahead: bool
     overlaps: bool
@@ -160,27 +164,21 @@ class Policy:
 
 
 POLICIES: dict[str, Policy] = {
-    "naive": Policy("nothing overlaps: the sum of all parts", False, False, False, each),
-    "caffe-mpi": Policy("input, copies and communication overlap, layer by layer", True, True, True, each),
-    "cntk": Policy("input overlaps; communication begins behind backward", True, False, False, each),
-    "mxnet": Policy(
-        "input and communication overlap, layer by layer; copies to the device do not", True, False, True, each
-    ),
-    "tensorflow": Policy(
-        "input and communication overlap, layer by layer; copies to the device do not", True, False, True, each
-    ),
-    "mg-wfbp": Policy("as caffe-mpi, with gradients merged where that saves latency", True, True, True, merged),
-    "horovod": Policy("a loop fuses what is ready each cycle", True, True, True, cycles, fuses=True),
-    "ddp": Policy("buckets of a fixed size, in the order of backward", True, True, True, filled, fuses=True),
-    "grouped": Policy(
-        "all gradients behind backward, in fusion buffers: hvdkit on CPUs", True, True, False, grouped, fuses=True
-    ),
-    "central": Policy("one server adds up, layer by layer", True, True, True, each, algorithm="central"),
-}  # fmt: skip
+    "naive": Policy(False, False, False, each),  # the step is the sum of all its parts
+    "caffe-mpi": Policy(True, True, True, each),
+    "cntk": Policy(True, False, False, each),
+    "mxnet": Policy(True, False, True, each),
+    "tensorflow": Policy(True, False, True, each),
+    "mg-wfbp": Policy(True, True, True, merged),
+    "horovod": Policy(True, True, True, cycles, fuses=True),
+    "ddp": Policy(True, True, True, filled, fuses=True),
+    "grouped": Policy(True, True, False, grouped, fuses=True),  # hvdkit on CPUs
+    "central": Policy(True, True, True, each, algorithm="central"),  # a parameter server
+}
 
 
 def named(name: str) -> Policy:
-    """The policy of a name. Raises RequestError for one that is not known."""
+    """The policy with this name. Raises RequestError for an unknown one."""
     if name not in POLICIES:
         raise RequestError(f"policy: expected one of {', '.join(POLICIES)}, got {name!r}{nearest(name, POLICIES)}")
     return POLICIES[name]

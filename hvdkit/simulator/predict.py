@@ -1,7 +1,7 @@
-"""`hvdkit predict`: from a profile and a cluster file to step times at any number of ranks, with what bounds them.
+"""`hvdkit predict`: step times at any number of ranks, from a profile and a cluster file, and what bounds them.
 
-An interval goes with each figure. It comes from how well the measured collectives are fitted, from how far the model
-misses the profile's own step, and grows with every step away from what was measured; each such step is told.
+Each step time has an interval. It reflects how well the measured collectives are fitted and the model's error on the
+profile's own step. It grows with every difference from what was measured, and each difference gives a warning.
 """
 
 from __future__ import annotations
@@ -18,28 +18,35 @@ from pydantic import BaseModel, ConfigDict
 from hvdkit.errors import RequestError
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import engine, step
-from hvdkit.simulator.basis import Basis, basis
+from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.costs import Network
-from hvdkit.simulator.engine import Schedule, Span
-from hvdkit.simulator.lines import Floats
-from hvdkit.simulator.settings import Settings, case
+from hvdkit.simulator.engine import Schedule
+from hvdkit.simulator.piecewise_linear import Floats
+from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
-from hvdkit.simulator.workload import Workload
 
 SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal parts of its distribution
 MOST_RANKS = 10**9
-_DRAWN = 10  # iterations of which one is drawn, in the middle of those whose input is read ahead
-_LONG = 0.2  # of a step that ranks wait for the slowest, beyond which it is told
-_ALONE = 5.0  # percent, where the profile had one rank and the prediction has more
+_ITERATIONS = 10  # of the schedule that is drawn
+_LONG_WAIT = 0.2  # the fraction of a step spent waiting for the slowest rank that gives a warning
+_ONE_RANK_ERROR = 5.0  # percent, if the profile has one rank and the prediction has more
+_PER_DOUBLING = 5.0  # percent, of batch size, of the device's speed, or of the bytes of a collective
+_KINDS = {
+    **dict.fromkeys(("forward", "backward", "update", "compression"), "compute"),
+    **dict.fromkeys(("read", "decode", "copy"), "input"),
+    "gap": "gaps",
+    "fusion": "communication",
+}
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """A part of `predict.json` or `advise.json`."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Critical(_Record):
-    """A task of the critical path; `start_ms` counts from the end of the step before and may lie before it."""
+class Critical(Record):
+    """A task of the critical path. `start_ms` counts from the end of the step before, and can be negative."""
 
     task: str
     kind: str
@@ -48,12 +55,13 @@ class Critical(_Record):
     ms: float
 
 
-class Point(_Record):
-    """One number of ranks. `low_ms` to `high_ms` is where the step time is believed to lie; `p99_ms` is its tail.
+class Point(Record):
+    """The prediction for one number of ranks. The step time is expected from `low_ms` to `high_ms`.
 
-    `efficiency` is against as many ranks that communicate with nobody. `exposed_communication_ms` is what a network
-    without any delay would save; `waiting_ms` what ranks wait for the slowest. `utilisation` is busy time over step
-    time. `bytes_per_step` is what a rank puts into collectives. `memory_mib` is of a rank, None where nothing is known.
+    `efficiency` is relative to as many ranks without communication. `exposed_communication_ms` is what a network
+    without any delay would save; `waiting_ms` is the time that ranks wait for the slowest. `utilisation` is busy time
+    over step time by resource. `bytes_per_step` is what a rank puts into collectives. `memory_mib` is of a rank, None
+    if it is unknown.
     """
 
     ranks: int
@@ -76,7 +84,7 @@ class Point(_Record):
     warnings: list[str]
 
 
-class Prediction(_Record):
+class Prediction(Record):
     """`predict.json`."""
 
     schema_version: Literal[1] = 1
@@ -90,11 +98,11 @@ class Prediction(_Record):
 
 
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
-    """All of it, on a cluster whose links are as they are wanted (`settings.applied`).
+    """The predictions on a cluster to which the link settings have been applied (`settings.applied`).
 
-    Raises RequestError where a number of ranks does not fit the cluster.
+    Raises RequestError if the cluster has no room for a number of ranks.
     """
-    found = basis(profile)
+    found = calibrate(profile)
     points = [point(found, cluster, number, settings) for number in checked(ranks, cluster)]
     return Prediction(
         model=profile.model,
@@ -108,7 +116,7 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
 
 
 def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
-    """Numbers of ranks, each once. Raises RequestError for one that the cluster, where it is known, has no room for."""
+    """The numbers of ranks, each once. Raises RequestError for one that the cluster, if known, has no room for."""
     most = min(MOST_RANKS, (cluster.largest if cluster else None) or MOST_RANKS)
     for number in ranks:
         if not 1 <= number <= most:
@@ -117,35 +125,35 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
     return list(dict.fromkeys(ranks))
 
 
-def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Point:
-    """The prediction for one number of ranks on a cluster whose links are as they are wanted."""
-    base = case(found.workload, Network(cluster, ranks), settings, found.known)
+def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
+    """The prediction for one number of ranks, on a cluster as `predict` takes it."""
+    base = found.case(cluster, ranks, settings)
     jitter = _jitter(found, cluster, settings)
     factors = slowest(ranks, base.every, jitter, settings.seed)
     mean = float(factors.mean())
     middle = replace(base, slow=mean)
-    # that more ranks than were profiled wait longer, each of them slow by its own chance, was not measured
+    # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
     near = float(slowest(min(ranks, found.ranks), base.every, jitter, settings.seed).mean())
-    doubt, wire_doubt, warnings = _doubt(found, base, settings)
+    error, wire_error, warnings = expected_errors(found, base, settings)
     edges = [
-        replace(middle, slow=near / (1 + doubt), wire=1 / (1 + wire_doubt)),
-        replace(middle, slow=mean * (1 + doubt), wire=1 + wire_doubt),
+        replace(middle, slow=near / (1 + error), wire=1 / (1 + wire_error)),
+        replace(middle, slow=mean * (1 + error), wire=1 + wire_error),
     ]
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
     steady = engine.run(step.detailed(middle))
     periods = step.simulate([*edges, *sampled]).period
     spread = periods[2:] if sampled else np.array([steady.period])
     seconds = float(spread.mean())
-    # that gradients do go during backward is believed only where the profile has shown it
+    # If the profile shows no overlap, the interval includes a step without any.
     shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
-    in_turn = 0.0 if shown else float(engine.run(step.detailed(replace(middle, policy="grouped"))).period)
-    quiet = float(engine.run(step.detailed(base.alone)).period)
-    slow_quiet = float(engine.run(step.detailed(middle.alone)).period)
-    waiting = max(0.0, slow_quiet - quiet)
-    if waiting > _LONG * seconds:
+    without_overlap = 0.0 if shown else step.period(replace(middle, policy="grouped"))
+    alone = step.period(base.alone)
+    slow_alone = step.period(middle.alone)
+    waiting = max(0.0, slow_alone - alone)
+    if waiting > _LONG_WAIT * seconds:
         warnings.append(
-            f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is taken to vary "
-            f"by {100 * jitter:.0f} % from step to step; profile on a quiet machine, or see what --set jitter=0.02 says"
+            f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is assumed to "
+            f"vary by {100 * jitter:.0f} % from step to step; profile on a quiet machine, or try --set jitter=0.02"
         )
     batch = base.batch * found.workload.batch_size
     return Point(
@@ -155,34 +163,34 @@ def point(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Poi
         algorithm=", ".join(dict.fromkeys(cost.algorithm for cost in base.costs)),
         step_ms=1e3 * seconds,
         low_ms=1e3 * min(seconds, float(periods[0])),
-        high_ms=1e3 * max(seconds, float(periods[1]), in_turn),
+        high_ms=1e3 * max(seconds, float(periods[1]), without_overlap),
         p99_ms=1e3 * float(np.quantile(spread, 0.99)),
         images_per_second=ranks * batch / seconds,
-        efficiency=min(1.0, quiet / seconds),
-        exposed_communication_ms=1e3 * max(0.0, seconds - slow_quiet),
+        efficiency=min(1.0, alone / seconds),
+        exposed_communication_ms=1e3 * max(0.0, seconds - slow_alone),
         waiting_ms=1e3 * waiting,
-        bytes_per_step=_sent(base),
+        bytes_per_step=_bytes_per_step(base),
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
         bound=bound(steady, waiting),
-        memory_mib=_memory(found.workload, base),
+        memory_mib=_memory(base),
         critical_path=critical(steady),
-        warnings=[*warnings, *_room(found.workload, base)],
+        warnings=[*warnings, *_memory_warnings(base)],
     )
 
 
-def schedule(found: Basis, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
-    """Steps of the rank that all wait for, with every layer and bucket: what `point` tells the figures of."""
-    base = case(found.workload, Network(cluster, ranks), settings, found.known)
+def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
+    """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
+    base = found.case(cluster, ranks, settings)
     factors = slowest(ranks, base.every, _jitter(found, cluster, settings), settings.seed)
-    return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _DRAWN)
+    return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
 
 
 def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
-    """What the slowest of `ranks` computes is of the mean rank's, SAMPLES times, by chance from the seed.
+    """Samples of the slowest rank's compute time relative to the mean, shape (SAMPLES,), from the seed.
 
-    Each rank's is log-normal with the coefficient of variation `jitter`, independent of the others; the largest of n
-    has the quantile u where one has u^(1/n), so that a million ranks cost what two do. With Local SGD the sum of
-    `every` steps is what ranks wait for.
+    Compute is log-normal with the coefficient of variation `jitter`, independent for each rank. The quantile u of the
+    largest of n is the quantile u^(1/n) of one, so a million ranks cost no more than two. With Local SGD ranks wait
+    after the sum of `every` steps.
     """
     if jitter == 0 or ranks == 1:
         return np.ones(1)
@@ -190,7 +198,7 @@ def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
     parts = (np.arange(SAMPLES) + random.random(SAMPLES)) / SAMPLES
     sigma = math.sqrt(math.log1p(jitter**2 / every))
     normal = NormalDist()
-    # u^(1/n) rounds to 1 for many ranks; its distance from 1 does not
+    # for many ranks u^(1/n) rounds to 1, but 1 - u^(1/n) is exact
     above = -np.expm1(np.log(parts) / ranks)
     return np.array([math.exp(-sigma * normal.inv_cdf(value) - sigma**2 / 2) for value in above])
 
@@ -198,13 +206,11 @@ def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
 def bound(schedule: Schedule, waiting: float = 0.0) -> str:
     """What most of the critical path is: compute, communication, negotiation, input, gaps or waiting.
 
-    Of the compute so many seconds are `waiting`: what the slowest rank takes longer than the others.
+    `waiting` are the seconds of compute that the slowest rank takes longer than the others.
     """
-    kinds = {"forward": "compute", "backward": "compute", "update": "compute", "compression": "compute"}
-    kinds |= {"gap": "gaps", "fusion": "communication", "read": "input", "decode": "input", "copy": "input"}
     seconds: dict[str, float] = {}
     for span in schedule.critical_path():
-        kind = kinds.get(span.task.kind, span.task.kind)
+        kind = _KINDS.get(span.task.kind, span.task.kind)
         seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
     seconds["compute"] = seconds.get("compute", 0.0) - waiting
     seconds["waiting"] = waiting
@@ -212,92 +218,86 @@ def bound(schedule: Schedule, waiting: float = 0.0) -> str:
 
 
 def critical(schedule: Schedule) -> list[Critical]:
-    """The critical path, by name."""
-    last = schedule.graph.tasks[-1].name
-    ends = [row[-1] for row in schedule.ends]
-    begin = float(ends[-2]) if len(ends) > 1 else 0.0
-    assert schedule.graph.last == last
-    return [_critical(span, begin) for span in schedule.critical_path()]
+    """The critical path of the last step, in milliseconds."""
+    assert schedule.graph.last == schedule.graph.tasks[-1].name
+    begin = float(schedule.ends[-2][-1]) if len(schedule.ends) > 1 else 0.0
+    return [
+        Critical(
+            task=span.task.name,
+            kind=span.task.kind,
+            resource=span.task.resource,
+            start_ms=1e3 * (span.start - begin),
+            ms=1e3 * (span.end - span.start),
+        )
+        for span in schedule.critical_path()
+    ]
 
 
-def _critical(span: Span, begin: float) -> Critical:
-    return Critical(
-        task=span.task.name,
-        kind=span.task.kind,
-        resource=span.task.resource,
-        start_ms=1e3 * (span.start - begin),
-        ms=1e3 * (span.end - span.start),
-    )
-
-
-def _jitter(found: Basis, cluster: Cluster, settings: Settings) -> float:
+def _jitter(found: Calibration, cluster: Cluster, settings: Settings) -> float:
     if settings.jitter is not None:
         return settings.jitter
     return max(found.workload.jitter, cluster.jitter)
 
 
-def doubts(found: Basis, base: Case, settings: Settings) -> tuple[float, float]:
-    """How far compute and communication are believed off, as fractions."""
-    return _doubt(found, base, settings)[:2]
-
-
-def _doubt(found: Basis, base: Case, settings: Settings) -> tuple[float, float, list[str]]:
-    """How far compute and communication are believed off, as fractions, and what is told of it."""
+def expected_errors(found: Calibration, base: Case, settings: Settings) -> tuple[float, float, list[str]]:
+    """The expected errors of compute and of communication, as fractions, and the warnings that explain them."""
     warnings: list[str] = []
-    compute = found.believed_percent
+    compute = found.error_percent
     device = base.network.cluster.device
     if found.on_cpu and device.relative_speed and base.speed == 1:
         warnings.append(
-            f"the profile is of CPUs: foreseen behind {base.network.cluster.name}'s links, not {device.name}s; "
+            f"the profile is of CPUs: this predicts them on {base.network.cluster.name}'s links, not {device.name}s; "
             "say how many times as fast those are (--set speed=30), or profile on one of them"
         )
     if base.batch != 1:
-        compute += 5 * abs(math.log2(base.batch))
+        compute += _PER_DOUBLING * abs(math.log2(base.batch))
         warnings.append(
             f"batch size {settings.batch_size} was not measured ({found.workload.batch_size} was): its time is scaled"
         )
     if base.speed != 1:
-        compute += 5 * abs(math.log2(base.speed))
+        compute += _PER_DOUBLING * abs(math.log2(base.speed))
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
     if base.network.ranks == 1:
         return compute / 100, 0.0, warnings
     if found.ranks == 1:
-        compute += _ALONE
-        warnings.append("the profile is of one rank: what ranks cost each other beside communication is not in it")
+        compute += _ONE_RANK_ERROR
+        warnings.append("the profile is of one rank: it does not show how ranks on a host slow each other down")
     if base.rules.overlaps and not found.overlap_shown:
-        warnings.append("no overlap of communication was measured; the interval reaches to none at all")
+        warnings.append("no overlap of communication was measured; the interval includes a step without any")
     residuals = []
-    for phase, cost in zip(base.sent.phases, base.costs, strict=True):
+    for phase, cost in zip(base.traffic.phases, base.costs, strict=True):
         residuals.append(cost.residual_percent)
         warnings += cost.warnings
         largest = float(phase.sizes.sum())
         known = [m.largest_bytes for m in base.network.cluster.measured if m.operation == phase.operation]
         if known and largest > 2 * max(known):
-            residuals[-1] += 5 * math.log2(largest / max(known))
+            residuals[-1] += _PER_DOUBLING * math.log2(largest / max(known))
             warnings.append(f"{phase.operation}s of more than {max(known)} bytes were not measured")
-    if base.sent.told:
-        warnings.append(base.sent.told)
+    if base.traffic.warning:
+        warnings.append(base.traffic.warning)
     if not base.network.cluster.measured:
-        warnings.append(f"no collective has been measured on {base.network.cluster.name}: its links are taken as rated")
+        name = base.network.cluster.name
+        warnings.append(f"no collective has been measured on {name}: its links are assumed to reach their rates")
     if base.compression.method not in ("none", "fp16") and base.compression_s is None:
         residuals[-1] += 10
-        warnings.append(f"what {base.compression.method} costs to compute is counted, not measured")
+        warnings.append(f"the compute time of {base.compression.method} is estimated, not measured")
     return compute / 100, max(residuals) / 100, list(dict.fromkeys(warnings))
 
 
-def _sent(base: Case) -> int:
-    return round(sum(float(phase.sizes.sum()) for phase in base.sent.phases) / base.every) * (base.network.ranks > 1)
+def _bytes_per_step(base: Case) -> int:
+    sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases)
+    return round(sent / base.every) * (base.network.ranks > 1)
 
 
-def _memory(workload: Workload, base: Case) -> float | None:
-    if not workload.fixed_memory_bytes:
-        return None
+def _memory(base: Case) -> float | None:
+    """A rank's memory in MiB; None if the profile does not have it."""
+    fixed, activations = base.workload.fixed_memory_bytes, base.workload.activation_bytes
     buffers = base.threshold_bytes if base.rules.fuses and base.network.ranks > 1 else 0.0
-    return (workload.fixed_memory_bytes + workload.activation_bytes * base.batch + buffers) / 2**20
+    return (fixed + activations * base.batch + buffers) / 2**20 if fixed else None
 
 
-def _room(workload: Workload, base: Case) -> list[str]:
-    needed, has = _memory(workload, base), base.network.cluster.device.memory_mib
-    if needed is None or has is None or not workload.activation_bytes or needed <= has:
+def _memory_warnings(base: Case) -> list[str]:
+    needed, has = _memory(base), base.network.cluster.device.memory_mib
+    if needed is None or has is None or not base.workload.activation_bytes or needed <= has:
         return []
     return [f"needs about {needed:.0f} MiB a device, which has {has:.0f}: choose a smaller batch"]

@@ -1,10 +1,11 @@
-"""What one rank does in a step, taken from a profile: tasks with their times, tensors with their bytes. Seconds."""
+"""What one rank does in a step, from a profile: the times of layers and other work, and the gradients with their bytes.
+
+All times are seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from statistics import mean
 
 from hvdkit.results.profile import Profile, Spread
@@ -12,7 +13,7 @@ from hvdkit.results.profile import Profile, Spread
 
 @dataclass(frozen=True)
 class Tensor:
-    """A gradient. `segment_s` is the backward time between the tensor that was finished before it and this one."""
+    """A gradient. `segment_s` is the backward time between the gradient that is finished before it and this one."""
 
     name: str
     layer: str
@@ -21,15 +22,15 @@ class Tensor:
     segment_s: float
 
 
-@dataclass(frozen=True, eq=False)  # told apart by identity, so that what is worked out for one can be kept
+@dataclass(frozen=True, eq=False)  # hashed by identity, so that results for a workload can be cached
 class Workload:
-    """A step of one rank that communicates with nobody.
+    """A step of one rank, without communication.
 
-    `forward` has (layer, seconds) in the order of the computation, `tensors` come as backward finishes them, and
-    `tail_s` is what backward does after the last one. `serial_s` is what lies between steps, exposed input included;
-    `jitter` the coefficient of variation of its compute; `compression_s` what it took to make of all gradients
-    what is sent, and back, 0 where that was not measured. `batch_size` images a rank; `accumulate` batches an update,
-    of which the last one's backward lies in `tensors` and the others' work in `earlier_s`.
+    `batch_size` is in samples per rank. `forward` has (layer, seconds) in the order of forward, `tensors` are in the
+    order in which backward finishes them, and `tail_s` is what backward does after the last one. `serial_s` is the gap
+    between steps, input that is not hidden included. An update may accumulate several batches: the last one's backward
+    is in `tensors`, all work of the others in `earlier_s`. `jitter` is the coefficient of variation of compute.
+    `compression_s` is the time to turn all gradients into what is sent and back, 0 if it was not measured.
     """
 
     name: str
@@ -50,37 +51,22 @@ class Workload:
 
     @property
     def forward_s(self) -> float:
-        """Of one batch."""
+        """Forward of one batch."""
         return sum(seconds for _, seconds in self.forward)
-
-    @property
-    def backward_s(self) -> float:
-        """Of one batch, to the end of what comes behind the last gradient."""
-        return sum(tensor.segment_s for tensor in self.tensors) + self.tail_s
-
-    @property
-    def compute_s(self) -> float:
-        """All that the device does in a step, input and communication left out."""
-        return self.earlier_s + self.forward_s + self.backward_s + self.update_s
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Of all gradients together, as they are before compression."""
-        return sum(tensor.bytes for tensor in self.tensors)
 
 
 def of_profile(profile: Profile) -> Workload:
-    """What a profile says of one rank's own work.
+    """One rank's own work in a profile.
 
-    Where the framework could not tell forward from backward, backward ends with its last gradient and the rest is
-    forward. Medians of single tensors are stretched to the mean of the whole.
+    If the framework cannot separate forward from backward, backward ends with its last gradient and the rest is
+    forward. The medians of single gradients are scaled to the mean of backward.
     """
     split = profile.step
     compute = split.compute_ms.mean - _mean(split.compression_ms)
     last_ready = profile.tensors[-1].ready_ms
     update = _mean(split.update_ms)
     backward = split.backward_ms.mean if split.backward_ms else min(last_ready, compute - update)
-    # the accumulated batches before the last one have finished when backward begins to count
+    # batches before the last one are finished when the profile's backward starts
     earlier = (compute - update) * (1 - 1 / profile.accumulate)
     backward = max(0.0, min(backward, compute - update))
     last_backward = backward / profile.accumulate if split.backward_ms else backward
@@ -110,27 +96,8 @@ def of_profile(profile: Profile) -> Workload:
     )
 
 
-def of_layers(
-    name: str, batch_size: int, layers: Sequence[tuple[str, float, float, int]], update_s: float = 0.0
-) -> Workload:
-    """From published tables: layers in forward order, each (name, forward s, backward s, gradient bytes)."""
-    tensors, pending = [], 0.0
-    for layer, _, backward, size in reversed(layers):
-        pending += backward
-        if size:
-            tensors.append(Tensor(layer, layer, (size // 4,), size, pending))
-            pending = 0.0
-    forward = tuple((layer, seconds) for layer, seconds, _, _ in layers)
-    return Workload(name, batch_size, forward, tuple(tensors), tail_s=pending, update_s=update_s)
-
-
-def elements(tensor: Tensor) -> int:
-    """How many numbers a gradient has."""
-    return prod(tensor.shape)
-
-
 def sync_of(profile: Profile) -> int:
-    """After how many updates the ranks of a profile met: 1, but for Local SGD."""
+    """The updates between two averages of the ranks of a profile: 1, except with Local SGD."""
     sync = profile.settings.get("sync")
     every = sync.get("every") if isinstance(sync, dict) else None
     return every if isinstance(every, int) and 1 <= every <= 2**31 else 1
@@ -149,15 +116,15 @@ def _forward(profile: Profile, forward_ms: float) -> tuple[tuple[str, float], ..
 
 
 def _jitter(profile: Profile) -> float:
-    """From the middle 80 % of each rank's own compute, as if it were normal: 2 × 1.2816 standard deviations wide."""
+    """From the middle 80 % of each rank's compute: 2 × 1.2816 standard deviations of a normal distribution."""
     spreads = [rank.split.compute_ms for rank in profile.ranks]
     return mean((each.high - each.low) / 2.5631 / each.mean if each.mean > 0 else 0.0 for each in spreads)
 
 
 def _memory(profile: Profile) -> tuple[float, float]:
-    """(what does not depend on the batch, what does), bytes: of the device, else of the process."""
+    """The bytes that do not depend on the batch size, and those that do: of the device, or else of the process."""
     memory = profile.memory
     fixed = 2.0 * memory.parameter_bytes + memory.optimizer_bytes
     if memory.device_peak_mib is None:
-        return memory.peak_rss_mib * 2**20, 0.0  # a process's memory has too much in it that no batch explains
+        return memory.peak_rss_mib * 2**20, 0.0  # most of a process's memory does not depend on the batch
     return fixed, max(0.0, memory.device_peak_mib * 2**20 - fixed)

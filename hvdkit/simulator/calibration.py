@@ -1,4 +1,4 @@
-"""What predictions start from: a profile's workload and settings, and how well the model meets its own step."""
+"""What predictions start from: a profile's workload and settings, and the model's error on the profile's own step."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import curves, engine, step
+from hvdkit.simulator import piecewise_fit, step
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
+from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network, hop_pieces
-from hvdkit.simulator.settings import Compression, Settings, Sync, case
-from hvdkit.simulator.wire import METHODS
+from hvdkit.simulator.settings import Settings, Sync, case
+from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload, of_profile, sync_of
 
-_LEAST = 3.0  # percent that no figure is believed closer
-_UNCHECKED = 10.0  # percent, where the profile's own step could not be predicted
+_LEAST_ERROR = 3.0  # percent; no figure is assumed to be closer
+_UNCHECKED_ERROR = 10.0  # percent, if the profile's own step cannot be predicted
 
 
 @dataclass(frozen=True)
-class Basis:
-    """What predictions start from: a rank's own work, and the settings `known` that it was measured under.
+class Calibration:
+    """A rank's own work, and the settings `known` under which it was measured.
 
-    `check_percent` is how far the model misses the profile's own step, None where that cannot be told; `overlap_shown`
-    says that in the profile more communication lay under compute than beside it; it had so many `ranks`, on CPUs where
-    `on_cpu` says so.
+    `check_percent` is the model's error on the profile's own step, None if it cannot be computed. `overlap_shown` says
+    that more of the profile's communication was hidden under compute than exposed. The profile has `ranks` ranks.
     """
 
     workload: Workload
@@ -36,13 +36,17 @@ class Basis:
     on_cpu: bool = False
 
     @property
-    def believed_percent(self) -> float:
-        """By how much compute is believed off at least."""
-        return _UNCHECKED if self.check_percent is None else max(_LEAST, abs(self.check_percent))
+    def error_percent(self) -> float:
+        """The least expected error of compute."""
+        return _UNCHECKED_ERROR if self.check_percent is None else max(_LEAST_ERROR, abs(self.check_percent))
+
+    def case(self, cluster: Cluster, ranks: int, settings: Settings) -> Case:
+        """The what-if `settings` of this workload, on so many ranks of a cluster."""
+        return case(self.workload, Network(cluster, ranks), settings, self.known)
 
 
-def basis(profile: Profile) -> Basis:
-    """The workload of a profile, with its own settings as defaults: how it compressed, met and added up too."""
+def calibrate(profile: Profile) -> Calibration:
+    """The workload of a profile, with the profile's own settings as defaults."""
     every, allreduce = sync_of(profile), profile.settings.get("allreduce")
     known = Settings(
         policy="horovod" if profile.device != "cpu" else "grouped",
@@ -55,22 +59,22 @@ def basis(profile: Profile) -> Basis:
     workload = of_profile(profile)
     overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
     check = _check(profile, workload, known)
-    return Basis(workload, known, check, overlapped, profile.np, on_cpu=profile.device == "cpu")
+    return Calibration(workload, known, check, overlapped, profile.np, on_cpu=profile.device == "cpu")
 
 
 def own_network(profile: Profile) -> Cluster | None:
-    """What the run's own links are by the collectives that were timed in it; None where there are too few."""
+    """The links of the profiled run, from the collectives that it timed; None if these are too few."""
     timed = [each for each in profile.latencies if each.operation == "allreduce" and each.ms.median > 0]
     if profile.np < 2 or len({each.bytes for each in timed}) < 2:
         return None
     sizes, seconds = [each.bytes for each in timed], [1e-3 * each.ms.median for each in timed]
-    pieces = curves.fit(sizes, seconds)
+    pieces = piecewise_fit.fit(sizes, seconds)
     measured = Measured(
         operation="allreduce",
         ranks=profile.np,
         ranks_per_host=max(1, profile.np // profile.hosts),
         pieces=pieces,
-        residual_percent=min(1000.0, curves.residual_percent(pieces, sizes, seconds)),
+        residual_percent=min(1000.0, piecewise_fit.residual_percent(pieces, sizes, seconds)),
         smallest_bytes=min(sizes),
         largest_bytes=max(1, *sizes),
     )
@@ -87,33 +91,30 @@ def own_network(profile: Profile) -> Cluster | None:
 
 
 def _check(profile: Profile, workload: Workload, known: Settings) -> float | None:
-    """Percent by which the model misses the step that was profiled, over the links that were timed with it."""
+    """The model's error on the profiled step, in percent, over the links that the profile timed."""
     network = own_network(profile)
-    if network is None and profile.np > 1:
+    if (network is None and profile.np > 1) or profile.step.step_ms.mean <= 0:
         return None
-    ranks = profile.np if network else 1
-    only = network or Cluster(
+    cluster = network or Cluster(
         schema_version=1,
         name="none",
         device=Device(name=profile.device),
         levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
     )
-    made = case(workload, Network(only, ranks), Settings(), known)
-    waiting = 1e-3 * profile.step.waiting_ms.mean
-    seconds = float(engine.run(step.detailed(made)).period) + waiting
-    return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1) if profile.step.step_ms.mean > 0 else None
+    own = case(workload, Network(cluster, profile.np if network else 1), Settings(), known)
+    seconds = step.period(own) + 1e-3 * profile.step.waiting_ms.mean
+    return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1)
 
 
 def _compression(profile: Profile) -> Compression:
-    """What the profile was compressed by, as its recipe tells; its name alone where that is not understood.
+    """The compression in the profile's recipe; none if the simulator does not know the method.
 
-    Raises RequestError for a value that no recipe has.
+    Raises RequestError for a value that no recipe can have.
     """
-    told = profile.settings.get("compression", profile.compression)
-    told = told if isinstance(told, dict) else {"method": profile.compression}
-    keys = {key: told[key] for key in ("method", "ratio", "rank") if key in told}
+    recipe = profile.settings.get("compression", profile.compression)
+    recipe = recipe if isinstance(recipe, dict) else {"method": profile.compression}
     try:
-        found = Compression.model_validate(keys)
+        found = Compression.model_validate({key: recipe[key] for key in Compression.model_fields if key in recipe})
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, ("settings", "compression", *fault["loc"])))

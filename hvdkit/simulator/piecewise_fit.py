@@ -1,27 +1,29 @@
-"""Piecewise lines through measured times: the fewest pieces that explain them, found by dynamic programming.
+"""Fits a piecewise linear function of time over bytes to measured times.
 
-The cost that is minimised is the mean squared *relative* error, as a latency of 30 µs matters as much as one of 30 ms;
-each further piece must lower the Bayesian information criterion (Schwarz 1978), and holds three points or more.
+Dynamic programming finds the pieces of least mean squared *relative* error, since a latency of 30 µs matters as much
+as one of 30 ms. The number of pieces has the lowest Bayesian information criterion (Schwarz 1978); a piece holds at
+least three points.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.simulator.cluster import Piece, piece_at
+from hvdkit.simulator.cluster import Piece
 
-_FEWEST = 3  # points of a piece; two always fit
-_NOISE = 0.01  # relative; measured times are not more exact than this, so no piece is spent on less
+_FEWEST = 3  # points in a piece; any two points lie on a line
+_NOISE = 0.01  # relative error of measured times; smaller errors do not justify another piece
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list[Piece]:
-    """Pieces through (bytes, seconds); sizes may repeat. `most` bounds how many pieces.
+    """At most `most` pieces through the points (bytes, seconds); a size may occur several times.
 
-    Raises ValueError where the lengths differ, nothing is given, or a size is negative or a time not above 0.
+    Raises ValueError if the lengths differ, there are no points, a size is negative, or a time is not above 0.
     """
     x, y = np.asarray(sizes, float), np.asarray(seconds, float)
     if x.shape != y.shape or not len(x) or not (x >= 0).all() or not ((y > 0) & np.isfinite(y)).all():
@@ -56,20 +58,23 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
 
 
 def seconds_of(pieces: list[Piece], size: float) -> float:
-    """The time of one message of `size` bytes."""
-    piece = piece_at(pieces, size)
+    """The time of a message of `size` bytes. The first piece also holds below its `from_bytes`."""
+    piece = pieces[max(0, bisect.bisect_right([piece.from_bytes for piece in pieces], size) - 1)]
     return 1e-6 * (piece.latency_us + 8 * size / piece.mbit_per_s)
 
 
 def residual_percent(pieces: list[Piece], sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The root of the mean squared relative error of a fit."""
+    """The root mean squared relative error of a fit, in percent."""
     errors = [seconds_of(pieces, size) / time - 1 for size, time in zip(sizes, seconds, strict=True)]
     return 100 * math.sqrt(sum(error * error for error in errors) / len(errors))
 
 
 def _lines(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of all runs of points from `begin` to before `end`: (latency, slope), neither below 0, of least squared
-    relative error, shape (count + 1, count + 1, 2), and that error, infinite where a run is no piece."""
+    """The best line through each run of points [begin, end): (latency, slope), neither below 0, and its error.
+
+    Shapes are (count + 1, count + 1, 2) and (count + 1, count + 1). The error is the sum of squared relative errors,
+    infinite where a run of points cannot be a piece.
+    """
     count = len(x)
     w = 1 / y
     terms = np.stack([w * w, w * w * x, w * w * x * x, w, w * x, np.ones(count)])
@@ -89,7 +94,7 @@ def _lines(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.f
         squares = np.where(np.isfinite(squares), np.maximum(squares, 0), math.inf)
         which = squares.argmin(axis=0)
         piece = ends - begin >= _FEWEST
-        piece[:-1] &= x[ends[:-1]] > x[ends[:-1] - 1]  # one size is in one piece
+        piece[:-1] &= x[ends[:-1]] > x[ends[:-1] - 1]  # equal sizes belong to one piece
         if begin == 0:
             piece[-1] = True
         lines[begin, ends] = each[which, :, np.arange(len(ends))]
@@ -98,4 +103,5 @@ def _lines(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.f
 
 
 def _score(squares: float, count: int, pieces: int) -> float:
+    """The Bayesian information criterion; a piece has three parameters: latency, slope and start."""
     return count * math.log(squares / count + _NOISE**2) + 3 * pieces * math.log(count)

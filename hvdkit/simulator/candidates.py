@@ -1,0 +1,120 @@
+"""The changes that `hvdkit advise` tries: to the recipe, to how it is run, and to the hardware."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import step
+from hvdkit.simulator.calibration import Calibration
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.settings import Link, Settings, applied
+
+Kind = Literal["software", "hardware"]
+MOST_RANKS = 16_384  # advice goes no further
+_THRESHOLDS = (1.0, 4.0, 16.0, 64.0, 256.0)  # MiB
+_CYCLES = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0)  # ms
+_COMPRESSIONS: tuple[dict[str, Any], ...] = (
+    *({"method": name} for name in ("fp16", "bf16", "int8")),
+    *({"method": "topk", "ratio": ratio} for ratio in (0.1, 0.01)),
+    {"method": "powersgd", "rank": 2},
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Other settings, another cluster, or another number of ranks.
+
+    `changed` are the keys of `--set`; `recipe` those of the recipe, None if no key of the recipe does it. `evidence`
+    names entries of evidence.yaml. `other_machines` says that the price is that of `cluster`.
+    """
+
+    kind: Kind
+    what: str
+    settings: Settings
+    changed: dict[str, Any]
+    cluster: Cluster
+    ranks: int
+    recipe: dict[str, Any] | None = None
+    effort: str = "a key of the recipe"
+    evidence: tuple[str, ...] = ()
+    other_machines: bool = False
+
+
+def software(found: Calibration, now: Candidate) -> Iterator[Candidate]:
+    """Each change that costs no money, by itself. `now` is how the recipe is run today."""
+
+    def with_keys(what: str, keys: dict[str, Any], *evidence: str) -> Candidate:
+        settings = Settings.model_validate(now.settings.model_dump() | keys)
+        return replace(now, what=what, settings=settings, changed=keys, recipe=keys, evidence=evidence)
+
+    tuned = _tuned(found, now)
+    if tuned is not None:
+        yield tuned
+    # On CPUs communication takes the cores that backward needs, and overlap was slower (benchmarks/overlap.md).
+    if not found.on_cpu or now.cluster.device.relative_speed:
+        merged = with_keys("send gradients during backward, merged as it pays (mg-wfbp)", {"policy": "mg-wfbp"})
+        yield replace(merged, recipe=None, effort="no key of the recipe: the framework's hooks")
+    for algorithm in ("ring", "hierarchical"):
+        if len(now.cluster.levels) > 1:
+            yield with_keys(f"allreduce: {algorithm}", {"allreduce": algorithm})
+    for keys in _COMPRESSIONS:
+        method, *numbers = keys.values()
+        name = " ".join([method, *(f"{number:g}" for number in numbers)])
+        yield with_keys(f"compress gradients: {name}", {"compression": keys}, method)
+    for every in (2, 4, 8, 16):
+        what = f"Local SGD, ranks average every {every} steps"
+        yield with_keys(what, {"sync": {"every": every}}, f"local-sgd-{every}")
+    for times in (2, 4):
+        size = times * (now.settings.batch_size or found.workload.batch_size)
+        yield with_keys(f"{size} images a rank and step", {"batch_size": size}, "batch")
+
+
+def _tuned(found: Calibration, now: Candidate) -> Candidate | None:
+    """The best fusion threshold and cycle time of a grid; None if nothing is fused."""
+    base = found.case(now.cluster, now.ranks, now.settings)
+    if not base.rules.fuses or base.policy == "ddp" or now.ranks == 1:
+        return None
+    grid = list(itertools.product(_THRESHOLDS, _CYCLES if base.policy == "horovod" else (1e3 * base.cycle_s,)))
+    cases = [replace(base, threshold_bytes=mib * 2**20, cycle_s=1e-3 * ms) for mib, ms in grid]
+    mib, ms = grid[int(step.simulate(cases).period.argmin())]
+    keys = {"fusion_threshold_mib": mib, "cycle_time_ms": ms}
+    what = f"fusion threshold {mib:g} MiB, cycle time {ms:g} ms"
+    settings = now.settings.model_copy(update=keys)
+    return replace(now, what=what, settings=settings, changed=keys, recipe={"tune": "measure"})
+
+
+def hardware(now: Candidate) -> Iterator[Candidate]:
+    """Faster links, more ranks, and the faster machines among the cluster files that hvdkit ships."""
+    level = now.cluster.levels[-1]
+    rate = level.pieces[-1].mbit_per_s
+    for times in (2.5, 10.0):
+        links = {level.name: Link(mbit_per_s=rate * times)}
+        yield replace(
+            now,
+            kind="hardware",
+            what=f"{level.name} at {rate * times:,.0f} Mbit/s instead of {rate:,.0f}",
+            cluster=applied(now.cluster, Settings(link=links)),
+            settings=now.settings.model_copy(update={"link": now.settings.link | links}),
+            changed={"link": {level.name: {"mbit_per_s": rate * times}}},
+            effort="other network cards and switches; their price is not in the cost",
+        )
+    for ranks in (now.ranks * 2, now.ranks * 4):
+        if ranks <= (now.cluster.largest or MOST_RANKS):
+            what = f"{ranks} ranks instead of {now.ranks}"
+            yield replace(now, kind="hardware", what=what, ranks=ranks, effort="more machines", evidence=("ranks",))
+    mine = now.cluster.device.relative_speed
+    for name in clusters.shipped() if mine else ():
+        other = clusters.load(Path(name))
+        speed = other.device.relative_speed
+        if not mine or not speed or speed <= mine or now.ranks > (other.largest or MOST_RANKS):
+            continue
+        faster = now.settings.model_copy(update={"speed": now.settings.speed * speed / mine, "link": {}})
+        yield replace(
+            now, kind="hardware", what=f"{other.device.name}s on {name}", settings=faster, cluster=other,
+            changed={"speed": faster.speed}, effort="other machines", other_machines=True,
+        )  # fmt: skip

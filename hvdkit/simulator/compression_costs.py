@@ -1,0 +1,131 @@
+"""What each compression method sends, over which collectives, and what it costs to compute.
+
+Bytes are those that a rank puts into a collective, for a gradient of `bytes` in memory. Compute costs are passes over
+those bytes at the device's memory rate, counted from the formulas, unless the profile has measured them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from pydantic import Field
+
+from hvdkit.errors import RequestError
+from hvdkit.recipe.data import Strict
+from hvdkit.simulator.cluster import Operation
+from hvdkit.simulator.piecewise_linear import Floats
+from hvdkit.simulator.workload import Tensor, Workload
+
+
+class Compression(Strict):
+    """The recipe's `compression`: `ratio` is the fraction that top-k keeps, `rank` that of PowerSGD's factors."""
+
+    method: str = "none"
+    ratio: float = Field(0.01, gt=0, le=1)
+    rank: int = Field(2, ge=1, le=1024)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One collective, and the bytes that a rank puts into it for each tensor, shape (tensors,)."""
+
+    operation: Operation
+    sizes: Floats
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The collectives of a compression method, one after the other.
+
+    `encode_passes` and `decode_passes` are the passes over each tensor's bytes before and after, shape (tensors,).
+    """
+
+    phases: tuple[Phase, ...]
+    encode_passes: Floats
+    decode_passes: Floats
+    warning: str = ""
+
+
+@functools.lru_cache(maxsize=4096)
+def traffic(compression: Compression, workload: Workload, ranks: int) -> Traffic:
+    """What the ranks send for the workload's gradients. Raises RequestError for an unknown method."""
+    if compression.method not in METHODS:
+        raise RequestError(f"compression: expected one of {', '.join(METHODS)}, got {compression.method!r}")
+    return METHODS[compression.method](compression, workload.tensors, ranks)
+
+
+def _none(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+    zero = np.zeros(len(tensors))
+    return Traffic((Phase("allreduce", _bytes(tensors)),), zero, zero)
+
+
+def _fp16(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+    """Cast to 2 bytes an element and back: 4 bytes read and 2 written are 1.5 passes."""
+    elements = _elements(tensors)
+    passes = np.where(_bytes(tensors) > 2 * elements, 1.5, 0.0)
+    return Traffic((Phase("allreduce", np.minimum(_bytes(tensors), 2 * elements)),), passes, passes)
+
+
+def _bf16(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+    """2 bytes an element: an all-to-all of chunks, which are summed in float32, then an allgather of the sums."""
+    return _scattered(2 * _elements(tensors), ranks, encode=1.5, decode=1.5)
+
+
+def _int8(_: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+    """1 byte an element and a scale for 2,048 of them, sent as bf16 is; the sums are quantised again."""
+    return _scattered(_elements(tensors) * (1 + 4 / 2048), ranks, encode=3.25, decode=2.5)
+
+
+def _scattered(sent: Floats, ranks: int, encode: float, decode: float) -> Traffic:
+    passes = np.ones(len(sent))
+    return Traffic((Phase("alltoall", sent), Phase("allgather", sent / ranks)), encode * passes, decode * passes)
+
+
+def _topk(compression: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+    """An allgather of the largest elements with their indices, 8 bytes each; dense if that is fewer bytes."""
+    kept = np.maximum(1.0, np.round(_elements(tensors) * compression.ratio))
+    # A rank's k elements go to p - 1 others; a ring allreduce sends 2 (p-1)/p of the dense bytes.
+    if 8 * kept.sum() * ranks > 2 * _bytes(tensors).sum():
+        dense = _none(compression, tensors, ranks)
+        warning = (
+            f"top-k of {compression.ratio:g} would send more than dense gradients at {ranks} ranks, so it sends these"
+        )
+        return Traffic(dense.phases, dense.encode_passes, dense.decode_passes, warning)
+    return Traffic((Phase("allgather", 8 * kept),), np.full(len(tensors), 12.0), np.full(len(tensors), 2.0))
+
+
+def _powersgd(compression: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
+    """Two factors of `rank` columns (Vogels et al. 2019), averaged one after the other; small tensors are dense."""
+    dense, first, second, passes = np.zeros((4, len(tensors)))
+    for i, tensor in enumerate(tensors):
+        rows = tensor.shape[0] if tensor.shape else 1
+        columns = prod(tensor.shape) // max(rows, 1)
+        rank = min(compression.rank, rows, columns)
+        if len(tensor.shape) < 2 or rank * (rows + columns) >= rows * columns:
+            dense[i] = tensor.bytes
+            continue
+        first[i], second[i] = 4.0 * rank * rows, 4.0 * rank * columns
+        passes[i] = 2.0 + rank  # error feedback, and a product that reads the matrix
+    return Traffic((Phase("allreduce", dense + first), Phase("allreduce", second)), passes, passes)
+
+
+METHODS: dict[str, Callable[[Compression, Sequence[Tensor], int], Traffic]] = {
+    "none": _none,
+    "fp16": _fp16,
+    "bf16": _bf16,
+    "int8": _int8,
+    "topk": _topk,
+    "powersgd": _powersgd,
+}
+
+
+def _bytes(tensors: Sequence[Tensor]) -> Floats:
+    return np.array([float(tensor.bytes) for tensor in tensors])
+
+
+def _elements(tensors: Sequence[Tensor]) -> Floats:
+    return np.array([float(prod(tensor.shape)) for tensor in tensors])
