@@ -17,7 +17,7 @@ from hvdkit.commands import train
 from hvdkit.commands.plan import make_plan
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parent / "recipes" / "resnet20-digits.yaml"

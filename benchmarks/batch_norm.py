@@ -38,7 +38,7 @@ def main() -> None:
         print("\n" + json.dumps(measure(args.kernel)), flush=True)
         return
     from hvdkit.files import write_atomic
-    from hvdkit.results.runs import this_machine
+    from hvdkit.results.machine import this_machine
     from hvdkit.runtimes.store import find
 
     rows = []

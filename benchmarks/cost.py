@@ -29,7 +29,7 @@ from hvdkit.files import write_atomic
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import find
 
 HERE = Path(__file__).resolve().parent

@@ -56,7 +56,7 @@ def main() -> None:
         print("\n" + json.dumps(found), flush=True)
         return
     from hvdkit.files import write_atomic
-    from hvdkit.results.runs import this_machine
+    from hvdkit.results.machine import this_machine
 
     keep = args.folder.absolute()
     if args.fresh:

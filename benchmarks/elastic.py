@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.files import write_atomic
-from hvdkit.results.runs import read_result, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.train import read_result
 
 HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")

@@ -30,7 +30,7 @@ from hvdkit.commands.plan import make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 
 HERE = Path(__file__).resolve().parent
 NP, WARMUP, MEASURED = 2, 3, 10

@@ -38,7 +38,8 @@ from starved import COMPUTE, DENSE, MARKS, Row, Solved, Story
 
 from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.files import write_atomic
-from hvdkit.results.runs import TrainResult, read_result, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.train import TrainResult, read_result
 from hvdkit.tasks.resnet import architecture, parameter_count
 
 HERE = Path(__file__).resolve().parent

@@ -23,7 +23,8 @@ from hvdkit.commands.plan import make_plan
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.runs import TrainResult, read_result, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.train import TrainResult, read_result
 
 HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent / "recipes"

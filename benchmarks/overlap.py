@@ -30,7 +30,8 @@ from ratios import interval, told
 from hvdkit.commands.plan import make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.results.runs import TrainResult, read_result, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.train import TrainResult, read_result
 
 HERE = Path(__file__).resolve().parent
 WARMUP, MEASURED = 4, 12

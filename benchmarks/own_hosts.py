@@ -40,7 +40,7 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.bench import Bench
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster as clusters
 
 HERE = Path(__file__).resolve().parent

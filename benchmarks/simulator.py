@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hvdkit.files import write_atomic
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, step
 from hvdkit.simulator.costs import Network

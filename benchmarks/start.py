@@ -27,7 +27,8 @@ from ratios import interval, told
 
 from hvdkit.errors import HvdkitError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.results.runs import read_result, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.train import read_result
 from hvdkit.runtimes.store import find
 
 HERE = Path(__file__).resolve().parent

@@ -28,7 +28,7 @@ import tools_inputs
 
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.runtimes import store
 
 HERE = Path(__file__).resolve().parent

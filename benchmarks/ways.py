@@ -28,7 +28,7 @@ from hvdkit.commands.plan import launch, make_plan
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.recipe import registry, schema
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.tasks.resnet import architecture, parameter_count
 
 HERE = Path(__file__).resolve().parent

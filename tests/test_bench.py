@@ -15,7 +15,7 @@ from hvdkit.commands import bench
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster, curves
 from hvdkit.simulator.costs import Network
 from hvdkit.worker import bench as bench_rank

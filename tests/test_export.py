@@ -12,7 +12,7 @@ from conftest import ROOT, Hvdkit, run
 from safetensors.numpy import load_file
 
 from hvdkit.commands import evaluate, export
-from hvdkit.results.runs import read_evaluation
+from hvdkit.results.evaluate import read_evaluation
 from hvdkit.runtimes.store import find
 
 

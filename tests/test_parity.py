@@ -18,7 +18,7 @@ from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe import schema
-from hvdkit.results.runs import Parity
+from hvdkit.results.parity import Parity
 from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "parity"))

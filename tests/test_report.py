@@ -16,7 +16,7 @@ from conftest import Hvdkit
 
 from hvdkit.report import collect, page
 from hvdkit.report.rounds import grouped
-from hvdkit.results.runs import Comparison
+from hvdkit.results.compare import Comparison
 
 CHARTS = ["speed", "scaling", "efficiency", "steps", "memory", "learning-1", "learning-2", "parity", "parity-steps"]
 # What a chart has drawn: its own bounding box, and how many shapes of a series' colour have an extent.

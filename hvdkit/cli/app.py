@@ -82,7 +82,7 @@ def train(
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
         from hvdkit.report.tables import result_lines
-        from hvdkit.results.runs import kept_lines
+        from hvdkit.results.train import kept_lines
 
         typer.echo(result_lines(result))
         for line in kept_lines(result, out):

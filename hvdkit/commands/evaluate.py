@@ -8,7 +8,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.runs import EvaluationResult, read_evaluation
+from hvdkit.results.evaluate import EvaluationResult, read_evaluation
 
 
 def plan(

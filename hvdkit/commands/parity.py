@@ -23,7 +23,8 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.parity import parity_markdown
-from hvdkit.results.runs import FrameworkParity, Parity, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.parity import FrameworkParity, Parity
 from hvdkit.tasks import resnet
 from hvdkit.worker.parity import SINGLE_BATCHES
 from hvdkit.worker.parity_trace import INCOMPARABLE

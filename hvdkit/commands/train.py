@@ -13,7 +13,7 @@ from hvdkit.errors import RequestError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.launch.job import Elastic
 from hvdkit.recipe import schema
-from hvdkit.results.runs import MetricLine, TrainResult, read_result
+from hvdkit.results.train import MetricLine, TrainResult, read_result
 
 Watch = Callable[[MetricLine], None]
 FAREWELL_S = 25.0  # for a checkpoint behind SIGTERM; with the end of all ranks it stays below 30 s

@@ -13,7 +13,7 @@ from hvdkit.report import svg
 from hvdkit.report.canvas import Canvas, Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
 from hvdkit.report.rounds import Group, Interval, efficiency
 from hvdkit.report.tabular import Cell, Table, number
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,8 @@ from hvdkit.errors import RequestError
 from hvdkit.files import open_regular
 from hvdkit.recipe import schema as config
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.runs import Comparison, MetricLine, TrainResult, read_comparison, read_result
+from hvdkit.results.compare import Comparison, read_comparison
+from hvdkit.results.train import MetricLine, TrainResult, read_result
 
 _MOST_KEPT = 4000  # lines a run of each kind; charts draw a tenth of them
 _MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page

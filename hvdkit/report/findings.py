@@ -10,7 +10,7 @@ from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found
 from hvdkit.report.rounds import Group, efficiency, ratio
 from hvdkit.results import intervals
-from hvdkit.results.runs import BaselineRow, Comparison
+from hvdkit.results.compare import BaselineRow, Comparison
 
 
 @dataclass(frozen=True)

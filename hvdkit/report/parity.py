@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvdkit.report import tabular
-from hvdkit.results.runs import FrameworkParity, Parity
+from hvdkit.results.parity import FrameworkParity, Parity
 
 if TYPE_CHECKING:
     from rich.table import Table

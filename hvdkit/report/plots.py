@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvdkit.report import plotting
-from hvdkit.results.runs import Parity
+from hvdkit.results.parity import Parity
 
 _FLOOR = 1e-17  # what agrees bit by bit is drawn here; a logarithm knows no zero
 

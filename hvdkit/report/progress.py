@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 from hvdkit.time_left import TimeLeft, minutes
 
 # Starting and ending take this share of the time of a run of one rank, whatever the number of ranks.

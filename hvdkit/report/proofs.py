@@ -5,7 +5,8 @@ from __future__ import annotations
 from hvdkit.report import svg
 from hvdkit.report.canvas import Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
 from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results.runs import Parity, Ratio
+from hvdkit.results.compare import Ratio
+from hvdkit.results.parity import Parity
 
 _FLOOR, _CEILING = 1e-17, 10.0  # errors beyond are drawn here; a logarithm knows no zero
 

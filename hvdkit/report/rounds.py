@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Run
 from hvdkit.results import intervals
-from hvdkit.results.runs import TrainResult
+from hvdkit.results.train import TrainResult
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hvdkit.report.parity import deviations, parity_cells
 from hvdkit.report.rounds import Group
 from hvdkit.report.summary import baseline_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
-from hvdkit.results.runs import Comparison
+from hvdkit.results.compare import Comparison
 
 
 @dataclass(frozen=True)

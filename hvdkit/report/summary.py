@@ -9,7 +9,9 @@ from hvdkit.report.collect import Found
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Group, Interval, efficiency
 from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results.runs import BaselineRow, Parity, TrainResult
+from hvdkit.results.compare import BaselineRow
+from hvdkit.results.parity import Parity
+from hvdkit.results.train import TrainResult
 
 
 def results_table(groups: list[Group], parity: Parity | None) -> Table:

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from hvdkit.baselines.registry import label
 from hvdkit.report.parity import deviations, verdict
-from hvdkit.results.runs import BaselineRow, Comparison, Ratio, TrainResult
+from hvdkit.results.compare import BaselineRow, Comparison, Ratio
+from hvdkit.results.train import TrainResult
 
 
 @dataclass(frozen=True)

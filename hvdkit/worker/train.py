@@ -31,7 +31,8 @@ from hvdkit.data.batches import Dataset, open_dataset
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.runs import EvaluationResult, TrainResult, kept_lines
+from hvdkit.results.evaluate import EvaluationResult
+from hvdkit.results.train import TrainResult, kept_lines
 from hvdkit.strategies.averaging import Communication, check_alike
 from hvdkit.tasks import resnet
 from hvdkit.worker import parity, startup
