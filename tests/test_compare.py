@@ -18,7 +18,7 @@ from hvdkit.core import usage
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
-from hvdkit.report.tables import comparison_markdown, comparison_tables
+from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.results import intervals
 from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.intervals import Interval

@@ -81,8 +81,7 @@ def train(
     with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
-        from hvdkit.report.tables import result_lines
-        from hvdkit.results.train import kept_lines
+        from hvdkit.results.train import kept_lines, result_lines
 
         typer.echo(result_lines(result))
         for line in kept_lines(result, out):
@@ -150,9 +149,9 @@ def compare(
     from hvdkit import paths
     from hvdkit.commands import compare as compare_
     from hvdkit.commands import regression as baseline_
+    from hvdkit.report.compare import comparison_tables
     from hvdkit.report.parity import deviations
     from hvdkit.report.progress import ComparisonProgress, StageProgress
-    from hvdkit.report.tables import comparison_tables
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     began = time.monotonic()
@@ -198,8 +197,9 @@ def parity(
     """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 where one does not."""
     from hvdkit import paths
     from hvdkit.commands import parity as parity_
-    from hvdkit.report.parity import deviations, parity_table
+    from hvdkit.report.parity import deviations, parity_table, title
     from hvdkit.report.progress import StageProgress
+    from hvdkit.report.tabular import terminal
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     checked = loaded(recipe, overrides)
@@ -208,7 +208,7 @@ def parity(
     with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
-        show([parity_table(result)], max(120, 60 + 24 * len(result.frameworks)))
+        show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
         for line in deviations(result):
             typer.echo(line)
         typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")

@@ -19,7 +19,7 @@ from hvdkit.commands.train import Watch
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
-from hvdkit.report.tables import comparison_markdown
+from hvdkit.report.compare import comparison_markdown
 from hvdkit.results import intervals
 from hvdkit.results.compare import Comparison, Ratio
 from hvdkit.results.machine import this_machine

@@ -139,7 +139,7 @@ def run(plan: ParityPlan, folder: Path, tell: Tell = lambda framework: None) -> 
     parity = judge(plan, findings)
     write_atomic(folder / "parity.json", parity.model_dump_json(indent=2) + "\n")
     write_atomic(folder / "parity.md", parity_markdown(parity))
-    from hvdkit.report.plots import parity_plot
+    from hvdkit.report.parity import parity_plot
 
     parity_plot(parity, folder / "parity.png")
     return parity

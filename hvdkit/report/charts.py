@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hvdkit.report import svg
 from hvdkit.report.canvas import Canvas, Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
-from hvdkit.report.rounds import Group, Interval, efficiency
+from hvdkit.report.rounds import Estimate, Group, efficiency
 from hvdkit.report.tabular import Cell, Table, number
 from hvdkit.results.train import MetricLine
 
@@ -138,7 +138,7 @@ class Charts:
             yield axes, rows
 
     @staticmethod
-    def _whisker(axes: Axes, row: float, found: Interval, values: list[float], colour: str) -> None:
+    def _whisker(axes: Axes, row: float, found: Estimate, values: list[float], colour: str) -> None:
         if found.low is None or found.high is None:
             return
         axes.plot([found.low, found.high], [row, row], color=svg.INK, lw=1.6, solid_capstyle="butt")
@@ -149,13 +149,13 @@ class Charts:
         found = [efficiency(group, self.groups) for group in self.groups if group.np > 1]
         if len(self._nps) < 2 or not any(found):
             return []
-        lines: list[tuple[str, str, str, Callable[[Group], Interval | None]]] = [
+        lines: list[tuple[str, str, str, Callable[[Group], Estimate | None]]] = [
             ("scaling", "Scaling", "images/s", lambda group: group.speed),
             ("efficiency", "Scaling efficiency", "%", lambda group: _percent(efficiency(group, self.groups))),
         ]
         return [self._by_ranks(*line) for line in lines]
 
-    def _by_ranks(self, key: str, title: str, unit: str, value: Callable[[Group], Interval | None]) -> Chart:
+    def _by_ranks(self, key: str, title: str, unit: str, value: Callable[[Group], Estimate | None]) -> Chart:
         table = Table(key, ["framework", "ranks", "n", unit, "low", "high"], [])
         worst: tuple[float, str] = (math.inf, "")
         with drawing(265) as canvas:
@@ -303,17 +303,17 @@ def _thinned(lines: list[MetricLine]) -> list[MetricLine]:
     return kept if lines[-1:] == kept[-1:] else [*kept, lines[-1]]
 
 
-def _percent(found: Interval | None) -> Interval | None:
+def _percent(found: Estimate | None) -> Estimate | None:
     return _scaled(found, 100) if found else None
 
 
-def _scaled(found: Interval | None, factor: float) -> Interval:
+def _scaled(found: Estimate | None, factor: float) -> Estimate:
     assert found is not None
     low, high = (None if end is None else factor * end for end in (found.low, found.high))
-    return Interval(factor * found.middle, low, high, found.n)
+    return Estimate(factor * found.middle, low, high, found.n)
 
 
-def _interval_row(group: Group, found: Interval, digits: int) -> list[Cell]:
+def _interval_row(group: Group, found: Estimate, digits: int) -> list[Cell]:
     ends = [Cell("–") if end is None else number(end, digits) for end in (found.low, found.high)]
     return [Cell(group.label), number(group.np), number(found.n), number(found.middle, digits), *ends]
 

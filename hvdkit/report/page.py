@@ -22,7 +22,7 @@ from hvdkit.report.findings import Finding, findings
 from hvdkit.report.reproduce import Command
 from hvdkit.report.rounds import grouped
 from hvdkit.report.sections import Section, sections
-from hvdkit.report.summary import machine_table, results_table
+from hvdkit.report.tables import machine_table, results_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
 

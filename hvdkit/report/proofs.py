@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hvdkit.report import svg
 from hvdkit.report.canvas import Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
+from hvdkit.report.parity import FLOOR, clipped
 from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results.compare import Ratio
 from hvdkit.results.parity import Parity
-
-_FLOOR, _CEILING = 1e-17, 10.0  # errors beyond are drawn here; a logarithm knows no zero
 
 
 def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
@@ -53,13 +52,13 @@ def _checks(look: Look, parity: Parity) -> Chart:
     with drawing(60 + 22 * len(checks)) as canvas:
         axes = canvas.figure.subplots()
         for row, key in enumerate(checks):
-            mark = _clipped(parity.marks[key])
+            mark = clipped(parity.marks[key])
             axes.plot([mark, mark], [row - 0.42, row + 0.42], color=svg.BAD, lw=2)
             canvas.point(axes, mark, row, f"{key.removesuffix('_f64')}: largest error that passes, {mark:.0e}")
         for order, (name, each) in enumerate(parity.frameworks.items()):
             style = look.named(name, ls="", ms=6)
             shift = 0.16 * (order - (len(parity.frameworks) - 1) / 2)
-            values = [_clipped(getattr(each, key)) for key in checks]
+            values = [clipped(getattr(each, key)) for key in checks]
             axes.plot(values, [row + shift for row in range(len(checks))], **style, label=brief(name))
             for row, key in enumerate(checks):
                 told = f"{name}, {key.removesuffix('_f64')}: {getattr(each, key):.1e}"
@@ -67,7 +66,7 @@ def _checks(look: Look, parity: Parity) -> Chart:
                 figures = [Cell(f"{error:.1e}", error) for error in (getattr(each, key), parity.marks[key])]
                 table.rows.append([Cell(name), Cell(key.removesuffix("_f64")), *figures])
         axes.set_xscale("log")
-        axes.set_xlim(_FLOOR / 3, max(1e-6, axes.get_xlim()[1]))
+        axes.set_xlim(FLOOR / 3, max(1e-6, axes.get_xlim()[1]))
         axes.xaxis.set_major_formatter("{x:.0e}")
         axes.set_yticks(range(len(checks)), [key.removesuffix("_f64") for key in checks])
         axes.set_ylim(len(checks) - 0.5, -0.5)
@@ -85,22 +84,18 @@ def _steps(look: Look, parity: Parity) -> Chart:
         axes = canvas.figure.subplots()
         for name, each in parity.frameworks.items():
             style = look.named(name, lw=1.2, ms=5)
-            errors = [_clipped(error) for error in each.step_errors_f64]
+            errors = [clipped(error) for error in each.step_errors_f64]
             axes.plot(range(1, len(errors) + 1), errors, **style, label=brief(name))
             for step, error in enumerate(each.step_errors_f64, 1):
                 canvas.point(axes, step, errors[step - 1], f"{name}, step {step}: {error:.1e}")
                 table.rows.append([Cell(name), number(step), Cell(f"{error:.1e}", error)])
-        axes.axhline(_clipped(parity.marks["step_f64"]), color=svg.BAD, lw=2)
+        axes.axhline(clipped(parity.marks["step_f64"]), color=svg.BAD, lw=2)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:.0e}")
-        axes.set_ylim(bottom=_FLOOR / 3)
+        axes.set_ylim(bottom=FLOOR / 3)
         whole_numbers(axes)
         axes.set(xlabel="step", ylabel="relative error")
         axes.grid(axis="y")
         legend(canvas, axes)
         summary = f"Largest relative error after each of {parity.steps} steps from the reference's own states."
         return finished(canvas, "parity-steps", "Each step by itself", summary, table, "Line: the mark.")
-
-
-def _clipped(error: float) -> float:
-    return max(_FLOOR, min(error, _CEILING)) if error == error else _CEILING

@@ -10,9 +10,9 @@ from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found
 from hvdkit.report.parallel import abreast
-from hvdkit.report.parity import deviations, parity_cells
+from hvdkit.report.parity import deviations, parity_table
 from hvdkit.report.rounds import Group
-from hvdkit.report.summary import baseline_table, runs_table, tuning_table
+from hvdkit.report.tables import baseline_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
 from hvdkit.results.compare import Comparison
 
@@ -105,7 +105,7 @@ def _parity(comparison: Comparison, charts: list[Chart]) -> Section:
         f"that pass.",
         *deviations(parity),
     ]
-    return Section("parity", "Parity", text, charts, [parity_cells(parity)])
+    return Section("parity", "Parity", text, charts, [parity_table(parity, versions=False)])
 
 
 def _baseline(comparison: Comparison) -> list[Section]:

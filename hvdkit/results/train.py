@@ -144,6 +144,19 @@ class TrainResult(Figures):
         return tuning
 
 
+def result_lines(result: TrainResult) -> str:
+    """The result in a line, and a second one if images were corrupt."""
+    accuracy = "" if result.val_accuracy is None else f", validation accuracy {100 * result.val_accuracy:.2f} %"
+    if result.corrupt_images:
+        accuracy += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
+    by = f" by {result.rival}" if result.rival else ""
+    return (
+        f"{result.framework} {result.framework_version}{by}, {result.np} rank(s): "
+        f"{result.images_per_second:.1f} images/s, "
+        f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{accuracy}"
+    )
+
+
 def kept_lines(result: TrainResult, folder: Path) -> list[str]:
     """Where the weights of the run in `folder` are, and the command that evaluates them; empty if none were kept."""
     place = folder / "checkpoints"
