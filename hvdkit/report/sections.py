@@ -9,7 +9,7 @@ from hvdkit.report import canvas, proofs
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found
-from hvdkit.report.parallel import abreast
+from hvdkit.report.parallel import call_all
 from hvdkit.report.parity import deviations, parity_table
 from hvdkit.report.rounds import Group
 from hvdkit.report.tables import baseline_table, runs_table, tuning_table
@@ -65,7 +65,7 @@ def _charts(found: Found, groups: list[Group]) -> dict[str, list[Chart]]:
             "ratios": lambda: [*filter(None, [proofs.ratios(charts.look, comparison.ratios)])],
         }
     canvas.load()
-    return abreast(wanted)
+    return call_all(wanted)
 
 
 def _course(course: list[Chart]) -> Section:
