@@ -152,7 +152,7 @@ def test_tables_are_sorted_by_mouse_and_keyboard(browser: Browser, reported: Pat
 
 def test_values_are_told_to_pointer_and_keyboard(browser: Browser, reported: Path) -> None:
     opened = browser.open(reported)
-    opened.run("window.told = document.getElementById('told'); window.chart = document.querySelector("
+    opened.run("window.told = document.getElementById('tooltip'); window.chart = document.querySelector("
                "'#chart-speed .drawing'); chart.scrollIntoView(); chart.focus()")  # fmt: skip
     assert opened.run("told.hidden")
     opened.press("ArrowRight")

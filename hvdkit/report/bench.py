@@ -1,4 +1,4 @@
-"""`hvdkit bench` as a table and a picture."""
+"""The result of `hvdkit bench` as a table, as lines and as `bench.png`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS = ("B", "", "", "", "us", "Mbit/s", "Mbit/s", "", "us", "us", "us", "")
 
 
 def bench_table(bench: Bench) -> Table:
-    """For the terminal: nccl-tests' columns, then percentiles and, where the link's rate is known, the share of it."""
+    """For the terminal: the columns of nccl-tests, percentiles and, if the link's rate is known, the share of it."""
     hosts = len(set(bench.hosts))
     title = f"{bench.collective}: {bench.framework} {bench.framework_version}, {bench.np} ranks on {hosts} host(s)"
     table = Table(title=title, box=box.SIMPLE_HEAD)
@@ -34,14 +34,14 @@ def bench_table(bench: Bench) -> Table:
 
 
 def row_line(row: BenchRow) -> str:
-    """A size as it is measured, in words."""
+    """One size in a line, printed as soon as it is measured."""
     share = "" if row.of_link is None else f", {row.of_link:.3f} of the link"
     wrong = f", {row.wrong} WRONG" if row.wrong else ""
     return f"{row.size_bytes} bytes: {row.p50_us:.0f} us, bus {row.busbw_mbit_per_s:.1f} Mbit/s{share}{wrong}"
 
 
 def fit_lines(fit: Measured) -> list[str]:
-    """The fit in words, a line a piece."""
+    """A line for each piece of the fit, and one for its residual."""
     lines = []
     for piece in fit.pieces:
         rate = f" and {piece.mbit_per_s:.4g} Mbit/s" if piece.mbit_per_s < _NO_RATE else ""
@@ -50,7 +50,7 @@ def fit_lines(fit: Measured) -> list[str]:
 
 
 def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
-    """Latency and bus bandwidth by size, with the fit; written to `path` as PNG. Raises RunError."""
+    """Draw latency and bus bandwidth by size, with the fit; written to `path` as PNG. Raises RunError."""
     share = bench.np if bench.collective == "allgather" else 1
     sizes = [row.size_bytes for row in bench.rows]
     with plotting.picture(path, 13, 5) as figure:

@@ -1,4 +1,4 @@
-"""What lies in a folder that `hvdkit compare` or `hvdkit train` has left, read and checked, nothing computed."""
+"""Reads and checks the results in a folder of `hvdkit compare` or `hvdkit train`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LONGEST_LINE = 65536  # bytes; one has a few hundred
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its result and what its folder holds beside it.
+    """One run: its result and the other files of its folder.
 
-    `lines` are those of metrics.jsonl that could be read (of many, a sample), `unread` counts the others; `recipe` is
-    the resolved one in the file `config`. Both are empty where the folder is gone.
+    `lines` are the readable ones of metrics.jsonl (a sample of them if there are many), `unread` counts the others.
+    `recipe` is the resolved recipe in the file `config`. They are empty if the folder is missing.
     """
 
     result: TrainResult
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """A folder's runs, in the order in which they ran; `comparison` is None where the folder is one run's."""
+    """The runs of a folder, in the order of compare.json; `comparison` is None for the folder of a single run."""
 
     folder: Path
     runs: list[Run]
@@ -45,7 +45,7 @@ class Found:
 
 
 def read(folder: Path) -> Found:
-    """Read all that a report is made from. Raises RequestError with the first thing that is missing or damaged."""
+    """Read what a report is made from. Raises RequestError with the first file that is missing or damaged."""
     expected = "expected a folder that `hvdkit compare` or `hvdkit train` has written"
     try:
         names = {path.name for path in folder.iterdir()}
@@ -89,12 +89,12 @@ def _fits_a_page(comparison: Comparison, path: Path) -> None:
 
 
 def _key(result: TrainResult) -> tuple[object, ...]:
-    """What tells a comparison's runs from each other; the digest makes sure that a folder is of this comparison."""
+    """Identifies a run of a comparison; the digest makes sure that a folder belongs to this comparison."""
     return (result.framework, result.np, result.rival, result.round, result.final_weights_sha256)
 
 
 def _sound(result: TrainResult, path: Path) -> TrainResult:
-    """Refuse figures that no run can have, which the types let pass."""
+    """Refuse impossible figures that the types allow."""
     positive = {
         "np": result.np,
         "batch_size": result.batch_size,
@@ -111,18 +111,18 @@ def _run(folder: Path, result: TrainResult) -> Run:
     try:
         lines, unread = _lines(folder / "metrics.jsonl")
     except OSError:
-        lines, unread = [], 0  # the page says that there are no curves
+        lines, unread = [], 0  # the page notes that there are no curves
     path = folder / "config.yaml"
     try:
         return Run(result, lines, unread, path, config.load(path))
     except RequestError:
-        return Run(result, lines, unread)  # started without hvdkit's command line, or by another version of it
+        return Run(result, lines, unread)  # of a recipe script run without hvdkit, or of another version
 
 
 def _lines(path: Path) -> tuple[list[MetricLine], int]:
-    """The lines of a metrics.jsonl, and how many could not be read; of a long file a sample along the whole run.
+    """The lines of a metrics.jsonl (a sample of a long file), and how many could not be read.
 
-    It takes as much memory for a file without end as for a short one. Raises OSError.
+    The memory that it takes does not grow with the file. Raises OSError.
     """
     steps, ends, unread = _Sample(), _Sample(), 0
     with open_regular(path) as file:
@@ -137,7 +137,7 @@ def _lines(path: Path) -> tuple[list[MetricLine], int]:
 
 
 class _Sample:
-    """Of a series of any length at most _MOST_KEPT lines with their places: evenly spaced, and the last one."""
+    """At most _MOST_KEPT lines of a series of any length, with their numbers: evenly spaced, and the last one."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[int, MetricLine]] = []
@@ -160,6 +160,6 @@ class _Sample:
 
 
 def _shown(path: Path) -> str:
-    """A path in a message of one line."""
+    """A path as it is shown in a message of one line."""
     text = str(path)
     return text if text.isprintable() else repr(text)

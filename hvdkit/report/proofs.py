@@ -1,4 +1,4 @@
-"""Charts of what was proved: errors against their marks, and ratios against rivals."""
+"""The charts of ratios against rivals and of parity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdkit.results.parity import Parity
 
 
 def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
-    """Images per second over each rival's, with intervals; None where no rival was measured."""
+    """Images per second over each rival's, with intervals; None if no rival was measured."""
     shown = [each for each in ratios if not each.against.startswith("np=")]
     if not shown:
         return None
@@ -23,10 +23,10 @@ def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
             style = look.line(each.framework, None)
             axes.plot([each.low, each.high], [row, row], color=style["color"], lw=2.4)
             axes.plot(each.median, row, style["marker"], color=style["color"], ms=7, mec=svg.SURFACE)
-            told = f"{each.framework}, {ranks(each.np)}, against {each.against}: "
-            told += f"{each.median:.3f} ({each.low:.3f}–{each.high:.3f}), n = {each.rounds}: {each.verdict or '-'}"
+            text = f"{each.framework}, {ranks(each.np)}, against {each.against}: "
+            text += f"{each.median:.3f} ({each.low:.3f}–{each.high:.3f}), n = {each.rounds}: {each.verdict or '-'}"
             for place in (each.low, each.median, each.high):
-                canvas.point(axes, place, row, told)
+                canvas.point(axes, place, row, text)
             figures = [number(value, 3) for value in (each.median, each.low, each.high)]
             known = [Cell(each.framework), number(each.np), Cell(each.against)]
             judged = [number(each.rounds), percent(each.confidence, 0), Cell(each.verdict or "-")]
@@ -42,7 +42,7 @@ def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
 
 
 def parity(look: Look, parity: Parity) -> list[Chart]:
-    """Errors against their marks, and by step."""
+    """The errors of each check, with the limits, and by step."""
     return [_checks(look, parity), _steps(look, parity)]
 
 
@@ -52,17 +52,17 @@ def _checks(look: Look, parity: Parity) -> Chart:
     with drawing(60 + 22 * len(checks)) as canvas:
         axes = canvas.figure.subplots()
         for row, key in enumerate(checks):
-            mark = clipped(parity.marks[key])
-            axes.plot([mark, mark], [row - 0.42, row + 0.42], color=svg.BAD, lw=2)
-            canvas.point(axes, mark, row, f"{key.removesuffix('_f64')}: largest error that passes, {mark:.0e}")
+            limit = clipped(parity.marks[key])
+            axes.plot([limit, limit], [row - 0.42, row + 0.42], color=svg.BAD, lw=2)
+            canvas.point(axes, limit, row, f"{key.removesuffix('_f64')}: largest error that passes, {limit:.0e}")
         for order, (name, each) in enumerate(parity.frameworks.items()):
             style = look.named(name, ls="", ms=6)
             shift = 0.16 * (order - (len(parity.frameworks) - 1) / 2)
             values = [clipped(getattr(each, key)) for key in checks]
             axes.plot(values, [row + shift for row in range(len(checks))], **style, label=brief(name))
             for row, key in enumerate(checks):
-                told = f"{name}, {key.removesuffix('_f64')}: {getattr(each, key):.1e}"
-                canvas.point(axes, values[row], row + shift, told)
+                text = f"{name}, {key.removesuffix('_f64')}: {getattr(each, key):.1e}"
+                canvas.point(axes, values[row], row + shift, text)
                 figures = [Cell(f"{error:.1e}", error) for error in (getattr(each, key), parity.marks[key])]
                 table.rows.append([Cell(name), Cell(key.removesuffix("_f64")), *figures])
         axes.set_xscale("log")
