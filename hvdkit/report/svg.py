@@ -6,10 +6,10 @@ the same drawing works in light and dark.
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, SURFACE, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = 8  # colours for series; after that they repeat
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", BAD: "bad"}
-_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 SETTINGS = {
     "svg.fonttype": "none",  # real text, which browsers find, scale and read out
     "svg.hashsalt": "hvdkit",  # the same data gives the same page
@@ -55,27 +54,17 @@ def inline(figure: Figure, prefix: str) -> str:
     """The figure as an `<svg>` element whose ids begin with `prefix`."""
     written = io.BytesIO()
     _draw(figure, written)
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _LINK)
-    root = ElementTree.fromstring(written.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    for element in root.iter():
-        if "id" in element.attrib:
-            element.set("id", prefix + element.attrib["id"])
-        for key in (f"{{{_LINK}}}href", "href"):
-            if element.get(key, "").startswith("#"):
-                element.set(key, f"#{prefix}{element.attrib[key][1:]}")
-        if "clip-path" in element.attrib:
-            element.set("clip-path", element.attrib["clip-path"].replace("url(#", f"url(#{prefix}"))
-        if "style" in element.attrib:
-            element.set("style", _style(element.attrib["style"]))
-    for key in ("width", "height", "version"):
-        root.attrib.pop(key, None)
-    root.set("aria-hidden", "true")  # the element around it has the label
-    return ElementTree.tostring(root, encoding="unicode")
+    text = written.getvalue().decode()
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r"<\w[^>]*>", lambda tag: _tag(tag[0], prefix), text)
+
+
+def _tag(tag: str, prefix: str) -> str:
+    if tag.startswith("<svg"):
+        tag = re.sub(r' (width|height|version)="[^"]*"', "", tag)
+        tag = tag.replace("<svg", '<svg aria-hidden="true"')  # the element around it has the label
+    tag = re.sub(r'(\sid="|href="#|\burl\(#)', rf"\g<1>{prefix}", tag)
+    return re.sub(r'(?<=\sstyle=")[^"]*', lambda style: _style(html.unescape(style[0])), tag)
 
 
 def _draw(figure: Figure, file: io.BytesIO) -> None:
