@@ -1,4 +1,4 @@
-"""The command line. Each command is a few lines that call a room below; those are imported when they are needed."""
+"""The command line. A command parses its options and calls a module of `commands`, imported when it is needed."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def evaluate(
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         result = evaluate_.run(plan, checkpoint, folder)
-        told = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
-        typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {told}")
+        found = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
+        typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {found}")
         typer.echo(f"written to {folder / 'evaluate.json'}")
 
 
@@ -340,9 +340,9 @@ def _title(plan: Plan) -> str:
     from hvdkit.baselines.registry import RIVALS
 
     by = f", {plan.rival}" if plan.rival else ""
-    if plan.rival and not RIVALS[plan.rival].averaging:  # whose lines are one process's
+    if plan.rival and not RIVALS[plan.rival].averaging:  # each process trains alone; the lines are of one
         return f"{plan.framework}{by}, one of {plan.np}"
-    since = "begun with " if plan.recipe.elastic else ""  # and nobody knows how many there will be
+    since = "begun with " if plan.recipe.elastic else ""  # their number may change
     return f"{plan.framework}{by}, {since}{plan.np} rank{'s' if plan.np > 1 else ''}"
 
 
@@ -360,13 +360,13 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What goes without a command; the version is told before one is missed."""
+    """Options without a command; `--version` is read before a missing command is reported."""
 
 
 def main(own_process: bool = False) -> None:
-    """Entry point: every fault becomes its message on standard error and its exit status.
+    """Entry point: reports every error on standard error and exits with its status.
 
-    `own_process` says that the process is this command's alone, which may then decide what signals do.
+    With `own_process` the command has the process to itself and sets its signal handlers.
     """
     try:
         console.prepare()

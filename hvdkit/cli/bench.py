@@ -1,4 +1,4 @@
-"""The command `hvdkit bench`. It loads nothing before it is called."""
+"""The command `hvdkit bench`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bench(
     redop: Annotated[str, typer.Option(help="sum, average, min or max")] = "sum",
     seconds: Annotated[float, typer.Option(help="to spend on a size, for at least 3 repeats")] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu or gpu")] = "auto",
-    link_mbit_per_s: Annotated[float | None, typer.Option(help="the link's rate, to tell the share of it")] = None,
+    link_mbit_per_s: Annotated[float | None, typer.Option(help="the link's rate, to show the share of it")] = None,
     add_to: Annotated[Path | None, typer.Option(help="a cluster file, kept in the new one with this added")] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
@@ -54,5 +54,5 @@ def bench(
 
 
 def add(app: typer.Typer) -> None:
-    """Put the command into the command line."""
+    """Add the command to `app`."""
     app.command()(bench)

@@ -1,4 +1,4 @@
-"""The commands that foresee: `hvdkit predict` and `hvdkit advise`. They load nothing before they are called."""
+"""The commands `hvdkit predict` and `hvdkit advise`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def predict(
 ) -> None:
     """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file."""
     from hvdkit import paths
-    from hvdkit.commands import predict as foresee
+    from hvdkit.commands import predict as predict_
     from hvdkit.report.predict import prediction_lines
 
-    plan = foresee.plan(profile, cluster, ranks, set_ or [], policy)
+    plan = predict_.plan(profile, cluster, ranks, set_ or [], policy)
     out = out or paths.default_out(plan.profile.recipe, "predict")
     with paths.claimed(out, overwrite, inputs=[profile, cluster]) as folder:
-        prediction = foresee.predict(plan, folder)
+        prediction = predict_.predict(plan, folder)
         typer.echo("\n".join(prediction_lines(prediction)))
         typer.echo(f"written to {folder / 'predict.json'}, predict.png and predict-trace.json")
 
@@ -81,42 +81,42 @@ def advise(
 ) -> None:
     """Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain."""
     from hvdkit import paths
-    from hvdkit.commands import advise as chain
-    from hvdkit.commands import predict as foresee
+    from hvdkit.commands import advise as advise_
+    from hvdkit.commands import predict as predict_
     from hvdkit.report.predict import advice_lines
 
     of_recipes = {
         "key=value": overrides, "--framework": framework, "-np": np, "-H": hosts, "--steps": steps,
         "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
     }  # fmt: skip
-    foresee.check(price, apply)
-    question = foresee.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
+    predict_.check(price, apply)
+    question = predict_.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
     if subject.suffix == ".json":
         given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
         if given:
             raise RequestError(f"{given}: expected a recipe with it, got the profile {subject}, which is measured")
-        plan = question.of(foresee.read(subject))
+        plan = question.of(predict_.read(subject))
         settings, name = plan.profile.settings, plan.profile.recipe
     else:
         if resume and out is None:
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
         recipe = loaded(subject, overrides)
-        measuring = chain.plan(
+        measuring = advise_.plan(
             recipe, question, framework or "pytorch", 2 if np is None else np, hosts, launcher or "direct",
             60.0 if stall_timeout is None else stall_timeout, 20 if steps is None else steps,
         )  # fmt: skip
         settings, name = recipe.model_dump(), recipe.name
     with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
         if subject.suffix != ".json":
-            plan = chain.run(measuring, folder)
-        advice = foresee.advise(foresee.request(plan, price, images, epochs), folder)
+            plan = advise_.run(measuring, folder)
+        advice = predict_.advise(predict_.request(plan, price, images, epochs), folder)
         typer.echo("\n".join(advice_lines(advice)))
         typer.echo(f"written to {folder / 'advise.json'} and advise.md")
         if apply is not None:
-            typer.echo(f"{apply}: the recipe with {foresee.apply(advice, settings, apply)}")
+            typer.echo(f"{apply}: the recipe with {predict_.apply(advice, settings, apply)}")
 
 
 def add(app: typer.Typer) -> None:
-    """Put the commands into the command line."""
+    """Add the commands to `app`."""
     app.command()(predict)
     app.command()(advise)
