@@ -215,8 +215,8 @@ def parity(
     raise typer.Exit(0 if result.passed else 1)
 
 
-bench.add(app)
-predict.add(app)
+for command in (bench.bench, predict.predict, predict.advise):
+    app.command()(command)
 
 
 @app.command()

@@ -51,8 +51,3 @@ def bench(
             typer.echo(line)
         typer.echo(f"written to {folder / 'bench.json'}, cluster.yaml and bench.png")
     raise typer.Exit(1 if any(row.wrong for row in result.rows) else 0)
-
-
-def add(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(bench)

@@ -114,9 +114,3 @@ def advise(
         typer.echo(f"written to {folder / 'advise.json'} and advise.md")
         if apply is not None:
             typer.echo(f"{apply}: the recipe with {predict_.apply(advice, settings, apply)}")
-
-
-def add(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command()(predict)
-    app.command()(advise)

@@ -13,8 +13,10 @@ from hvdkit.simulator import curves
 from hvdkit.simulator.cluster import Measured
 
 _NO_RATE = 1e11  # Mbit/s: the time does not grow with the size
-_HEADINGS = ("size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong", "p50", "p95", "p99", "repeats")
-_UNITS = ("B", "", "", "", "us", "Mbit/s", "Mbit/s", "", "us", "us", "us", "")
+_COLUMNS = {
+    "size": "B", "count": "", "type": "", "redop": "", "time": "us", "algbw": "Mbit/s", "busbw": "Mbit/s", "#wrong": "",
+    "p50": "us", "p95": "us", "p99": "us", "repeats": "", "of link": "",
+}  # fmt: skip
 
 
 def bench_table(bench: Bench) -> Table:
@@ -22,12 +24,10 @@ def bench_table(bench: Bench) -> Table:
     hosts = len(set(bench.hosts))
     title = f"{bench.collective}: {bench.framework} {bench.framework_version}, {bench.np} ranks on {hosts} host(s)"
     table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading, unit in zip(_HEADINGS, _UNITS, strict=True):
-        table.add_column(
-            f"{heading}\n{unit}", justify="left" if heading in ("type", "redop") else "right", no_wrap=True
-        )
-    if bench.link_mbit_per_s:
-        table.add_column("of link\n", justify="right", no_wrap=True)
+    for heading, unit in _COLUMNS.items():
+        if heading != "of link" or bench.link_mbit_per_s:
+            left = heading in ("type", "redop")
+            table.add_column(f"{heading}\n{unit}", justify="left" if left else "right", no_wrap=True)
     for row in bench.rows:
         table.add_row(*_cells(row))
     return table
@@ -52,15 +52,13 @@ def fit_lines(fit: Measured) -> list[str]:
 def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
     """Draw latency and bus bandwidth by size, with the fit; written to `path` as PNG. Raises RunError."""
     share = bench.np if bench.collective == "allgather" else 1
-    sizes = [row.size_bytes for row in bench.rows]
+    sizes, medians = [row.size_bytes for row in bench.rows], [row.p50_us for row in bench.rows]
     with plotting.picture(path, 13, 5) as figure:
         left, right = figure.subplots(1, 2)
-        left.plot(sizes, [row.p50_us for row in bench.rows], "o-", label="median")
-        left.fill_between(sizes, [row.p50_us for row in bench.rows], [row.p99_us for row in bench.rows], alpha=0.2,
-                          label="to the 99th percentile")  # fmt: skip
-        left.plot(
-            sizes, [1e6 * curves.seconds_of(fit.pieces, size // share) for size in sizes], "k--", lw=1, label="fit"
-        )
+        left.plot(sizes, medians, "o-", label="median")
+        late, fitted = "to the 99th percentile", [1e6 * curves.seconds_of(fit.pieces, size // share) for size in sizes]
+        left.fill_between(sizes, medians, [row.p99_us for row in bench.rows], alpha=0.2, label=late)
+        left.plot(sizes, fitted, "k--", lw=1, label="fit")
         left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
         right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")
         if bench.link_mbit_per_s:

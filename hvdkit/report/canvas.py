@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 WIDTH = 420.0  # points; on larger screens several stand side by side
 _MARKERS = "os^DvPX*"
 _DASHES: list[Any] = ["-", "--", ":", "-."]
-_LONGEST = 28  # characters of a label
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,13 @@ def legend(canvas: Canvas, axes: Axes) -> None:
         )
 
 
+def label_rows(axes: Axes, labels: list[str]) -> None:
+    """Label the rows of a horizontal chart, the first one at the top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.grid(axis="x")
+
+
 def whole_numbers(axes: Axes) -> None:
     """Put the ticks of the x axis at whole numbers."""
     from matplotlib.ticker import MaxNLocator
@@ -128,7 +134,7 @@ def ranks(np: int) -> str:
     return f"{np} rank{'' if np == 1 else 's'}"
 
 
-def brief(text: str) -> str:
-    """A name shortened to fit beside a chart, with a replacement for characters that do not print."""
+def brief(text: str, longest: int = 28) -> str:
+    """A name shortened to fit in a drawing, with a replacement for characters that do not print."""
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= longest else text[: max(1, longest - 1)] + "…"

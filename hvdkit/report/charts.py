@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hvdkit.report import svg
-from hvdkit.report.canvas import Canvas, Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
+from hvdkit.report.canvas import Canvas, Chart, Look, brief, drawing, finished, label_rows, legend, ranks, whole_numbers
 from hvdkit.report.rounds import Estimate, Group, efficiency, interval
 from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results.train import MetricLine
@@ -128,11 +128,9 @@ class Charts:
         )
         for axes, (np, rows) in zip(panels[:, 0], members.items(), strict=True):
             axes.set_title(ranks(np))
-            axes.set_yticks(range(len(rows)), [brief(group.label) for group in rows])
-            axes.set_ylim(len(rows) - 0.5, -0.5)
+            label_rows(axes, [brief(group.label) for group in rows])
             axes.tick_params(axis="y", length=0)
             axes.spines["left"].set_visible(False)
-            axes.grid(axis="x")
             yield axes, rows
 
     def scaling(self) -> list[Chart]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.files import write_atomic
+from hvdkit.report.canvas import brief
 from hvdkit.results.profile import Profile
 from hvdkit.simulator.engine import Schedule, Span
 
@@ -49,10 +50,9 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
     from PIL import Image, ImageDraw
 
     number, begin, end, spans = window(schedule)
-    critical = {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
-    rows = list(dict.fromkeys(_row(span) for span in sorted(spans, key=_height)))
+    rows, critical = _rows(spans), {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
     words, small, tiny = _font(15), _font(12), _font(11)
-    left = 32 + round(max(words.getlength(_label(row)) for row in rows))
+    left = 32 + round(max(words.getlength(brief(row)) for row in rows))
     bottom = _TOP + _ROW * len(rows)
     length = max(end - begin, 1e-9)
     scale = (_RIGHT - left) / length  # pixels a second
@@ -68,8 +68,8 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
         if (span.task.name, span.iteration) in critical:
             _bar(paint, from_, to, middle - 0.47 * _ROW, middle - 0.37 * _ROW, "black")
         if to - from_ > _WIDE * (_RIGHT - left):
-            name = _short(span.task.name.partition(" ")[2] or span.task.name, int((to - from_) / 7.3))
-            named.append((left + (from_ + to) / 2, _TOP + middle, _printable(name)))
+            name = brief(span.task.name.partition(" ")[2] or span.task.name, int((to - from_) / 7.3))
+            named.append((left + (from_ + to) / 2, _TOP + middle, name))
     image.paste(bars.reduce((_FINE, 1)), (left, _TOP))
     for x, y, name in named:
         pen.text((x, y), name, "white", tiny, "mm")
@@ -77,13 +77,13 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
     for place, row in enumerate(rows):
         y = _TOP + _ROW * (place + 0.58)
         pen.line((left - 5, y, left, y), "black")
-        pen.text((left - 10, y), _label(row), "black", words, "rm")
+        pen.text((left - 10, y), brief(row), "black", words, "rm")
     for milliseconds, text in _ticks(1e3 * length):
         x = left + scale * milliseconds / 1e3
         pen.line((x, bottom, x, bottom + 5), "black")
         pen.text((x, bottom + 9), text, "black", words, "mt")
     pen.text(((left + _RIGHT) / 2, bottom + 32), "ms", "black", words, "mt")
-    pen.text(((left + _RIGHT) / 2, 24), _short(_printable(title), 110), "black", _font(18), "mm")
+    pen.text(((left + _RIGHT) / 2, 24), brief(title, 110), "black", _font(18), "mm")
     kinds = [(kind, colour) for kind, colour in _COLOURS.items() if any(span.task.kind == kind for span in spans)]
     kinds.append(("critical path", "black"))
     x = (left + _RIGHT - sum(56 + small.getlength(kind) for kind, _ in kinds)) / 2
@@ -125,16 +125,13 @@ def _ticks(most: float) -> list[tuple[float, str]]:
 def trace(schedule: Schedule, profile: Profile | None, path: Path) -> None:
     """Write the step for chrome://tracing or Perfetto, with the measured step of the profile beside it."""
     number, begin, _, spans = window(schedule)
-    critical = {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
-    rows = list(dict.fromkeys(_row(span) for span in sorted(spans, key=_height)))
+    rows, critical = _rows(spans), {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
     events: list[dict[str, Any]] = [_named("process_name", 1, 0, "simulated")]
     events += [_named("thread_name", 1, place, row) for place, row in enumerate(rows)]
     for span in spans:
-        marked = (span.task.name, span.iteration) in critical
-        event = _event(
-            span.task.name, span.task.kind, span.start - begin, span.end - span.start, 1, rows.index(_row(span))
-        )
-        events.append(event | {"args": {"critical": marked}})
+        task, row = span.task, rows.index(_row(span))
+        event = _event(task.name, task.kind, span.start - begin, span.end - span.start, 1, row)
+        events.append(event | {"args": {"critical": (task.name, span.iteration) in critical}})
     if profile is not None:
         events += _measured(profile)
     write_atomic(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
@@ -173,17 +170,7 @@ def _row(span: Span) -> str:
     return span.task.resource or span.task.kind
 
 
-def _height(span: Span) -> int:
-    return list(_COLOURS).index(span.task.kind)
-
-
-def _label(row: str) -> str:
-    return _short(_printable(row), 28)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def _short(name: str, room: int) -> str:
-    return name if len(name) <= room else name[: max(1, room - 1)] + "…"
+def _rows(spans: list[Span]) -> list[str]:
+    """The rows of the picture, in the order of _COLOURS."""
+    kinds = list(_COLOURS)
+    return list(dict.fromkeys(_row(span) for span in sorted(spans, key=lambda span: kinds.index(span.task.kind))))

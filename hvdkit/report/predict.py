@@ -42,9 +42,8 @@ def advice_lines(advice: Advice) -> list[str]:
 
 def suggestion_line(each: Suggestion) -> str:
     """One suggestion in a line."""
-    believed = f"{each.gain_low:.2f} to {each.gain_high:.2f}{'' if each.sure else ', not sure'}"
     money = "" if each.saved is None else f"; training costs {each.train_cost:,.2f}, {each.saved:+,.2f} saved"
-    return f"{each.gain:.2f} × images/s ({believed}): {each.what}{money}"
+    return f"{each.gain:.2f} × images/s ({_believed(each)}): {each.what}{money}"
 
 
 def advice_markdown(advice: Advice) -> str:
@@ -58,23 +57,19 @@ def advice_markdown(advice: Advice) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for each in advice.suggestions:
-        believed = f"{each.gain_low:.2f} to {each.gain_high:.2f}" + ("" if each.sure else ", not sure")
-        cells = [
-            f"{each.kind}: {each.what}",
-            f"{each.gain:.2f}",
-            believed,
-            _time(each.epoch_s),
-            _amount(each.train_cost),
-            _amount(each.saved),
-            each.effort,
-            each.risk,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        believed = _believed(each)
+        cost = f"{_time(each.epoch_s)} | {_amount(each.train_cost)} | {_amount(each.saved)}"
+        what = f"{each.kind}: {each.what}"
+        lines.append(f"| {what} | {each.gain:.2f} | {believed} | {cost} | {each.effort} | {each.risk} |")
     lines += ["", "| ranks | images/s | efficiency |", "|---|---|---|"]
     lines += [f"| {n} | {speed:,.0f} | {100 * part:.1f} % |" for n, (speed, part) in advice.adding.points.items()]
     notes = dict.fromkeys(note for each in advice.suggestions for note in each.warnings)
     lines += ["", f"More ranks: {advice.adding.told}.", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines) + "\n"
+
+
+def _believed(each: Suggestion) -> str:
+    return f"{each.gain_low:.2f} to {each.gain_high:.2f}{'' if each.sure else ', not sure'}"
 
 
 def _time(seconds: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdkit.report import svg
-from hvdkit.report.canvas import Chart, Look, brief, drawing, finished, legend, ranks, whole_numbers
+from hvdkit.report.canvas import Chart, Look, brief, drawing, finished, label_rows, legend, ranks, whole_numbers
 from hvdkit.report.parity import FLOOR, clipped
 from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results.compare import Ratio
@@ -32,11 +32,8 @@ def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
             judged = [number(each.rounds), percent(each.confidence, 0), Cell(each.verdict or "-")]
             table.rows.append([*known, *figures, *judged])
         axes.axvline(1, color=svg.MUTED, lw=1.2)
-        labels = [brief(f"{each.framework} {each.np}, {each.against}") for each in shown]
-        axes.set_yticks(range(len(shown)), labels)
-        axes.set_ylim(len(shown) - 0.5, -0.5)
+        label_rows(axes, [brief(f"{each.framework} {each.np}, {each.against}") for each in shown])
         axes.set_xlabel("times the rival's images/s (1: equal)")
-        axes.grid(axis="x")
         summary = [f"{each.framework} at {ranks(each.np)} against {each.against}: {each.verdict}" for each in shown]
         return finished(canvas, "ratios", "Against rivals", "; ".join(summary) + ".", table)
 
@@ -68,10 +65,8 @@ def _checks(look: Look, parity: Parity) -> Chart:
         axes.set_xscale("log")
         axes.set_xlim(FLOOR / 3, max(1e-6, axes.get_xlim()[1]))
         axes.xaxis.set_major_formatter("{x:.0e}")
-        axes.set_yticks(range(len(checks)), [key.removesuffix("_f64") for key in checks])
-        axes.set_ylim(len(checks) - 0.5, -0.5)
+        label_rows(axes, [key.removesuffix("_f64") for key in checks])
         axes.set_xlabel("relative error in float64; below 1e-17 drawn there")
-        axes.grid(axis="x")
         legend(canvas, axes)
         summary = f"Largest relative error of each check against {parity.reference}, beside its mark."
         note = "Upright bars: the largest errors that pass."

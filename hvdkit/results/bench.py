@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from hvdkit.results.json_files import Record
 from hvdkit.results.machine import Machine
-from hvdkit.results.record import Record
 
 Collective = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)

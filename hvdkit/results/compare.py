@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from hvdkit.errors import RequestError
+from hvdkit.results.json_files import Figures, read
 from hvdkit.results.machine import Machine
 from hvdkit.results.parity import Parity
-from hvdkit.results.record import Figures, read
 from hvdkit.results.train import TrainResult
 
 

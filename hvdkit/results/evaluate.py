@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvdkit.results.record import Figures, read
+from hvdkit.results.json_files import Figures, read
 
 
 class EvaluationResult(Figures):

@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from hvdkit.results.record import Figures
+from hvdkit.results.json_files import Figures
 
 
 class Machine(Figures):

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from hvdkit.results.json_files import Figures, read
 from hvdkit.results.machine import Machine
-from hvdkit.results.record import Figures, read
 
 # The figures of a FrameworkParity that have a limit of their own in `marks`.
 MARKED = (

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
-from hvdkit.results import record
-from hvdkit.results.record import Record
+from hvdkit.results import json_files
+from hvdkit.results.json_files import Record
 
 SCHEMA_VERSION = 1
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -256,13 +256,13 @@ class Profile(_Strict):
 
 def load(path: Path) -> Profile:
     """Read a `profile.json`. Raises RequestError if it is missing, damaged or of another version."""
-    content = record.content(path, _EXPECTED)
-    version = record.parse(_Versioned, content, path, _EXPECTED).schema_version
+    content = json_files.content(path, _EXPECTED)
+    version = json_files.parse(_Versioned, content, path, _EXPECTED).schema_version
     if version != SCHEMA_VERSION:
         raise RequestError(
             f"{path}: schema_version: expected {SCHEMA_VERSION}, got {version}; profile again with this hvdkit"
         )
-    return record.parse(Profile, content, path, _EXPECTED)
+    return json_files.parse(Profile, content, path, _EXPECTED)
 
 
 def save(profile: Profile, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hvdkit.results.record import Record
+from hvdkit.results.json_files import Record
 
 # A step without trace events; with them; with one for each gradient and layer too; with Horovod's timeline as well.
 Kind = Literal["plain", "marked", "detailed", "traced"]

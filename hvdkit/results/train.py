@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from hvdkit.results.record import Count, Figures, read
+from hvdkit.results.json_files import Count, Figures, read
 
 
 class MetricLine(Figures):

@@ -1,4 +1,4 @@
-"""What the schemas of all files have in common, and how such a file is read."""
+"""What the schemas of JSON files have in common, and how such a file is read."""
 
 from __future__ import annotations
 
