@@ -55,14 +55,14 @@ def train(
     framework: Framework = "pytorch",
     np: Ranks = 1,
     hosts: Hosts = None,
-    rival: Annotated[str | None, typer.Option(help="train by other means: " + RIVALS)] = None,
+    rival: Annotated[str | None, typer.Option(help="train with another method: " + RIVALS)] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in --out")] = False,
     host_discovery_script: Annotated[
-        Path | None, typer.Option(help="a program that prints host:slots a line, for elastic runs")
+        Path | None, typer.Option(help="a program that prints one host:slots per line, for elastic runs")
     ] = None,
 ) -> None:
     """Train a recipe under one framework."""
@@ -100,7 +100,7 @@ def evaluate(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Evaluate a checkpoint, whichever framework has written it, under any framework."""
+    """Evaluate a checkpoint of any framework under any framework."""
     from hvdkit import paths
     from hvdkit.commands import evaluate as evaluate_
 
@@ -134,18 +134,20 @@ def compare(
     framework: Frameworks = None,
     np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated", show_default="1 and 2")] = None,
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
-    no_parity: Annotated[bool, typer.Option("--no-parity", help="do not prove that all do the same work")] = False,
+    no_parity: Annotated[bool, typer.Option("--no-parity", help="do not check that all do the same work")] = False,
     rival: Rivals = None,
     rounds: Annotated[int | None, typer.Option(help="runs of each kind", show_default="1, with rivals 3")] = None,
     baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
-    margin: Annotated[float, typer.Option(help="a sure loss against the baseline beyond this ends in status 1")] = 0.05,
+    margin: Annotated[
+        float, typer.Option(help="a significant loss against the baseline of more than this gives status 1")
+    ] = 0.05,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
 ) -> None:
-    """Prove that several frameworks do the same work, train a recipe under each, and lay the results side by side."""
+    """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
     from hvdkit.commands import compare as compare_
     from hvdkit.commands import regression as baseline_
@@ -194,7 +196,7 @@ def parity(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 where one does not."""
+    """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 if one does not."""
     from hvdkit import paths
     from hvdkit.commands import parity as parity_
     from hvdkit.report.parity import deviations, parity_table, title
@@ -233,7 +235,7 @@ def profile(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Measure where the time of a step goes, by layer and by rank, and say what bounds it."""
+    """Measure where the time of a step goes, by layer and by rank, and show what bounds it."""
     from hvdkit import paths
     from hvdkit.commands import profile as profile_
     from hvdkit.report.profile import sentences, tables
@@ -254,7 +256,8 @@ def profile(
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", readable=False, help="what `hvdkit compare` or `hvdkit train` has left")
+        Path,
+        typer.Argument(metavar="DIR", readable=False, help="the output folder of `hvdkit compare` or `hvdkit train`"),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it", show_default="DIR")] = None,
 ) -> None:
@@ -267,7 +270,7 @@ def report(
 
 @app.command()
 def doctor() -> None:
-    """What is there, what is broken, and the command that mends it."""
+    """Show what is installed and what is broken, with the command that repairs it."""
     from rich.console import Console
 
     from hvdkit.runtimes.doctor import examine
@@ -284,7 +287,7 @@ def runtime_build(
     names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all")] = None,
     gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
 ) -> None:
-    """Build the runtimes that are missing or out of date, and prove each with two processes."""
+    """Build the runtimes that are missing or out of date, and test each with two processes."""
     from rich.console import Console
 
     from hvdkit.commands.runtime import build
@@ -305,7 +308,7 @@ def runtime_add(
 
 @runtime_app.command("list")
 def runtime_list() -> None:
-    """The runtimes that are there."""
+    """List the runtimes."""
     from hvdkit.commands.runtime import describe
     from hvdkit.runtimes.store import installed
 
@@ -318,7 +321,7 @@ def runtime_list() -> None:
 
 @recipes_app.command("list")
 def recipes_list() -> None:
-    """The recipes that come with hvdkit, each with a line of what it is."""
+    """List the recipes that come with hvdkit, each with a description."""
     from hvdkit.recipe import registry
 
     for entry in registry.entries():

@@ -27,13 +27,13 @@ def bench(
     seconds: Annotated[float, typer.Option(help="to spend on a size, for at least 3 repeats")] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu or gpu")] = "auto",
     link_mbit_per_s: Annotated[float | None, typer.Option(help="the link's rate, to show the share of it")] = None,
-    add_to: Annotated[Path | None, typer.Option(help="a cluster file, kept in the new one with this added")] = None,
+    add_to: Annotated[Path | None, typer.Option(help="a cluster file to add the result to, in a new file")] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Time a collective by size, check each element, and write the network down for `hvdkit predict`."""
+    """Time a collective by size, check each element, and write a cluster file for `hvdkit predict`."""
     from hvdkit import paths
     from hvdkit.commands import bench as bench_
     from hvdkit.report.bench import bench_plot, bench_table, fit_lines, row_line

@@ -31,7 +31,7 @@ Hosts = Annotated[
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the results of an earlier run in the folder")]
 
 
 class App(typer.Typer):

@@ -11,7 +11,7 @@ from hvdkit.cli.options import Overwrite, loaded
 from hvdkit.errors import RequestError
 
 Cluster = Annotated[Path, typer.Option(metavar="CLUSTER.yaml", help="a cluster file, or the name of one of hvdkit's")]
-Policy = Annotated[str | None, typer.Option(help="when gradients go, such as horovod, ddp or mg-wfbp")]
+Policy = Annotated[str | None, typer.Option(help="when gradients are sent, such as horovod, ddp or mg-wfbp")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a what-if, such as batch_size=64")]
 Out = Annotated[
     Path | None, typer.Option(help="the folder to write into", show_default="runs/<model>-<command>-<time>")
@@ -19,7 +19,7 @@ Out = Annotated[
 
 
 def predict(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="what `hvdkit profile` has written")],
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="the profile.json of `hvdkit profile`")],
     cluster: Cluster,
     ranks: Annotated[list[int], typer.Option("-n", help="number of ranks; may be repeated")],
     policy: Policy = None,
@@ -77,7 +77,7 @@ def advise(
     ] = None,
     out: Out = None,
     overwrite: Overwrite = False,
-    resume: Annotated[bool, typer.Option("--resume", help="take the recipe's profile that is in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="use the profile of the recipe in --out")] = False,
 ) -> None:
     """Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain."""
     from hvdkit import paths

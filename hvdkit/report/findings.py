@@ -35,7 +35,9 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
         made.append(_baseline(found.comparison.baseline))
     noisy = [run for run in found.runs if run.result.noisy]
     if noisy:
-        text = f"{len(noisy)} of {len(found.runs)} runs: something else took time from them. Run them again in quiet."
+        text = (
+            f"{len(noisy)} of {len(found.runs)} runs: other processes took CPU time. Run them again on an idle machine."
+        )
         made.append(Finding("bad", "Noisy", text))
     return made
 
@@ -53,7 +55,7 @@ def _fastest(groups: list[Group]) -> Finding:
     best = ordered[0]
     lead_in, speed = f"Fastest at {ranks(best.np)}", f"{best.speed.text()} images/s"
     if len(ordered) == 1:
-        return Finding("plain", ranks(best.np), f"{best.label} alone was run: {speed}.")
+        return Finding("plain", ranks(best.np), f"Only {best.label} was run: {speed}.")
     second, lead = ordered[1], ratio(best, ordered[1])
     behind = f"{lead.text(3)} times {second.label}"
     if lead.low is None or lead.high is None:
@@ -86,7 +88,9 @@ def _parity(comparison: Comparison) -> Finding:
         return Finding("open", "Parity", "Not asked for (--no-parity): whether all did the same work is not known.")
     failed = [name for name, each in parity.frameworks.items() if not each.passed]
     if failed:
-        return Finding("bad", "Parity", f"FAILED: {', '.join(failed)} computed something else than {parity.reference}.")
+        return Finding(
+            "bad", "Parity", f"FAILED: {', '.join(failed)} did not compute what {parity.reference} computes."
+        )
     worst = max(each.step_f64 for each in parity.frameworks.values())
     text = f"Passed: all compute what {parity.reference} computes, to {worst:.0e} in float64 over {parity.steps} steps."
     return Finding("good", "Parity", text)
@@ -95,7 +99,7 @@ def _parity(comparison: Comparison) -> Finding:
 def _rivals(comparison: Comparison) -> Finding:
     against = [each for each in comparison.ratios if not each.against.startswith("np=")]
     if not against:
-        return Finding("open", "Rivals", "None was measured, so nothing is said of other ways to train on many ranks.")
+        return Finding("open", "Rivals", "None was measured, so other ways to train on several ranks are not compared.")
     parts = []
     for rival in dict.fromkeys(each.against for each in against):
         mine = [each for each in against if each.against == rival]

@@ -58,7 +58,7 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
     except OSError as error:
         raise RequestError(f"--out {target}: cannot be made ({error.strerror}); name another folder") from None
     if not os.access(target, os.W_OK | os.X_OK):
-        raise RequestError(f"{target}: cannot be written (permission denied); name another folder by --out")
+        raise RequestError(f"{target}: cannot be written (permission denied); name another folder with --out")
     page = make(found, shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])]))
     write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # a path need not be UTF-8
     write_atomic(target / "report.md", as_markdown(page).encode(errors="replace"))
@@ -106,12 +106,12 @@ def _notes(found: Found) -> list[str]:
     if corrupt := sum(result.corrupt_images for result in results):
         notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")
     if any(result.native_pipeline for result in results):
-        notes.append("Batches came from the user's own pipeline: frameworks need not have been fed with the same.")
+        notes.append("Batches came from the user's own pipeline: frameworks may have trained on different ones.")
     for result in results:
         for each in result.recoveries:
             why = "a rank was lost" if each.why == "lost" else "hosts came or went"
             notes.append(
-                f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it went on with {each.np} "
+                f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it continued with {each.np} "
                 f"of {each.np_before} after {each.seconds:.1f} s."
             )
     if gone := [run for run in found.runs if not run.lines]:

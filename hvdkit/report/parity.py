@@ -59,8 +59,8 @@ def parity_markdown(parity: Parity) -> str:
     lines += [
         "",
         f"Reference: {parity.reference}. Error of an array: ‖a − reference‖ / ‖reference‖, the worst over all tensors. "
-        f"float64 but for the last two rows, where float32 is held against the reference's float64 and may be as many "
-        f"times as far off as the reference's own float32 as the mark says ({factors}). {parity.np} ranks, "
+        f"All rows are float64, except the last two: float32 against the reference's float64, where the mark is a "
+        f"multiple ({factors}) of the error of the reference's own float32. {parity.np} ranks, "
         f"{parity.batch_size} images each, {parity.steps} steps, optimizer {parity.optimizer}, seed {parity.seed}.",
         "",
         f"{machine.processor}, {machine.cores} cores, {machine.system}.",

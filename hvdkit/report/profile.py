@@ -63,7 +63,7 @@ def sentences(profile: Profile) -> list[str]:
     """What bounds the step, the slowest rank, the achieved bandwidth, and the cost of profiling."""
     step, name = profile.step, profile.bound
     whole, part = step.step_ms.mean, step.parts()[name].mean
-    shown = {"gaps": "what lies between the marks", "waiting": "waiting for the slowest rank"}.get(name, name)
+    shown = {"gaps": "time outside the traced phases", "waiting": "waiting for the slowest rank"}.get(name, name)
     text = f"{shown[0].upper()}{shown[1:]} bounds the step: {part:.1f} ms of {whole:.1f} ms, {100 * part / whole:.0f} %"
     exposed = step.exposed_communication_ms.mean
     if name == "communication":
@@ -74,7 +74,7 @@ def sentences(profile: Profile) -> list[str]:
     slow = profile.slowest
     if slow and slow.behind_ms > _SLOW * whole and slow.last_share > _OFTEN:
         lines.append(
-            f"Rank {slow.rank} on {slow.host} is the slowest: {slow.behind_ms:.1f} ms behind the first in the mean, "
+            f"Rank {slow.rank} on {slow.host} is the slowest: {slow.behind_ms:.1f} ms behind the first on average, "
             f"the last in {100 * slow.last_share:.0f} % of the steps{_why(profile, slow.rank)}."
         )
     if profile.communications:
@@ -85,7 +85,7 @@ def sentences(profile: Profile) -> list[str]:
         text = f"{count} communication{'' if count == 1 else 's'} {often}, {size:.2f} MiB put in by a rank"
         lines.append(f"{text}{_bandwidth(profile)}.")
     if profile.cost:
-        cost = f"{profile.cost.percent:.1f} % of a step" if profile.cost.percent > 0 else "nothing that shows"
+        cost = f"{profile.cost.percent:.1f} % of a step" if profile.cost.percent > 0 else "nothing measurable"
         lines.append(
             f"Profiling cost {cost} ({profile.cost.with_ms:.1f} ms with, {profile.cost.without_ms:.1f} ms without, in "
             f"{profile.cost.turns} turns)."

@@ -138,7 +138,7 @@ class Communication(_Strict):
 
 
 class Latency(_Strict):
-    """A collective of `bytes` a rank, timed by itself between steps, `samples` times on all ranks at once."""
+    """A collective of `bytes` a rank, timed by itself between steps, `samples` times on all ranks at the same time."""
 
     operation: str
     bytes: Size
