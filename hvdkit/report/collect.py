@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
 from hvdkit.files import open_regular
-from hvdkit.recipe import schema as config
+from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.recipe.yaml_files import named
 from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.train import MetricLine, TrainResult, read_result
 
@@ -49,33 +50,29 @@ def read(folder: Path) -> Found:
     expected = "expected a folder that `hvdkit compare` or `hvdkit train` has written"
     try:
         names = {path.name for path in folder.iterdir()}
-    except FileNotFoundError:
-        raise RequestError(f"{_shown(folder)}: no such folder; {expected}") from None
-    except NotADirectoryError:
-        raise RequestError(f"{_shown(folder)}: is a file; {expected}") from None
     except OSError as error:
-        raise RequestError(f"{_shown(folder)}: cannot be read ({error.strerror}); {expected}") from None
+        reasons: dict[type[OSError], str] = {FileNotFoundError: "no such folder", NotADirectoryError: "is a file"}
+        reason = reasons.get(type(error), f"cannot be read ({error.strerror})")
+        raise RequestError(f"{named(folder)}: {reason}; {expected}") from None
     if "compare.json" in names:
         return _comparison(folder)
     if "result.json" in names:
         return Found(folder, [_run(folder, _sound(read_result(folder / "result.json"), folder / "result.json"))], None)
+    reason = "neither compare.json nor result.json is in it" if names else "the folder is empty"
     if "runs" in names:
-        raise RequestError(f"{_shown(folder)}: a comparison that has not come to its end (no compare.json); {expected}")
-    if not names:
-        raise RequestError(f"{_shown(folder)}: the folder is empty; {expected}")
-    raise RequestError(f"{_shown(folder)}: neither compare.json nor result.json is in it; {expected}")
+        reason = "a comparison that has not come to its end (no compare.json)"
+    raise RequestError(f"{named(folder)}: {reason}; {expected}")
 
 
 def _comparison(folder: Path) -> Found:
     path = folder / "compare.json"
     comparison = read_comparison(path)
     _fits_a_page(comparison, path)
-    places = {}
-    for place in sorted((folder / "runs").glob("*/result.json")):
-        places[_key(read_result(place))] = place.parent
+    places = sorted((folder / "runs").glob("*/result.json"))
+    folders = {_key(read_result(place)): place.parent for place in places}
     runs = []
     for result in comparison.runs:
-        home = places.get(_key(_sound(result, path)))
+        home = folders.get(_key(_sound(result, path)))
         runs.append(_run(home, result) if home else Run(result, []))
     return Found(folder, runs, comparison)
 
@@ -95,13 +92,8 @@ def _key(result: TrainResult) -> tuple[object, ...]:
 
 def _sound(result: TrainResult, path: Path) -> TrainResult:
     """Refuse impossible figures that the types allow."""
-    positive = {
-        "np": result.np,
-        "batch_size": result.batch_size,
-        "epochs": result.epochs,
-        "images_per_second": result.images_per_second,
-    }
-    for name, value in positive.items():
+    for name in ("np", "batch_size", "epochs", "images_per_second"):
+        value = getattr(result, name)
         if not (math.isfinite(value) and value > 0):
             raise RequestError(f"{path}: damaged: {name}: expected a number above 0, got {value}")
     return result
@@ -114,7 +106,7 @@ def _run(folder: Path, result: TrainResult) -> Run:
         lines, unread = [], 0  # the page notes that there are no curves
     path = folder / "config.yaml"
     try:
-        return Run(result, lines, unread, path, config.load(path))
+        return Run(result, lines, unread, path, schema.load(path))
     except RequestError:
         return Run(result, lines, unread)  # of a recipe script run without hvdkit, or of another version
 
@@ -157,9 +149,3 @@ class _Sample:
         if self._last is None or self._lines[-1] is self._last:
             return self._lines
         return [*self._lines, self._last]
-
-
-def _shown(path: Path) -> str:
-    """A path as it is shown in a message of one line."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)

@@ -6,6 +6,7 @@ matplotlibrc in the current folder, in MATPLOTLIBRC or in the home folder.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import warnings
@@ -19,8 +20,6 @@ from hvdkit.files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_loaded = False
 
 
 @contextmanager
@@ -50,15 +49,13 @@ def picture(path: Path, width: float, height: float, layout: Any = None, dpi: in
         write_atomic(path, drawn.getvalue())
 
 
+@functools.cache
 def _load() -> None:
     """Import Matplotlib once, so that it reads its own matplotlibrc.
 
     It reads the first one that it finds, beginning with the current folder, and hangs if that is a FIFO. So it is
     imported in the folder of its own one.
     """
-    global _loaded
-    if _loaded:
-        return
     spec = find_spec("matplotlib")
     assert spec is not None and spec.submodule_search_locations
     backend = os.environ.pop("MPLBACKEND", None)
@@ -71,4 +68,3 @@ def _load() -> None:
         os.close(here)
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
-    _loaded = True
