@@ -93,12 +93,9 @@ class Look:
         """The marker of a framework."""
         return _MARKERS[self._index.get(framework, len(self._index)) % len(_MARKERS)]
 
-    def named(self, name: str, **more: Any) -> dict[str, Any]:
-        """The same as `line`, for a name made by `label`."""
-        return self.line(*self._parts.get(name, (name, None)), **more)
-
-    def line(self, framework: str, rival: str | None = None, **more: Any) -> dict[str, Any]:
-        """Arguments of `plot` for a line with markers."""
+    def line(self, name: str, **more: Any) -> dict[str, Any]:
+        """Arguments of `plot` for a line with markers; `name` is the label of a framework with or without a rival."""
+        framework, rival = self._parts.get(name, (name, None))
         colours = {"color": self.colour(framework), "mec": svg.SURFACE}
         shape = {"marker": self.marker(framework), "ls": self._dashes.get(rival, "-"), "ms": 6.5, "lw": 1.8}
         return {**colours, **shape, **more}

@@ -78,7 +78,7 @@ class Charts:
         table = Table("course", ["step", "images/s"], [])
         with drawing(240) as canvas:
             axes = canvas.figure.subplots()
-            style = self.look.line(group.framework, group.rival)
+            style = self.look.line(group.label)
             axes.plot([line.step for line in thinned], [line.images_per_second for line in thinned], **style)
             axes.axhline(group.speed.middle, color=svg.MUTED, lw=0.9, ls=(0, (1, 2)))
             for line in thinned:
@@ -149,18 +149,18 @@ class Charts:
         worst: tuple[float, str] = (math.inf, "")
         with drawing(265) as canvas:
             axes = canvas.figure.subplots()
-            kinds = list(dict.fromkeys((group.framework, group.rival) for group in self.groups))
-            for order, (framework, rival) in enumerate(kinds):
-                members = [g for g in self.groups if (g.framework, g.rival) == (framework, rival)]
-                factor = 100 if unit == "%" else 1
+            names = list(dict.fromkeys(group.label for group in self.groups))
+            factor = 100 if unit == "%" else 1
+            for order, name in enumerate(names):
+                members = [group for group in self.groups if group.label == name]
                 known = [(group, found.times(factor)) for group in members if (found := value(group))]
                 if not known:
                     continue
-                shift = 1.022 ** (order - (len(kinds) - 1) / 2)  # so that intervals do not cover each other
+                shift = 1.022 ** (order - (len(names) - 1) / 2)  # so that intervals do not cover each other
                 places = [group.np * shift for group, _ in known]
                 middles = [found.middle for _, found in known]
-                style = self.look.line(framework, rival)
-                axes.plot(places, middles, **style, label=brief(known[0][0].label))
+                style = self.look.line(name)
+                axes.plot(places, middles, **style, label=brief(name))
                 for place, (group, found) in zip(places, known, strict=True):
                     if found.low is not None and found.high is not None:
                         axes.plot([place, place], [found.low, found.high], color=style["color"], lw=1.4)
@@ -243,13 +243,12 @@ class Charts:
         with drawing(330 if rated else 230) as canvas:
             panels = canvas.figure.subplots(2 if rated else 1, 1, sharex=True, squeeze=False)[:, 0]
             for group in members:
-                style = self.look.line(group.framework, group.rival)
+                style = self.look.line(group.label)
                 lines = group.runs[0].lines
                 within = [line for line in lines if not line.ends_epoch] or lines
                 ends = _thinned([line for line in lines if line.ends_epoch])
                 thinned = _thinned(within)
-                places = [_epoch(line, group) for line in thinned]
-                losses = [line.loss for line in thinned]
+                places, losses = [_epoch(line, group) for line in thinned], [line.loss for line in thinned]
                 panels[0].plot(places, losses, color=style["color"], ls=style["ls"], lw=1.4, label=brief(group.label))
                 for place, line in zip(places, thinned, strict=True):
                     canvas.point(panels[0], place, line.loss, f"{group.label}, step {line.step}: loss {line.loss:.4f}")
@@ -257,11 +256,10 @@ class Charts:
                 if rates:
                     shown = [_epoch(line, group) for line, _ in rates], [100 * rate for _, rate in rates]
                     panels[-1].plot(*shown, **style, clip_on=False, label=brief(group.label))
-                for line, share in rates:
-                    text = f"{group.label}, epoch {line.epoch + 1}: accuracy {100 * share:.2f} %"
-                    canvas.point(panels[-1], _epoch(line, group), 100 * share, text)
-                for line in ends:
-                    table.rows.append(_epoch_row(group, line))
+                for line, rate in rates:
+                    text = f"{group.label}, epoch {line.epoch + 1}: accuracy {100 * rate:.2f} %"
+                    canvas.point(panels[-1], _epoch(line, group), 100 * rate, text)
+                table.rows.extend(_epoch_row(group, line) for line in ends)
             panels[0].set_ylim(bottom=0)
             panels[0].set_ylabel("training loss")
             panels[-1].set_xlabel("epoch")
@@ -273,9 +271,9 @@ class Charts:
                 axes.grid(axis="y")
             legend(canvas, panels[-1] if rated else panels[0])
             final = "; ".join(
-                f"{group.label} {100 * rate:.2f} %"
+                f"{group.label} {100 * last:.2f} %"
                 for group in members
-                if (rate := group.first.val_accuracy) is not None
+                if (last := group.first.val_accuracy) is not None
             )
             summary = f"Training loss by epoch at {ranks(np)}." + (f" Accuracy at the end: {final}." if final else "")
             note = "The first round's curves." if any(len(group.runs) > 1 for group in members) else ""

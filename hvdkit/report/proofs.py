@@ -20,7 +20,7 @@ def ratios(look: Look, ratios: list[Ratio]) -> Chart | None:
     with drawing(46 + 21 * len(shown)) as canvas:
         axes = canvas.figure.subplots()
         for row, each in enumerate(shown):
-            style = look.line(each.framework, None)
+            style = look.line(each.framework)
             axes.plot([each.low, each.high], [row, row], color=style["color"], lw=2.4)
             axes.plot(each.median, row, style["marker"], color=style["color"], ms=7, mec=svg.SURFACE)
             text = f"{each.framework}, {ranks(each.np)}, against {each.against}: "
@@ -53,7 +53,7 @@ def _checks(look: Look, parity: Parity) -> Chart:
             axes.plot([limit, limit], [row - 0.42, row + 0.42], color=svg.BAD, lw=2)
             canvas.point(axes, limit, row, f"{key.removesuffix('_f64')}: largest error that passes, {limit:.0e}")
         for order, (name, each) in enumerate(parity.frameworks.items()):
-            style = look.named(name, ls="", ms=6)
+            style = look.line(name, ls="", ms=6)
             shift = 0.16 * (order - (len(parity.frameworks) - 1) / 2)
             values = [clipped(getattr(each, key)) for key in checks]
             axes.plot(values, [row + shift for row in range(len(checks))], **style, label=brief(name))
@@ -78,7 +78,7 @@ def _steps(look: Look, parity: Parity) -> Chart:
     with drawing(250) as canvas:
         axes = canvas.figure.subplots()
         for name, each in parity.frameworks.items():
-            style = look.named(name, lw=1.2, ms=5)
+            style = look.line(name, lw=1.2, ms=5)
             errors = [clipped(error) for error in each.step_errors_f64]
             axes.plot(range(1, len(errors) + 1), errors, **style, label=brief(name))
             for step, error in enumerate(each.step_errors_f64, 1):
