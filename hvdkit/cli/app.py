@@ -136,7 +136,9 @@ def compare(
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
     no_parity: Annotated[bool, typer.Option("--no-parity", help="do not check that all do the same work")] = False,
     rival: Rivals = None,
-    rounds: Annotated[int | None, typer.Option(help="runs of each kind", show_default="1, with rivals 3")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="number of runs of each kind", show_default="1, with rivals 3")
+    ] = None,
     baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
     margin: Annotated[
         float, typer.Option(help="a significant loss against the baseline of more than this gives status 1")

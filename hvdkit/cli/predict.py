@@ -46,7 +46,7 @@ def advise(
         typer.Argument(metavar="PROFILE.json|RECIPE", help="a profile, or a recipe (file or name) to profile first"),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]...", help="of the recipe, such as epochs=2")
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="changes to the recipe, such as epochs=2")
     ] = None,
     cluster: Annotated[
         Path | None,
@@ -55,23 +55,30 @@ def advise(
         ),
     ] = None,
     ranks: Annotated[int | None, typer.Option("-n", help="number of ranks", show_default="the profile's")] = None,
-    price: Annotated[float | None, typer.Option(help="of a GPU for an hour", show_default="the cluster file's")] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="in an epoch", show_default="the recipe's data")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="of training", show_default="the recipe's")] = None,
+    price: Annotated[float | None, typer.Option(help="price of a GPU hour", show_default="the cluster file's")] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="images in an epoch", show_default="the recipe's data")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="epochs of training", show_default="the recipe's")] = None,
     apply: Annotated[
-        Path | None, typer.Option(metavar="NEW.yaml", help="write the recipe with the best sure gain")
+        Path | None, typer.Option(metavar="NEW.yaml", help="write the recipe with the largest certain gain")
     ] = None,
     policy: Policy = None,
     set_: Set = None,
     framework: Annotated[
-        str | None, typer.Option(help="to profile a recipe by: pytorch (default), tensorflow, keras or mxnet")
+        str | None,
+        typer.Option(help="framework to profile a recipe with: pytorch (default), tensorflow, keras or mxnet"),
     ] = None,
-    np: Annotated[int | None, typer.Option("-np", "--np", help="to profile a recipe by", show_default="2")] = None,
+    np: Annotated[
+        int | None, typer.Option("-np", "--np", help="ranks to profile a recipe with", show_default="2")
+    ] = None,
     hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", help="to profile a recipe on", show_default="this machine")
+        str | None, typer.Option("-H", "--hosts", help="hosts to profile a recipe on", show_default="this machine")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="to measure of a recipe", show_default="20")] = None,
-    launcher: Annotated[str | None, typer.Option(help="of a recipe's ranks: direct (default) or horovodrun")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps to measure of a recipe", show_default="20")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help="launcher to profile a recipe with: direct (default) or horovodrun")
+    ] = None,
     stall_timeout: Annotated[
         float | None, typer.Option(help="seconds after which a rank that hangs ends the run", show_default="60")
     ] = None,
