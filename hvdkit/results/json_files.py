@@ -27,7 +27,7 @@ class Figures(Record):
     model_config = ConfigDict(allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _numbers_are_bounded(self) -> Self:
+    def _check_numbers(self) -> Self:
         for name, value in self:
             for each in value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,):
                 most = LARGEST if isinstance(each, int) else _LARGEST_FLOAT

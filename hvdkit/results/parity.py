@@ -83,7 +83,7 @@ class Parity(Figures):
 
     @field_validator("marks")
     @classmethod
-    def _of_known_figures(cls, marks: dict[str, float]) -> dict[str, float]:
+    def _check_marks(cls, marks: dict[str, float]) -> dict[str, float]:
         if marks.keys() != set(MARKED):
             raise ValueError(f"expected {', '.join(MARKED)}, got {', '.join(marks) or 'none'}")
         return marks

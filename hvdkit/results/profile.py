@@ -40,7 +40,7 @@ class Spread(_Strict):
     high: Time
 
     @model_validator(mode="after")
-    def _ordered(self) -> Spread:
+    def _check_order(self) -> Spread:
         if not self.low <= self.median <= self.high:
             raise ValueError(f"expected low <= median <= high, got {self.low}, {self.median}, {self.high}")
         return self
@@ -60,7 +60,7 @@ class Tensor(_Strict):
     layer: str
 
     @model_validator(mode="after")
-    def _sized(self) -> Tensor:
+    def _check_size(self) -> Tensor:
         expected = prod(self.shape) * ITEM_BYTES[self.dtype]
         if self.bytes != expected:
             raise ValueError(f"bytes: expected {expected} for {self.shape} in {self.dtype}, got {self.bytes}")
@@ -236,7 +236,7 @@ class Profile(_Strict):
     cost: Cost | None
 
     @model_validator(mode="after")
-    def _consistent(self) -> Profile:
+    def _check_names(self) -> Profile:
         layers = {layer.name for layer in self.layers}
         if len(layers) != len(self.layers):
             raise ValueError("layers: expected each name once")

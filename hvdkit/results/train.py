@@ -130,14 +130,14 @@ class TrainResult(Figures):
 
     @field_validator("sync")
     @classmethod
-    def _says_how_often(cls, sync: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_sync(cls, sync: dict[str, Any] | None) -> dict[str, Any] | None:
         if sync is not None and not isinstance(sync.get("every"), int):
             raise ValueError("expected the key every with a whole number")
         return sync
 
     @field_validator("tuning")
     @classmethod
-    def _says_why(cls, tuning: dict[str, dict[str, Any]] | None) -> dict[str, dict[str, Any]] | None:
+    def _check_tuning(cls, tuning: dict[str, dict[str, Any]] | None) -> dict[str, dict[str, Any]] | None:
         for name, choice in (tuning or {}).items():
             if not isinstance(choice.get("why"), str):
                 raise ValueError(f"{name}: expected the key why with a text")
