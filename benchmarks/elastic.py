@@ -25,7 +25,7 @@ from typing import Any
 
 import harness
 
-from hvdkit.results.runs import read_result
+from hvdkit.results.train import read_result
 
 RANKS, BATCH_SIZE, EPOCHS, COMMIT_EVERY = 3, 8, 1, 5
 TRAIN_IMAGES = 1437

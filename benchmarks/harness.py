@@ -28,7 +28,7 @@ from hvdkit.files import write_atomic
 from hvdkit.results.intervals import of_values
 
 if TYPE_CHECKING:
-    from hvdkit.results.runs import TrainResult
+    from hvdkit.results.train import TrainResult
 
 HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
@@ -130,7 +130,7 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path = HERE, **consta
 
     `outcome` gets the command, the date and the machine. `constants` are for the page alone.
     """
-    from hvdkit.results.runs import this_machine
+    from hvdkit.results.machine import this_machine
 
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     measured = time.strftime("%-d %B %Y", time.gmtime())
@@ -217,7 +217,7 @@ def train(
     **more: Any,
 ) -> TrainResult:
     """The result of `hvdkit train` into a folder, without checkpoints. Raises as `run` does."""
-    from hvdkit.results.runs import read_result
+    from hvdkit.results.train import read_result
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     where = ["--framework", framework, "-np", str(ranks), *options, "--out", str(folder), "--overwrite"]

@@ -37,7 +37,8 @@ from starved import COMPUTE, DENSE, MARKS, Row, Solved, Story
 
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
-from hvdkit.results.runs import TrainResult, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.train import TrainResult
 from hvdkit.tasks.resnet import architecture, parameter_count
 
 PICTURE = harness.HERE.parent / "docs" / "images" / "bench-network.png"

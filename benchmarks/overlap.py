@@ -21,7 +21,7 @@ from harness import interval, step_ms
 from hosts import Network
 from network import COMPUTING, RANKS, RECIPE, STEPS_PER_EPOCH
 
-from hvdkit.results.runs import TrainResult, read_result
+from hvdkit.results.train import TrainResult, read_result
 
 WARMUP, MEASURED = 4, 12
 BEHIND, COMPUTE = "behind", "compute"

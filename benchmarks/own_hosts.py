@@ -35,7 +35,7 @@ from hosts import Network
 from hvdkit.files import write_atomic
 from hvdkit.results import profile as profiles
 from hvdkit.results.bench import Bench
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster as clusters
 
 TABLE, PROFILES = HERE / "own-hosts.json", HERE / "own-hosts-profiles.json"

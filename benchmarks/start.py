@@ -23,7 +23,7 @@ from typing import Any
 import harness
 from harness import FRAMEWORKS, HERE, interval
 
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import find
 
 SIDES = ("bare", "direct", "horovodrun")

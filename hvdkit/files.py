@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and read no further than memory and patience allow."""
+"""Atomic writes, and reads with a limit on size and time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from pathlib import Path
 
 from hvdkit.errors import RunError
 
-PATIENCE_S = 5.0  # for the next byte of a pipe; a shell's <(command) needs far less
+PATIENCE_S = 5.0  # waiting time for the next byte of a pipe, far more than a shell's <(command) needs
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path` by temporary file, fsync and rename.
+    """Write `content` (text as UTF-8) to `path` with a temporary file, fsync and rename.
 
-    A reader sees the old file or the new one, never a part. Raises RunError where the disk or the
-    permissions do not allow it; the old file is then untouched.
+    A reader sees either the old file or the new one. Raises RunError if that fails, and leaves the old file unchanged.
     """
     temporary = None
     try:
@@ -34,25 +33,20 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); free space or choose another --out") from error
     finally:
-        if temporary is not None:  # whatever came between, an interrupt too
+        if temporary is not None:  # any failure, including an interrupt
             Path(temporary).unlink(missing_ok=True)
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a file to read it. Raises OSError for what is none, such as a FIFO or a device, without waiting for it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-    if kind != stat.S_IFREG:
-        os.close(descriptor)
-        raise _no_file(kind, path)
-    return os.fdopen(descriptor, "rb")
+    """Open a file for reading. Raises OSError, without waiting, if it is a FIFO, a device or another special file."""
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def read_bounded(path: Path, most: int = 2**28, patience_s: float = PATIENCE_S) -> bytes:
-    """The content of a file, or what a pipe or a terminal sends until its end.
+    """The content of a file, or all that a pipe or a terminal sends.
 
-    Raises OSError, also for more than `most` bytes (by default far more than any file of hvdkit's own making has), for
-    a device, and for a pipe through which nothing has come for `patience_s`.
+    Raises OSError, also for more than `most` bytes (by default far more than any file that hvdkit writes), for a
+    device, and if a pipe sends nothing for `patience_s` seconds.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -78,14 +72,17 @@ def read_bounded(path: Path, most: int = 2**28, patience_s: float = PATIENCE_S) 
 
 
 def open_lock(path: Path) -> io.BufferedRandom:
-    """Open the file that a lock is taken on, made where it is not there. Raises OSError where that is no plain file."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
+    """Open a lock file, created if it is missing. Raises OSError if it is not a regular file."""
+    return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+b")
+
+
+def _open(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
         raise _no_file(kind, path)
-    return os.fdopen(descriptor, "r+b")
+    return descriptor
 
 
 def _no_file(kind: int, path: Path) -> OSError:

@@ -1,4 +1,4 @@
-"""Where the recipes are, and folders that a command may write into."""
+"""The folders of recipes, and the output folders of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import hvdkit
 from hvdkit.errors import RequestError
 from hvdkit.files import open_lock
 
-# All that hvdkit's commands leave in a folder. `--overwrite` takes these away and nothing else, whatever --out says.
+# All that hvdkit's commands write into a folder. `--overwrite` deletes these names and nothing else.
 _OURS = {
     "config.yaml", "tuning", "metrics.jsonl", "result.json", "logs", "checkpoints", "tensorboard", "evaluate.json",
     "compare.json", "compare.md", "runs",
@@ -29,7 +29,7 @@ _LOCK = ".lock"
 
 
 def recipes() -> Path:
-    """The folder of the recipes and their scripts: inside an installed package, beside it in a checkout."""
+    """The folder of recipes and scripts: inside an installed package, next to it in a checkout."""
     package = Path(hvdkit.__file__).resolve().parent
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parent / "recipes"
@@ -41,21 +41,21 @@ def script(framework: str) -> Path:
 
 
 def default_out(recipe: str, command: str) -> Path:
-    """`runs/<recipe>-<command>-<time>`; of a name that a damaged file brought along, what can be part of a folder's."""
+    """`runs/<recipe>-<command>-<time>`, with the characters of the recipe's name that are safe in a folder's name."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe)[:100].lstrip(".-") or "unnamed"
     return Path("runs") / f"{name}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def lies_in(path: Path, folder: Path) -> bool:
-    """Whether there is something at `path` and it is in `folder`, by whatever links."""
+    """Whether `path` exists and is inside `folder`, with links resolved."""
     return os.path.lexists(path) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iterable[Path | str | None] = ()) -> None:
-    """Check that a command may write into `folder`, without touching it.
+    """Check that a command may write into `folder`, without changing it.
 
-    Raises RequestError where it is no folder, cannot be written, holds something and `overwrite` is not given, or
-    holds what hvdkit has not written; and where `overwrite` would remove one of the command's own `inputs`.
+    Raises RequestError if it is not a folder, is not writable, is not empty without `overwrite` or `resume`, or has
+    files of others, and if `overwrite` would delete one of the command's own `inputs`.
     """
     try:
         existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
@@ -85,9 +85,9 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iter
 def claimed(
     folder: Path, overwrite: bool, resume: bool = False, inputs: Iterable[Path | str | None] = ()
 ) -> Iterator[Path]:
-    """`folder`, this process's alone and, but for `resume`, empty; yields its absolute path.
+    """Lock `folder` for this process and, without `resume`, empty it; yields its absolute path.
 
-    Raises RequestError as `check_free` does, and where another run is writing there.
+    Raises RequestError like `check_free`, and if another run is writing there.
     """
     if overwrite and resume:
         raise RequestError("--overwrite, --resume: expected one of them, got both")
@@ -100,7 +100,7 @@ def claimed(
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that has just ended takes its file away: that lock would keep nobody out.
+            # A run that has just ended deletes its lock file, and a lock on a deleted file locks nothing.
             mine = os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).stat())
         except (BlockingIOError, FileNotFoundError):
             mine = False
@@ -115,7 +115,7 @@ def claimed(
 
 
 def _unfinished(name: str) -> bool:
-    """Whether it is what a killed command left of writing one of its files (files.write_atomic)."""
+    """Whether it is a temporary file that a killed command left (files.write_atomic)."""
     return name.startswith(".") and name[1:].rpartition(".")[0] in _OURS
 
 

@@ -1,4 +1,4 @@
-"""How much longer work in known parts takes: their usual costs, scaled by what the finished ones really took."""
+"""Estimates the time left of work in known parts, from their relative costs and the time of the finished ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 class TimeLeft:
     """The time left of work whose parts have relative costs.
 
-    `usual_s` is how long all of it usually takes on a machine like this one, None where that is unknown. It counts like
-    `trust_s` seconds of measurement, so that the first parts, short as they are, do not promise nonsense.
+    `usual_s` is how long all of it usually takes, None if that is unknown. It has the weight of `trust_s` seconds of
+    measurement, which keeps the first estimates, after a few short parts, plausible.
     """
 
     def __init__(
@@ -31,32 +31,32 @@ class TimeLeft:
         self._began = clock()
 
     def begin(self, part: Any) -> None:
-        """The part is at work from now on; as long as nobody says how far it is, it counts as half done."""
+        """The part starts now. Until its progress is reported it counts as half done."""
         self._begun[part] = self._clock()
 
     def done(self, part: Any, share: float = 1.0) -> None:
-        """So much of the part, 0 to 1, has been done."""
+        """Report the share of the part, 0 to 1, that is done."""
         self._done[part] = min(1.0, max(share, self._done.get(part, 0.0)))
 
     def drop(self, part: Any) -> None:
-        """The part, or what is left of it, needs no time any more: it is there already, or it has failed."""
+        """Remove what is left of the part: it exists already, or it failed."""
         cost = self._costs[part]
         self._costs[part] = cost * self._done.get(part, 0.0)
         self._whole -= cost - self._costs[part]
         self._done[part] = 1.0
 
     def share(self, of: Callable[[Any], bool] = lambda part: True) -> float:
-        """How much of the parts that `of` picks has been done, 0 to 1."""
+        """The share of the parts selected by `of` that is done, 0 to 1."""
         whole: float = sum(cost for part, cost in self._costs.items() if of(part))
         done: float = sum(self._costs[part] * share for part, share in self._done.items() if of(part))
         return done / whole if whole else 1.0
 
     def elapsed_s(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return self._clock() - self._began
 
     def seconds(self) -> float | None:
-        """Seconds left; None as long as nothing tells how long a part takes."""
+        """Seconds left; None while the duration of the parts is unknown."""
         done: float = sum(self._costs[part] * share for part, share in self._done.items())
         left: float = max(0.0, self._whole - done)
         if left <= 0:
@@ -72,12 +72,12 @@ class TimeLeft:
         return left * (self.elapsed_s() + self._trust_s) / (done + trusted)
 
     def text(self) -> str:
-        """Such as `about 4 min left`; empty where nothing is known, or nothing is left."""
+        """Such as `about 4 min left`; empty if that is unknown, or nothing is left."""
         return about(self.seconds())
 
 
 def about(seconds: float | None) -> str:
-    """A time left in words, no more exact than an estimate can be."""
+    """A time left in words, rounded like an estimate."""
     if seconds is None or seconds < 1:
         return ""
     if seconds < 90:
@@ -86,6 +86,6 @@ def about(seconds: float | None) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """A time since the beginning, as ` 4:07`."""
+    """A time such as ` 4:07`."""
     whole = int(seconds)
     return f"{whole // 60:2d}:{whole % 60:02d}"

@@ -19,7 +19,7 @@ from launching import wait_until
 from hvdkit import adapters
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.runs import TrainResult
+from hvdkit.results.train import TrainResult
 from hvdkit.worker import train
 
 

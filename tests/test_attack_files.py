@@ -23,7 +23,7 @@ from hvdkit.files import open_lock, open_regular, read_bounded
 from hvdkit.recipe import schema, yaml_files
 from hvdkit.report import charts, collect, page
 from hvdkit.results import profile as profiles
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 BIG = 10**400  # 401 digits, beyond any float
 

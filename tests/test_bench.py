@@ -16,7 +16,7 @@ from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.simulator import cluster, piecewise_fit
 from hvdkit.simulator.costs import Network
 from hvdkit.worker import bench as bench_rank

@@ -34,7 +34,7 @@ from hvdkit.core.trainer import Loop, drive
 from hvdkit.data.batches import open_dataset
 from hvdkit.errors import RequestError, RunError
 from hvdkit.recipe.schema import Checkpointing, Recipe
-from hvdkit.results.runs import kept_lines, read_result
+from hvdkit.results.train import kept_lines, read_result
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
 

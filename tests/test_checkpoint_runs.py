@@ -25,7 +25,8 @@ from hvdkit.commands import compare, profile, tune
 from hvdkit.commands.plan import make_plan
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
-from hvdkit.results.runs import EvaluationResult, TrainResult
+from hvdkit.results.evaluate import EvaluationResult
+from hvdkit.results.train import TrainResult
 
 pytestmark = pytest.mark.timeout(400)
 

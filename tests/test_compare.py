@@ -19,10 +19,12 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
-from hvdkit.report.tables import comparison_markdown, comparison_tables
+from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.results import intervals
+from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.intervals import Interval
-from hvdkit.results.runs import Comparison, TrainResult, read_comparison, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.train import TrainResult
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from pictures import draw_folder, write_cifar
 
-from hvdkit.results.runs import TrainResult
+from hvdkit.results.train import TrainResult
 from hvdkit.runtimes.pins import FRAMEWORKS as RUNTIME_OF
 from hvdkit.runtimes.pins import RUNTIMES
 from hvdkit.runtimes.store import find

@@ -12,7 +12,9 @@ from hvdkit.commands import predict
 from hvdkit.errors import RequestError
 from hvdkit.files import read_bounded
 from hvdkit.recipe import registry, schema, yaml_files
-from hvdkit.results import runs
+from hvdkit.results.compare import read_comparison
+from hvdkit.results.parity import read_parity
+from hvdkit.results.train import read_result
 from hvdkit.simulator import cluster as clusters
 
 RECIPE = "resnet20-digits"
@@ -90,7 +92,7 @@ def test_a_file_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
         read_bounded(long, 10)
 
 
-@pytest.mark.parametrize("read", [predict.read, runs.read_result, runs.read_parity, runs.read_comparison])
+@pytest.mark.parametrize("read", [predict.read, read_result, read_parity, read_comparison])
 def test_results_too_are_read_with_a_bound(read: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvdkit.files.read_bounded.__defaults__", (2**20, 1.0))
     (tmp_path / "long.json").write_bytes(b" " * (2**20 + 1))

@@ -25,7 +25,7 @@ from hvdkit.launch.agents import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import elastic
-from hvdkit.results.runs import TrainResult, read_result
+from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes.store import find
 
 RECIPE = ROOT / "recipes" / "resnet20-digits.yaml"

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdkit.core import tensorboard
 from hvdkit.errors import RequestError
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 TAGS = {
     "train/loss", "train/learning_rate", "train/images_per_second",

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from hvdkit.commands import evaluate, export
 from hvdkit.launch.placement import Placement
-from hvdkit.results.runs import read_evaluation
+from hvdkit.results.evaluate import read_evaluation
 from hvdkit.runtimes.store import find
 
 

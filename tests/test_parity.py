@@ -19,7 +19,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
-from hvdkit.results.runs import Parity
+from hvdkit.results.parity import Parity
 from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "parity"))

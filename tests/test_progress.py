@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hvdkit.report.progress import SILENCE_S, ComparisonProgress, StageProgress
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 from hvdkit.runtimes import pins
 from hvdkit.runtimes import progress as building
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress

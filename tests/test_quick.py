@@ -206,7 +206,7 @@ def test_two_processes_work_at_the_same_time(tmp_path: Path, monkeypatch: pytest
             time.sleep(0.005)
         return os.getpid()
 
-    made = parallel.abreast({"b": lambda: piece("b", "a"), "a": lambda: piece("a", "b")})
+    made = parallel.call_all({"b": lambda: piece("b", "a"), "a": lambda: piece("a", "b")})
     assert list(made) == ["b", "a"] and len(set(made.values())) == 2 and os.getpid() in made.values()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -226,7 +226,7 @@ def test_what_the_other_process_does_not_give_is_made_here(end: str, monkeypatch
             os.kill(os.getpid(), signal.SIGKILL)
         return lambda: number  # cannot be pickled
 
-    assert parallel.abreast({str(number): lambda number=number: piece(number) for number in range(20)}) == {
+    assert parallel.call_all({str(number): lambda number=number: piece(number) for number in range(20)}) == {
         str(number): number for number in range(20)
     }
 
@@ -238,7 +238,7 @@ def test_an_error_of_a_piece_is_raised_and_leaves_no_process(monkeypatch: pytest
         raise ValueError("this piece")
 
     with pytest.raises(ValueError, match="this piece"):
-        parallel.abreast({"a": fails, "b": fails, "c": fails})
+        parallel.call_all({"a": fails, "b": fails, "c": fails})
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 

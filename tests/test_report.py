@@ -16,7 +16,7 @@ from conftest import Hvdkit
 
 from hvdkit.report import collect, page
 from hvdkit.report.rounds import grouped
-from hvdkit.results.runs import Comparison
+from hvdkit.results.compare import Comparison
 
 CHARTS = ["speed", "scaling", "efficiency", "steps", "memory", "learning-1", "learning-2", "parity", "parity-steps"]
 # What a chart has drawn: its own bounding box, and how many shapes of a series' colour have an extent.
@@ -152,7 +152,7 @@ def test_tables_are_sorted_by_mouse_and_keyboard(browser: Browser, reported: Pat
 
 def test_values_are_told_to_pointer_and_keyboard(browser: Browser, reported: Path) -> None:
     opened = browser.open(reported)
-    opened.run("window.told = document.getElementById('told'); window.chart = document.querySelector("
+    opened.run("window.told = document.getElementById('tooltip'); window.chart = document.querySelector("
                "'#chart-speed .drawing'); chart.scrollIntoView(); chart.focus()")  # fmt: skip
     assert opened.run("told.hidden")
     opened.press("ArrowRight")

@@ -18,7 +18,9 @@ from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from launching import gone_within, marked, wait_until
 
 from hvdkit.baselines.registry import RIVALS, label
-from hvdkit.results.runs import Comparison, Parity, TrainResult
+from hvdkit.results.compare import Comparison
+from hvdkit.results.parity import Parity
+from hvdkit.results.train import TrainResult
 
 TRAINED = [(framework, name) for name, rival in RIVALS.items() for framework in rival.frameworks]
 QUICK = ("model.name=resnet8", "threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")

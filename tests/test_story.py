@@ -20,7 +20,7 @@ from hvdkit.core import measurement
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync
-from hvdkit.results.runs import TrainResult, read_result
+from hvdkit.results.train import TrainResult, read_result
 
 COMPUTE_MS, COST = 300.0, 14_000.0  # of an invented machine: a dense step takes 300 + 14000/r ms
 

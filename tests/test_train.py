@@ -16,7 +16,9 @@ from residents import Ranks
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.state import digest, parameters_of
-from hvdkit.results.runs import Comparison, MetricLine, TrainResult, kept_lines, read_evaluation
+from hvdkit.results.compare import Comparison
+from hvdkit.results.evaluate import read_evaluation
+from hvdkit.results.train import MetricLine, TrainResult, kept_lines
 from hvdkit.runtimes.store import find
 
 TWO_STEPS = ("model.name=resnet8", "steps=2", "log_every=1", "check_ranks=1", "data.augment=crop-flip")

@@ -16,7 +16,7 @@ from hvdkit.commands.tune import RULE
 from hvdkit.core import tuning
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
-from hvdkit.results.runs import read_result
+from hvdkit.results.train import read_result
 
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hvdkit.results.machine import this_machine
 from hvdkit.results.recording import Kind
-from hvdkit.results.runs import this_machine
 
 
 class Observer:

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from hvdkit.checkpoint.snapshots import Checkpoint
 from hvdkit.core.heartbeat import WAITING, Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
-from hvdkit.results.runs import Recovery
+from hvdkit.results.train import Recovery
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The command line. Each command is a few lines that call a room below; those are imported when they are needed."""
+"""The command line. A command parses its options and calls a module of `commands`, imported when it is needed."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def train(
     framework: Framework = "pytorch",
     np: Ranks = 1,
     hosts: Hosts = None,
-    rival: Annotated[str | None, typer.Option(help="train by other means: " + RIVALS)] = None,
+    rival: Annotated[str | None, typer.Option(help="train with another method: " + RIVALS)] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in --out")] = False,
     host_discovery_script: Annotated[
-        Path | None, typer.Option(help="a program that prints host:slots a line, for elastic runs")
+        Path | None, typer.Option(help="a program that prints one host:slots per line, for elastic runs")
     ] = None,
 ) -> None:
     """Train a recipe under one framework."""
@@ -82,8 +82,7 @@ def train(
     with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
         with RunProgress([_title(plan)]) as progress:
             result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
-        from hvdkit.report.tables import result_lines
-        from hvdkit.results.runs import kept_lines
+        from hvdkit.results.train import kept_lines, result_lines
 
         typer.echo(result_lines(result))
         for line in kept_lines(result, out):
@@ -102,7 +101,7 @@ def evaluate(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Evaluate a checkpoint, whichever framework has written it, under any framework."""
+    """Evaluate a checkpoint of any framework under any framework."""
     from hvdkit import paths
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement
@@ -113,8 +112,8 @@ def evaluate(
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         result = evaluate_.run(plan, checkpoint, folder)
-        told = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
-        typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {told}")
+        found = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
+        typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {found}")
         typer.echo(f"written to {folder / 'evaluate.json'}")
 
 
@@ -138,25 +137,29 @@ def compare(
     framework: Frameworks = None,
     np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated", show_default="1 and 2")] = None,
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
-    no_parity: Annotated[bool, typer.Option("--no-parity", help="do not prove that all do the same work")] = False,
+    no_parity: Annotated[bool, typer.Option("--no-parity", help="do not check that all do the same work")] = False,
     rival: Rivals = None,
-    rounds: Annotated[int | None, typer.Option(help="runs of each kind", show_default="1, with rivals 3")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="number of runs of each kind", show_default="1, with rivals 3")
+    ] = None,
     baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
-    margin: Annotated[float, typer.Option(help="a sure loss against the baseline beyond this ends in status 1")] = 0.05,
+    margin: Annotated[
+        float, typer.Option(help="a significant loss against the baseline of more than this gives status 1")
+    ] = 0.05,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
 ) -> None:
-    """Prove that several frameworks do the same work, train a recipe under each, and lay the results side by side."""
+    """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
     from hvdkit.commands import compare as compare_
     from hvdkit.commands import regression as baseline_
     from hvdkit.launch.placement import Placement
+    from hvdkit.report.compare import comparison_tables
     from hvdkit.report.parity import deviations
     from hvdkit.report.progress import ComparisonProgress, StageProgress
-    from hvdkit.report.tables import comparison_tables
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     began = time.monotonic()
@@ -200,12 +203,13 @@ def parity(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 where one does not."""
+    """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 if one does not."""
     from hvdkit import paths
     from hvdkit.commands import parity as parity_
     from hvdkit.launch.placement import Placement
-    from hvdkit.report.parity import deviations, parity_table
+    from hvdkit.report.parity import deviations, parity_table, title
     from hvdkit.report.progress import StageProgress
+    from hvdkit.report.tabular import terminal
     from hvdkit.runtimes.pins import FRAMEWORKS
 
     checked = loaded(recipe, overrides)
@@ -215,15 +219,15 @@ def parity(
     with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
-        show([parity_table(result)], max(120, 60 + 24 * len(result.frameworks)))
+        show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
         for line in deviations(result):
             typer.echo(line)
         typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")
     raise typer.Exit(0 if result.passed else 1)
 
 
-bench.add(app)
-predict.add(app)
+for command in (bench.bench, predict.predict, predict.advise):
+    app.command()(command)
 
 
 @app.command()
@@ -240,7 +244,7 @@ def profile(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Measure where the time of a step goes, by layer and by rank, and say what bounds it."""
+    """Measure where the time of a step goes, by layer and by rank, and show what bounds it."""
     from hvdkit import paths
     from hvdkit.commands import profile as profile_
     from hvdkit.launch.placement import Placement
@@ -263,7 +267,8 @@ def profile(
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", readable=False, help="what `hvdkit compare` or `hvdkit train` has left")
+        Path,
+        typer.Argument(metavar="DIR", readable=False, help="the output folder of `hvdkit compare` or `hvdkit train`"),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where to write it", show_default="DIR")] = None,
 ) -> None:
@@ -276,7 +281,7 @@ def report(
 
 @app.command()
 def doctor() -> None:
-    """What is there, what is broken, and the command that mends it."""
+    """Show what is installed and what is broken, with the command that repairs it."""
     from rich.console import Console
 
     from hvdkit.runtimes.doctor import examine
@@ -293,7 +298,7 @@ def runtime_build(
     names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all")] = None,
     gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
 ) -> None:
-    """Build the runtimes that are missing or out of date, and prove each with two processes."""
+    """Build the runtimes that are missing or out of date, and test each with two processes."""
     from rich.console import Console
 
     from hvdkit.commands.runtime import build
@@ -314,7 +319,7 @@ def runtime_add(
 
 @runtime_app.command("list")
 def runtime_list() -> None:
-    """The runtimes that are there."""
+    """List the runtimes."""
     from hvdkit.commands.runtime import describe
     from hvdkit.runtimes.store import installed
 
@@ -327,7 +332,7 @@ def runtime_list() -> None:
 
 @recipes_app.command("list")
 def recipes_list() -> None:
-    """The recipes that come with hvdkit, each with a line of what it is."""
+    """List the recipes that come with hvdkit, each with a description."""
     from hvdkit.recipe import registry
 
     for entry in registry.entries():
@@ -349,9 +354,9 @@ def _title(plan: Plan) -> str:
     from hvdkit.baselines.registry import RIVALS
 
     by = f", {plan.rival}" if plan.rival else ""
-    if plan.rival and not RIVALS[plan.rival].averaging:  # whose lines are one process's
+    if plan.rival and not RIVALS[plan.rival].averaging:  # each process trains alone; the lines are of one
         return f"{plan.framework}{by}, one of {plan.np}"
-    since = "begun with " if plan.recipe.elastic else ""  # and nobody knows how many there will be
+    since = "begun with " if plan.recipe.elastic else ""  # their number may change
     return f"{plan.framework}{by}, {since}{plan.np} rank{'s' if plan.np > 1 else ''}"
 
 
@@ -369,13 +374,13 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What goes without a command; the version is told before one is missed."""
+    """Options without a command; `--version` is read before a missing command is reported."""
 
 
 def main(own_process: bool = False) -> None:
-    """Entry point: every fault becomes its message on standard error and its exit status.
+    """Entry point: reports every error on standard error and exits with its status.
 
-    `own_process` says that the process is this command's alone, which may then decide what signals do.
+    With `own_process` the command has the process to itself and sets its signal handlers.
     """
     try:
         console.prepare()

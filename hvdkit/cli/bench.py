@@ -1,4 +1,4 @@
-"""The command `hvdkit bench`. It loads nothing before it is called."""
+"""The command `hvdkit bench`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def bench(
     hosts: Hosts = None,
     min_bytes: Annotated[int, typer.Option(help="the smallest size")] = 4,
     max_bytes: Annotated[int, typer.Option(help="the largest size")] = 64 * 2**20,
-    factor: Annotated[float, typer.Option(help="from one size to the next")] = 4.0,
+    factor: Annotated[float, typer.Option(help="ratio of each size to the one before")] = 4.0,
     dtype: Annotated[str, typer.Option(help="float16, float32, float64, int32, int64, uint8 or int8")] = "float32",
     redop: Annotated[str, typer.Option(help="sum, average, min or max")] = "sum",
-    seconds: Annotated[float, typer.Option(help="to spend on a size, for at least 3 repeats")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="seconds to spend on a size, with at least 3 repeats")] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu or gpu")] = "auto",
-    link_mbit_per_s: Annotated[float | None, typer.Option(help="the link's rate, to tell the share of it")] = None,
-    add_to: Annotated[Path | None, typer.Option(help="a cluster file, kept in the new one with this added")] = None,
+    link_mbit_per_s: Annotated[float | None, typer.Option(help="the link's rate, to show the share of it")] = None,
+    add_to: Annotated[Path | None, typer.Option(help="a cluster file to add the result to, in a new file")] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Time a collective by size, check each element, and write the network down for `hvdkit predict`."""
+    """Time a collective by size, check each element, and write a cluster file for `hvdkit predict`."""
     from hvdkit import paths
     from hvdkit.commands import bench as bench_
     from hvdkit.launch.placement import Placement
@@ -53,8 +53,3 @@ def bench(
             typer.echo(line)
         typer.echo(f"written to {folder / 'bench.json'}, cluster.yaml and bench.png")
     raise typer.Exit(1 if any(row.wrong for row in result.rows) else 0)
-
-
-def add(app: typer.Typer) -> None:
-    """Put the command into the command line."""
-    app.command()(bench)

@@ -1,4 +1,4 @@
-"""`--help` at once: what typer draws it by, loaded without the parts of it that hvdkit's help has no use for."""
+"""A faster `--help`: loads typer's help renderer without the modules that hvdkit's help does not use."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import importlib
 import sys
 from types import ModuleType
 
-# What `typer.rich_utils` imports, whatever it is to draw: a Markdown parser, and a highlighter of source code for
-# tracebacks. hvdkit's help is no Markdown, and its tracebacks are Python's own.
+# `typer.rich_utils` always imports these: a Markdown parser, and a syntax highlighter for tracebacks. hvdkit's help
+# texts are not Markdown, and it prints Python's own tracebacks.
 _UNUSED = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
 
 
 def asked() -> bool:
-    """Whether the command line can only end in a page of help."""
+    """Whether the command line asks for help."""
     return len(sys.argv) == 1 or "--help" in sys.argv
 
 
 def prepare() -> None:
-    """Load `typer.rich_utils` with empty classes in place of the unused ones: a quarter of the time of `--help`.
+    """Import `typer.rich_utils` with empty classes in place of the unused ones, which saves a third of the time.
 
-    A later import of the modules gets the real ones. Where typer has no such module any more, or needs
-    more of them, it loads what it needs by itself, later.
+    A later import of those modules gets the real ones. If another version of typer has no `rich_utils`, or needs more
+    of the classes, it imports what it needs later.
     """
     placed = [name for name in _UNUSED if name not in sys.modules]
     for name in placed:

@@ -1,4 +1,4 @@
-"""What several commands of the command line share: options, the recipe, tables. It loads nothing before it is used."""
+"""What several commands share: options, loading the recipe, printing tables."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Hosts = Annotated[
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what an earlier run left in the folder")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the results of an earlier run in the folder")]
 
 
 class App(typer.Typer):
-    """Commands whose options are checked for what no command can make sense of, all at once."""
+    """A typer app that checks the numbers in all options of a command, and reports all faults at once."""
 
     def command(self, *arguments: Any, **settings: Any) -> Any:
-        """As typer's."""
+        """The same as typer's."""
         return super().command(*arguments, **{"cls": _Command} | settings)
 
 
 class _Command(TyperCommand):
-    def invoke(self, ctx: Any) -> Any:  # click's context, whichever click typer brings along
+    def invoke(self, ctx: Any) -> Any:  # click's context; typer may have a click of its own
         faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
         if faults:
             raise RequestError("\n".join(faults))
@@ -51,7 +51,7 @@ class _Command(TyperCommand):
 
 
 def _faults(parameter: Any, value: Any) -> list[str]:
-    """What is wrong with an option's value, or each of its values, whatever the command."""
+    """The faults of an option's value or values that no command accepts."""
     name = parameter.opts[0]
     faults = []
     for each in value if isinstance(value, list | tuple) else [value]:
@@ -62,14 +62,14 @@ def _faults(parameter: Any, value: Any) -> list[str]:
 
 
 def loaded(recipe: Path, overrides: list[str] | None) -> Recipe:
-    """The recipe of that file or name, with what is changed in it. Raises RequestError with all its faults."""
+    """The recipe of that file or name, with its overrides. Raises RequestError with all faults."""
     from hvdkit.recipe import registry, schema
 
     return schema.load(registry.locate(recipe), overrides or [])
 
 
 def show(tables: Iterable[Table], width: int) -> None:
-    """Print tables, as wide as the terminal; where there is none, `width` characters."""
+    """Print tables, as wide as the terminal, or `width` characters without one."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else width)

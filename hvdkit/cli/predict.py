@@ -1,4 +1,4 @@
-"""The commands that foresee: `hvdkit predict` and `hvdkit advise`. They load nothing before they are called."""
+"""The commands `hvdkit predict` and `hvdkit advise`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdkit.cli.options import Overwrite, loaded
 from hvdkit.errors import RequestError
 
 Cluster = Annotated[Path, typer.Option(metavar="CLUSTER.yaml", help="a cluster file, or the name of one of hvdkit's")]
-Policy = Annotated[str | None, typer.Option(help="when gradients go, such as horovod, ddp or mg-wfbp")]
+Policy = Annotated[str | None, typer.Option(help="when gradients are sent, such as horovod, ddp or mg-wfbp")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a what-if, such as batch_size=64")]
 Out = Annotated[
     Path | None, typer.Option(help="the folder to write into", show_default="runs/<model>-<command>-<time>")
@@ -19,7 +19,7 @@ Out = Annotated[
 
 
 def predict(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="what `hvdkit profile` has written")],
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="the profile.json of `hvdkit profile`")],
     cluster: Cluster,
     ranks: Annotated[list[int], typer.Option("-n", help="number of ranks; may be repeated")],
     policy: Policy = None,
@@ -29,13 +29,13 @@ def predict(
 ) -> None:
     """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file."""
     from hvdkit import paths
-    from hvdkit.commands import predict as foresee
+    from hvdkit.commands import predict as predict_
     from hvdkit.report.predict import prediction_lines
 
-    plan = foresee.plan(profile, cluster, ranks, set_ or [], policy)
+    plan = predict_.plan(profile, cluster, ranks, set_ or [], policy)
     out = out or paths.default_out(plan.profile.recipe, "predict")
     with paths.claimed(out, overwrite, inputs=[profile, cluster]) as folder:
-        prediction = foresee.predict(plan, folder)
+        prediction = predict_.predict(plan, folder)
         typer.echo("\n".join(prediction_lines(prediction)))
         typer.echo(f"written to {folder / 'predict.json'}, predict.png and predict-trace.json")
 
@@ -46,7 +46,7 @@ def advise(
         typer.Argument(metavar="PROFILE.json|RECIPE", help="a profile, or a recipe (file or name) to profile first"),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]...", help="of the recipe, such as epochs=2")
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="changes to the recipe, such as epochs=2")
     ] = None,
     cluster: Annotated[
         Path | None,
@@ -55,34 +55,41 @@ def advise(
         ),
     ] = None,
     ranks: Annotated[int | None, typer.Option("-n", help="number of ranks", show_default="the profile's")] = None,
-    price: Annotated[float | None, typer.Option(help="of a GPU for an hour", show_default="the cluster file's")] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="in an epoch", show_default="the recipe's data")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="of training", show_default="the recipe's")] = None,
+    price: Annotated[float | None, typer.Option(help="price of a GPU hour", show_default="the cluster file's")] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="images in an epoch", show_default="the recipe's data")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="epochs of training", show_default="the recipe's")] = None,
     apply: Annotated[
-        Path | None, typer.Option(metavar="NEW.yaml", help="write the recipe with the best sure gain")
+        Path | None, typer.Option(metavar="NEW.yaml", help="write the recipe with the largest certain gain")
     ] = None,
     policy: Policy = None,
     set_: Set = None,
     framework: Annotated[
-        str | None, typer.Option(help="to profile a recipe by: pytorch (default), tensorflow, keras or mxnet")
+        str | None,
+        typer.Option(help="framework to profile a recipe with: pytorch (default), tensorflow, keras or mxnet"),
     ] = None,
-    np: Annotated[int | None, typer.Option("-np", "--np", help="to profile a recipe by", show_default="2")] = None,
+    np: Annotated[
+        int | None, typer.Option("-np", "--np", help="ranks to profile a recipe with", show_default="2")
+    ] = None,
     hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", help="to profile a recipe on", show_default="this machine")
+        str | None, typer.Option("-H", "--hosts", help="hosts to profile a recipe on", show_default="this machine")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="to measure of a recipe", show_default="20")] = None,
-    launcher: Annotated[str | None, typer.Option(help="of a recipe's ranks: direct (default) or horovodrun")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps to measure of a recipe", show_default="20")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help="launcher to profile a recipe with: direct (default) or horovodrun")
+    ] = None,
     stall_timeout: Annotated[
         float | None, typer.Option(help="seconds after which a rank that hangs ends the run", show_default="60")
     ] = None,
     out: Out = None,
     overwrite: Overwrite = False,
-    resume: Annotated[bool, typer.Option("--resume", help="take the recipe's profile that is in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="use the profile of the recipe in --out")] = False,
 ) -> None:
     """Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain."""
     from hvdkit import paths
-    from hvdkit.commands import advise as pipeline
-    from hvdkit.commands import predict as foresee
+    from hvdkit.commands import advise as advise_
+    from hvdkit.commands import predict as predict_
     from hvdkit.launch.placement import Placement
     from hvdkit.report.predict import advice_lines
 
@@ -90,13 +97,13 @@ def advise(
         "key=value": overrides, "--framework": framework, "-np": np, "-H": hosts, "--steps": steps,
         "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
     }  # fmt: skip
-    foresee.check(price, apply)
-    question = foresee.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
+    predict_.check(price, apply)
+    question = predict_.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
     if subject.suffix == ".json":
         given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
         if given:
             raise RequestError(f"{given}: expected a recipe with it, got the profile {subject}, which is measured")
-        plan = question.of(foresee.read(subject))
+        plan = question.of(predict_.read(subject))
         settings, name = plan.profile.settings, plan.profile.recipe
     else:
         if resume and out is None:
@@ -105,19 +112,13 @@ def advise(
         placement = Placement(
             2 if np is None else np, hosts, launcher or "direct", 60.0 if stall_timeout is None else stall_timeout
         )
-        measuring = pipeline.plan(recipe, question, framework or "pytorch", placement, 20 if steps is None else steps)
+        measuring = advise_.plan(recipe, question, framework or "pytorch", placement, 20 if steps is None else steps)
         settings, name = recipe.model_dump(), recipe.name
     with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
         if subject.suffix != ".json":
-            plan = pipeline.run(measuring, question, folder)
-        advice = foresee.advise(plan, foresee.money(plan, price, images, epochs), folder)
+            plan = advise_.run(measuring, question, folder)
+        advice = predict_.advise(plan, predict_.money(plan, price, images, epochs), folder)
         typer.echo("\n".join(advice_lines(advice)))
         typer.echo(f"written to {folder / 'advise.json'} and advise.md")
         if apply is not None:
-            typer.echo(f"{apply}: the recipe with {foresee.apply(advice, settings, apply)}")
-
-
-def add(app: typer.Typer) -> None:
-    """Put the commands into the command line."""
-    app.command()(predict)
-    app.command()(advise)
+            typer.echo(f"{apply}: the recipe with {predict_.apply(advice, settings, apply)}")

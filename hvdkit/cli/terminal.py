@@ -1,7 +1,4 @@
-"""A command's life at its terminal: the streams that it is given, and how it ends.
-
-However a command ends, it prints one line that says what happened and returns an exit status.
-"""
+"""A command's standard streams, its signals, and how it ends: with one line that says what happened and a status."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ from typing import NoReturn
 
 from hvdkit.errors import HvdkitError
 
-TRACEBACK = "HVDKIT_TRACEBACK"  # set it to see where a fault of hvdkit's own has come from
+TRACEBACK = "HVDKIT_TRACEBACK"  # an environment variable: set it to see the traceback of an internal error
 _HANDLER = "hvdkit"
-# What hvdkit prints beyond ASCII, where the terminal or the file has no such letters.
+# Replacements for what hvdkit prints beyond ASCII, if the encoding of the terminal or file does not have it.
 _PLAIN = str.maketrans({"÷": "/", "×": "x", "–": "-", "—": "-", "…": "...", "‖": "||", "µ": "u", "±": "+/-", "→": "->",
                         "≤": "<=", "≥": ">=", "•": "*"})  # fmt: skip
 
 
 def prepare() -> None:
-    """Make the three streams usable: each is open, and standard output and error take any letter.
+    """Make the three streams usable: each is open, and standard output and error accept any character.
 
-    A closed one leads nowhere: else the next file that is opened would get its number, and what is printed, or read by
-    a child process, would be that file's.
+    A closed one is opened on /dev/null. Otherwise the next file that is opened would get its descriptor, and the
+    command or a child process would print into that file or read from it.
     """
     for number in (0, 1, 2):
         with contextlib.suppress(OSError):
@@ -38,7 +35,7 @@ def prepare() -> None:
         if os.open(os.devnull, os.O_RDWR) != number:  # the lowest free number is taken
             raise AssertionError(f"descriptor {number} is not the lowest free one")
         os.set_inheritable(number, True)
-    if "error" in os.environ.get("PYTHONWARNINGS", ""):  # under which libraries of others, the frameworks', do not load
+    if "error" in os.environ.get("PYTHONWARNINGS", ""):  # frameworks do not load with it
         os.environ["PYTHONWARNINGS"] = "default"
     codecs.register_error(_HANDLER, _substitute)
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -51,11 +48,11 @@ def prepare() -> None:
 
 
 def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What is written for letters that an encoding has not: a plain one, the byte of a path, or an escape."""
+    """The replacement of a character that the encoding does not have: a plain one, the byte of a path, or an escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letter = error.object[error.start]
-    if "\udc80" <= letter <= "\udcff":  # Python's name for a byte of a path that is no UTF-8
+    if "\udc80" <= letter <= "\udcff":  # Python's surrogate for a byte of a path that is not UTF-8
         return bytes([ord(letter) - 0xDC00]), error.start + 1
     plain = letter.translate(_PLAIN)
     escaped = letter.encode("ascii", "backslashreplace").decode("ascii")
@@ -63,14 +60,14 @@ def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def end_on_signals(own_process: bool) -> None:
-    """From here on SIGTERM ends the command in good order, and so does Ctrl-C that was left to the kernel so far."""
+    """From now on SIGTERM and Ctrl-C end the command with cleanup."""
     signal.signal(signal.SIGTERM, _terminated)
     if own_process and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def forget_signals() -> None:
-    """The work is done and nothing is left to be tidied up: a signal that comes now ends the process at once."""
+    """Nothing is left to clean up: from now on a signal ends the process at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -81,27 +78,27 @@ def _terminated(number: int, _: FrameType | None) -> NoReturn:
 
 
 def ended(end: BaseException) -> int:
-    """Say on standard error how a command ended, where that is no good end, and return its exit status."""
+    """Report on standard error how a command ended, unless it succeeded, and return its exit status."""
     lines, status = _message(end)
     try:
         sys.stdout.flush()
-    except OSError as error:  # a full disk, or nobody who reads
+    except OSError as error:  # a full disk or a closed pipe
         same = isinstance(end, OSError) and end.filename is None and end.errno == error.errno
         lines, status = [*([] if same else lines), f"standard output: {error.strerror}"], status or 1
-        _lead_nowhere(1)
+        _discard(1)
     try:
         for line in lines:
             print(line, file=sys.stderr)
         sys.stderr.flush()
     except OSError:
-        _lead_nowhere(2)
+        _discard(2)
     return status
 
 
 def _message(end: BaseException) -> tuple[list[str], int]:
     if isinstance(end, SystemExit):
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        # typer makes a SystemExit of a KeyboardInterrupt, without a word
+        # typer turns a KeyboardInterrupt into a SystemExit
         said = {128 + signal.SIGINT: ["interrupted"], 128 + signal.SIGTERM: ["ended by SIGTERM"]}
         return said.get(status, []), status
     if isinstance(end, HvdkitError):
@@ -110,7 +107,7 @@ def _message(end: BaseException) -> tuple[list[str], int]:
         return ["interrupted"], 128 + signal.SIGINT
     if os.environ.get(TRACEBACK):
         return "".join(traceback.format_exception(end)).splitlines(), 1
-    if isinstance(end, OSError):  # the machine's refusal where no room foresaw one: a folder that is gone, a full disk
+    if isinstance(end, OSError):  # one that no module handles, such as a deleted folder or a full disk
         place = f"{end.filename}: " if end.filename else ""
         return [f"{place}{end.strerror or end}"], 1
     if isinstance(end, MemoryError):
@@ -123,9 +120,9 @@ def _message(end: BaseException) -> tuple[list[str], int]:
     return [f"a fault of hvdkit's own: {what}{where}; please report it, with what {TRACEBACK}=1 adds"], 1
 
 
-def _lead_nowhere(number: int) -> None:
-    """What is still to be written there is lost; without this Python would complain of it at its very end."""
+def _discard(number: int) -> None:
+    """Discard what is still to be written; otherwise Python reports it when it exits."""
     with contextlib.suppress(OSError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, number)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)

@@ -23,7 +23,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
-from hvdkit.results.runs import this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import Runtime, find
 from hvdkit.simulator import cluster, piecewise_fit
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software

@@ -20,9 +20,12 @@ from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
-from hvdkit.report.tables import comparison_markdown
+from hvdkit.report.compare import comparison_markdown
 from hvdkit.results import intervals
-from hvdkit.results.runs import Comparison, Parity, Ratio, TrainResult, read_parity, this_machine
+from hvdkit.results.compare import Comparison, Ratio
+from hvdkit.results.machine import this_machine
+from hvdkit.results.parity import Parity, read_parity
+from hvdkit.results.train import TrainResult
 
 PARITY_STEPS = 5  # of the short proof before a comparison
 ROUNDS = 3  # where rivals are named; without any, one

@@ -9,7 +9,7 @@ from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
-from hvdkit.results.runs import EvaluationResult, read_evaluation
+from hvdkit.results.evaluate import EvaluationResult, read_evaluation
 
 
 def plan(folder: Path, overrides: list[str], framework: str, placement: Placement) -> Plan:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 Watch = Callable[[MetricLine], None]
 

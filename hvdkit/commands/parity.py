@@ -24,7 +24,8 @@ from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.parity import parity_markdown
-from hvdkit.results.runs import FrameworkParity, Parity, this_machine
+from hvdkit.results.machine import this_machine
+from hvdkit.results.parity import FrameworkParity, Parity
 from hvdkit.tasks import resnet
 from hvdkit.worker.parity import SINGLE_BATCHES
 from hvdkit.worker.parity_trace import INCOMPARABLE
@@ -133,7 +134,7 @@ def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda
     parity = judge(plan, findings)
     write_atomic(folder / "parity.json", parity.model_dump_json(indent=2) + "\n")
     write_atomic(folder / "parity.md", parity_markdown(parity))
-    from hvdkit.report.plots import parity_plot
+    from hvdkit.report.parity import parity_plot
 
     parity_plot(parity, folder / "parity.png")
     return parity

@@ -13,7 +13,9 @@ from hvdkit.commands.plan import Plan
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results import intervals
-from hvdkit.results.runs import BaselineRow, Comparison, Machine, TrainResult, read_comparison, this_machine
+from hvdkit.results.compare import BaselineRow, Comparison, read_comparison
+from hvdkit.results.machine import Machine, this_machine
+from hvdkit.results.train import TrainResult
 
 Kind = tuple[str, int, str | None]  # framework, np, rival
 

@@ -11,7 +11,7 @@ from hvdkit.commands.plan import Plan, launch
 from hvdkit.errors import RequestError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.runs import TrainResult, read_result
+from hvdkit.results.train import TrainResult, read_result
 
 PREEMPTION_GRACE_S = 25.0  # to write a checkpoint after SIGTERM; with the end of all ranks it stays below 30 s
 

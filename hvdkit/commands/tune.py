@@ -19,7 +19,7 @@ from hvdkit.core import tuning
 from hvdkit.core.tuning import CHOSEN, CYCLE, IDLE
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 RULE = "woken by tensors"  # the rule's choice, without further settings
 SETTINGS: dict[str, dict[str, str]] = {RULE: {}} | {

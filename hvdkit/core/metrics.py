@@ -18,7 +18,7 @@ from hvdkit.core.tensorboard import EventFile
 from hvdkit.core.usage import Snapshot
 from hvdkit.errors import RunError
 from hvdkit.files import read_bounded, write_atomic
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 
 def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:

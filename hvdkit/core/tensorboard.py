@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import RequestError, RunError
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 FOLDER = "tensorboard"
 

@@ -22,7 +22,7 @@ from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Dataset, Split
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 
 
 class Loop:

@@ -1,4 +1,4 @@
-"""What users write in YAML: read as far as is safe, parsed strictly, told in few words where it is wrong."""
+"""Reads YAML files of users: with a size limit, strictly, and with short messages that name the place of a fault."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from hvdkit.errors import RequestError
 from hvdkit.files import read_bounded
 
-# Hundreds of times what recipes and cluster files have; parsing that takes seconds.
+# Hundreds of times the size of recipes and cluster files. Parsing that much takes seconds.
 MOST_BYTES = 2**20
-# How many values a document may stand for once its aliases are followed: nine lists of nine aliases make 10^9 of them.
+# The most values of a document with its aliases expanded: nine levels of nine aliases make 10^9.
 MOST_VALUES = 10**6
-# No number of a recipe or a cluster file comes near it, and beyond it Python refuses to make a float.
+# Far above any number of a recipe or cluster file; Python cannot convert larger ones to float.
 _MOST_BITS = 1000
 
 
 def load(path: Path, expected: str, missing: str | None = None) -> Any:
-    """What a YAML file holds. Raises RequestError, one line with the file and what was `expected`.
+    """The content of a YAML file. Raises RequestError, one line with the file and what was `expected`.
 
-    `missing` is what was expected of a file that is not there, where more can be said.
+    `missing` replaces `expected` in the message about a file that does not exist.
     """
     try:
         text = read_bounded(path, MOST_BYTES).decode("utf-8")
@@ -41,7 +41,7 @@ def load(path: Path, expected: str, missing: str | None = None) -> Any:
 
 
 def parse(text: str, where: str) -> Any:
-    """What a YAML text holds. Raises RequestError, one line that begins with `where`, where it is damaged."""
+    """The content of a YAML text. Raises RequestError, one line that begins with `where`, if it is damaged."""
     try:
         return copy.deepcopy(_parsed(text))  # callers change what they get
     except yaml.MarkedYAMLError as error:
@@ -55,7 +55,7 @@ def parse(text: str, where: str) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
-    """What a YAML text holds. It is kept: a report reads one recipe for each of its runs, 10 ms each."""
+    """The content of a YAML text, cached: a report reads the same recipe for each of its runs."""
     return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
 
 
@@ -79,13 +79,13 @@ def override(document: dict[str, Any], text: str) -> str | None:
 
 
 def named(path: Path | str) -> str:
-    """A path or another name in a message, which is one line."""
+    """A path or another name as it is shown in a message of one line."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 
 
 def brief(value: Any) -> str:
-    """A value in a message: at most 60 characters."""
+    """A value as it is shown in a message, in at most 60 characters."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -95,7 +95,7 @@ def brief(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key written twice and reads 1e-4 as the number that it is in YAML 1.2."""
+    """Safe YAML that refuses duplicate keys and large aliases, and reads 1e-4 as a number, like YAML 1.2."""
 
     def get_single_node(self) -> Node | None:
         node: Node | None = super().get_single_node()
@@ -105,7 +105,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        # For what does not fit its tag (`!!bool maybe`, the date 2026-13-01) PyYAML raises whatever comes up.
+        # If a value does not fit its tag (`!!bool maybe`, the date 2026-13-01), PyYAML raises various errors.
         try:
             value = super().construct_object(node, deep=deep)
         except (AttributeError, LookupError, TypeError, ValueError):
@@ -135,7 +135,7 @@ _Loader.add_implicit_resolver(
 
 
 def _values(node: Node, known: dict[int, int]) -> int:
-    """How many values a node stands for; one that is an alias within itself counts as one there."""
+    """The number of values of a node with its aliases expanded; a reference to itself counts as one."""
     if isinstance(node, ScalarNode):
         return 1
     if id(node) not in known:

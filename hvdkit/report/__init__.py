@@ -2,5 +2,5 @@
 
 import logging
 
-# Where the home folder cannot be written, matplotlib says so in two long lines each time, and does without.
+# If the home folder cannot be written, matplotlib logs two long lines each time, and works without it.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

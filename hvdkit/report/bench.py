@@ -1,4 +1,4 @@
-"""`hvdkit bench` as a table and a picture."""
+"""The result of `hvdkit bench` as a table, as lines and as `bench.png`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from hvdkit.simulator import piecewise_fit
 from hvdkit.simulator.cluster import Measured
 
 _NO_RATE = 1e11  # Mbit/s: the time does not grow with the size
-_HEADINGS = ("size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong", "p50", "p95", "p99", "repeats")
-_UNITS = ("B", "", "", "", "us", "Mbit/s", "Mbit/s", "", "us", "us", "us", "")
+_COLUMNS = {
+    "size": "B", "count": "", "type": "", "redop": "", "time": "us", "algbw": "Mbit/s", "busbw": "Mbit/s", "#wrong": "",
+    "p50": "us", "p95": "us", "p99": "us", "repeats": "", "of link": "",
+}  # fmt: skip
 
 
 def bench_table(bench: Bench) -> Table:
-    """For the terminal: nccl-tests' columns, then percentiles and, where the link's rate is known, the share of it."""
+    """For the terminal: the columns of nccl-tests, percentiles and, if the link's rate is known, the share of it."""
     hosts = len(set(bench.hosts))
     title = f"{bench.collective}: {bench.framework} {bench.framework_version}, {bench.np} ranks on {hosts} host(s)"
     table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading, unit in zip(_HEADINGS, _UNITS, strict=True):
-        table.add_column(
-            f"{heading}\n{unit}", justify="left" if heading in ("type", "redop") else "right", no_wrap=True
-        )
-    if bench.link_mbit_per_s:
-        table.add_column("of link\n", justify="right", no_wrap=True)
+    for heading, unit in _COLUMNS.items():
+        if heading != "of link" or bench.link_mbit_per_s:
+            left = heading in ("type", "redop")
+            table.add_column(f"{heading}\n{unit}", justify="left" if left else "right", no_wrap=True)
     for row in bench.rows:
         table.add_row(*_cells(row))
     return table
 
 
 def row_line(row: BenchRow) -> str:
-    """A size as it is measured, in words."""
+    """One size in a line, printed as soon as it is measured."""
     share = "" if row.of_link is None else f", {row.of_link:.3f} of the link"
     wrong = f", {row.wrong} WRONG" if row.wrong else ""
     return f"{row.size_bytes} bytes: {row.p50_us:.0f} us, bus {row.busbw_mbit_per_s:.1f} Mbit/s{share}{wrong}"
 
 
 def fit_lines(fit: Measured) -> list[str]:
-    """The fit in words, a line a piece."""
+    """A line for each piece of the fit, and one for its residual."""
     lines = []
     for piece in fit.pieces:
         rate = f" and {piece.mbit_per_s:.4g} Mbit/s" if piece.mbit_per_s < _NO_RATE else ""
@@ -50,15 +50,17 @@ def fit_lines(fit: Measured) -> list[str]:
 
 
 def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
-    """Latency and bus bandwidth by size, with the fit; written to `path` as PNG. Raises RunError."""
+    """Draw latency and bus bandwidth by size, with the fit; written to `path` as PNG. Raises RunError."""
     share = bench.np if bench.collective == "allgather" else 1
-    sizes = [row.size_bytes for row in bench.rows]
+    sizes, medians = [row.size_bytes for row in bench.rows], [row.p50_us for row in bench.rows]
     with plotting.picture(path, 13, 5) as figure:
         left, right = figure.subplots(1, 2)
-        left.plot(sizes, [row.p50_us for row in bench.rows], "o-", label="median")
-        left.fill_between(sizes, [row.p50_us for row in bench.rows], [row.p99_us for row in bench.rows], alpha=0.2,
-                          label="to the 99th percentile")  # fmt: skip
-        fitted = [1e6 * piecewise_fit.seconds_of(fit.pieces, size // share) for size in sizes]
+        left.plot(sizes, medians, "o-", label="median")
+        late, fitted = (
+            "to the 99th percentile",
+            [1e6 * piecewise_fit.seconds_of(fit.pieces, size // share) for size in sizes],
+        )
+        left.fill_between(sizes, medians, [row.p99_us for row in bench.rows], alpha=0.2, label=late)
         left.plot(sizes, fitted, "k--", lw=1, label="fit")
         left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
         right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")

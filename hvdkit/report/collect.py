@@ -1,4 +1,4 @@
-"""What lies in a folder that `hvdkit compare` or `hvdkit train` has left, read and checked, nothing computed."""
+"""Reads and checks the results in a folder of `hvdkit compare` or `hvdkit train`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
 from hvdkit.files import open_regular
-from hvdkit.recipe import schema as config
+from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.runs import Comparison, MetricLine, TrainResult, read_comparison, read_result
+from hvdkit.recipe.yaml_files import named
+from hvdkit.results.compare import Comparison, read_comparison
+from hvdkit.results.train import MetricLine, TrainResult, read_result
 
 _MOST_KEPT = 4000  # lines a run of each kind; charts draw a tenth of them
 _MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
@@ -21,10 +23,10 @@ _LONGEST_LINE = 65536  # bytes; one has a few hundred
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its result and what its folder holds beside it.
+    """One run: its result and the other files of its folder.
 
-    `lines` are those of metrics.jsonl that could be read (of many, a sample), `unread` counts the others; `recipe` is
-    the resolved one in the file `config`. Both are empty where the folder is gone.
+    `lines` are the readable ones of metrics.jsonl (a sample of them if there are many), `unread` counts the others.
+    `recipe` is the resolved recipe in the file `config`. They are empty if the folder is missing.
     """
 
     result: TrainResult
@@ -36,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """A folder's runs, in the order in which they ran; `comparison` is None where the folder is one run's."""
+    """The runs of a folder, in the order of compare.json; `comparison` is None for the folder of a single run."""
 
     folder: Path
     runs: list[Run]
@@ -44,37 +46,33 @@ class Found:
 
 
 def read(folder: Path) -> Found:
-    """Read all that a report is made from. Raises RequestError with the first thing that is missing or damaged."""
+    """Read what a report is made from. Raises RequestError with the first file that is missing or damaged."""
     expected = "expected a folder that `hvdkit compare` or `hvdkit train` has written"
     try:
         names = {path.name for path in folder.iterdir()}
-    except FileNotFoundError:
-        raise RequestError(f"{_shown(folder)}: no such folder; {expected}") from None
-    except NotADirectoryError:
-        raise RequestError(f"{_shown(folder)}: is a file; {expected}") from None
     except OSError as error:
-        raise RequestError(f"{_shown(folder)}: cannot be read ({error.strerror}); {expected}") from None
+        reasons: dict[type[OSError], str] = {FileNotFoundError: "no such folder", NotADirectoryError: "is a file"}
+        reason = reasons.get(type(error), f"cannot be read ({error.strerror})")
+        raise RequestError(f"{named(folder)}: {reason}; {expected}") from None
     if "compare.json" in names:
         return _comparison(folder)
     if "result.json" in names:
         return Found(folder, [_run(folder, _sound(read_result(folder / "result.json"), folder / "result.json"))], None)
+    reason = "neither compare.json nor result.json is in it" if names else "the folder is empty"
     if "runs" in names:
-        raise RequestError(f"{_shown(folder)}: a comparison that has not come to its end (no compare.json); {expected}")
-    if not names:
-        raise RequestError(f"{_shown(folder)}: the folder is empty; {expected}")
-    raise RequestError(f"{_shown(folder)}: neither compare.json nor result.json is in it; {expected}")
+        reason = "a comparison that has not come to its end (no compare.json)"
+    raise RequestError(f"{named(folder)}: {reason}; {expected}")
 
 
 def _comparison(folder: Path) -> Found:
     path = folder / "compare.json"
     comparison = read_comparison(path)
     _fits_a_page(comparison, path)
-    places = {}
-    for place in sorted((folder / "runs").glob("*/result.json")):
-        places[_key(read_result(place))] = place.parent
+    places = sorted((folder / "runs").glob("*/result.json"))
+    folders = {_key(read_result(place)): place.parent for place in places}
     runs = []
     for result in comparison.runs:
-        home = places.get(_key(_sound(result, path)))
+        home = folders.get(_key(_sound(result, path)))
         runs.append(_run(home, result) if home else Run(result, []))
     return Found(folder, runs, comparison)
 
@@ -88,19 +86,14 @@ def _fits_a_page(comparison: Comparison, path: Path) -> None:
 
 
 def _key(result: TrainResult) -> tuple[object, ...]:
-    """What tells a comparison's runs from each other; the digest makes sure that a folder is of this comparison."""
+    """Identifies a run of a comparison; the digest makes sure that a folder belongs to this comparison."""
     return (result.framework, result.np, result.rival, result.round, result.final_weights_sha256)
 
 
 def _sound(result: TrainResult, path: Path) -> TrainResult:
-    """Refuse figures that no run can have, which the types let pass."""
-    positive = {
-        "np": result.np,
-        "batch_size": result.batch_size,
-        "epochs": result.epochs,
-        "images_per_second": result.images_per_second,
-    }
-    for name, value in positive.items():
+    """Refuse impossible figures that the types allow."""
+    for name in ("np", "batch_size", "epochs", "images_per_second"):
+        value = getattr(result, name)
         if not (math.isfinite(value) and value > 0):
             raise RequestError(f"{path}: damaged: {name}: expected a number above 0, got {value}")
     return result
@@ -110,18 +103,18 @@ def _run(folder: Path, result: TrainResult) -> Run:
     try:
         lines, unread = _lines(folder / "metrics.jsonl")
     except OSError:
-        lines, unread = [], 0  # the page says that there are no curves
+        lines, unread = [], 0  # the page notes that there are no curves
     path = folder / "config.yaml"
     try:
-        return Run(result, lines, unread, path, config.load(path))
+        return Run(result, lines, unread, path, schema.load(path))
     except RequestError:
-        return Run(result, lines, unread)  # started without hvdkit's command line, or by another version of it
+        return Run(result, lines, unread)  # of a recipe script run without hvdkit, or of another version
 
 
 def _lines(path: Path) -> tuple[list[MetricLine], int]:
-    """The lines of a metrics.jsonl, and how many could not be read; of a long file a sample along the whole run.
+    """The lines of a metrics.jsonl (a sample of a long file), and how many could not be read.
 
-    It takes as much memory for a file without end as for a short one. Raises OSError.
+    The memory that it takes does not grow with the file. Raises OSError.
     """
     steps, ends, unread = _Sample(), _Sample(), 0
     with open_regular(path) as file:
@@ -136,7 +129,7 @@ def _lines(path: Path) -> tuple[list[MetricLine], int]:
 
 
 class _Sample:
-    """Of a series of any length at most _MOST_KEPT lines with their places: evenly spaced, and the last one."""
+    """At most _MOST_KEPT lines of a series of any length, with their numbers: evenly spaced, and the last one."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[int, MetricLine]] = []
@@ -156,9 +149,3 @@ class _Sample:
         if self._last is None or self._lines[-1] is self._last:
             return self._lines
         return [*self._lines, self._last]
-
-
-def _shown(path: Path) -> str:
-    """A path in a message of one line."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)

@@ -1,4 +1,4 @@
-"""What follows from the figures, in sentences: who is fastest and by how much, what is proved, what is not known."""
+"""The findings at the top of the page: who is fastest and by how much, what is proved, what is not known."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found
 from hvdkit.report.rounds import Group, efficiency, ratio
 from hvdkit.results import intervals
-from hvdkit.results.runs import BaselineRow, Comparison
+from hvdkit.results.compare import BaselineRow, Comparison
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence below its `lead`; `kind` is good, bad, open (not known) or plain."""
+    """A sentence with a heading, `lead`; `kind` is good, bad, open (not known) or plain."""
 
     kind: str
     lead: str
@@ -23,21 +23,23 @@ class Finding:
 
 
 def findings(found: Found, groups: list[Group]) -> list[Finding]:
-    """The findings, the most wanted first."""
+    """The findings, the most important first."""
     if found.comparison is None:
         return [_single(groups[0])]
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
-    told = [_fastest([group for group in own if group.np == np]) for np in nps]
-    told += [*filter(None, [_scaling(own)])]
-    told += [_parity(found.comparison), _rivals(found.comparison)]
+    made = [_fastest([group for group in own if group.np == np]) for np in nps]
+    made += [*filter(None, [_scaling(own)])]
+    made += [_parity(found.comparison), _rivals(found.comparison)]
     if found.comparison.baseline is not None:
-        told.append(_baseline(found.comparison.baseline))
+        made.append(_baseline(found.comparison.baseline))
     noisy = [run for run in found.runs if run.result.noisy]
     if noisy:
-        text = f"{len(noisy)} of {len(found.runs)} runs: something else took time from them. Run them again in quiet."
-        told.append(Finding("bad", "Noisy", text))
-    return told
+        text = (
+            f"{len(noisy)} of {len(found.runs)} runs: other processes took CPU time. Run them again on an idle machine."
+        )
+        made.append(Finding("bad", "Noisy", text))
+    return made
 
 
 def _single(group: Group) -> Finding:
@@ -48,12 +50,12 @@ def _single(group: Group) -> Finding:
 
 
 def _fastest(groups: list[Group]) -> Finding:
-    """Who is fastest at a number of ranks; a tie where the interval of the ratio to the second holds 1."""
+    """The fastest at a number of ranks; a tie if the interval of the ratio to the second contains 1."""
     ordered = sorted(groups, key=lambda group: -group.speed.middle)
     best = ordered[0]
     lead_in, speed = f"Fastest at {ranks(best.np)}", f"{best.speed.text()} images/s"
     if len(ordered) == 1:
-        return Finding("plain", ranks(best.np), f"{best.label} alone was run: {speed}.")
+        return Finding("plain", ranks(best.np), f"Only {best.label} was run: {speed}.")
     second, lead = ordered[1], ratio(best, ordered[1])
     behind = f"{lead.text(3)} times {second.label}"
     if lead.low is None or lead.high is None:
@@ -86,7 +88,9 @@ def _parity(comparison: Comparison) -> Finding:
         return Finding("open", "Parity", "Not asked for (--no-parity): whether all did the same work is not known.")
     failed = [name for name, each in parity.frameworks.items() if not each.passed]
     if failed:
-        return Finding("bad", "Parity", f"FAILED: {', '.join(failed)} computed something else than {parity.reference}.")
+        return Finding(
+            "bad", "Parity", f"FAILED: {', '.join(failed)} did not compute what {parity.reference} computes."
+        )
     worst = max(each.step_f64 for each in parity.frameworks.values())
     text = f"Passed: all compute what {parity.reference} computes, to {worst:.0e} in float64 over {parity.steps} steps."
     return Finding("good", "Parity", text)
@@ -95,12 +99,12 @@ def _parity(comparison: Comparison) -> Finding:
 def _rivals(comparison: Comparison) -> Finding:
     against = [each for each in comparison.ratios if not each.against.startswith("np=")]
     if not against:
-        return Finding("open", "Rivals", "None was measured, so nothing is said of other ways to train on many ranks.")
+        return Finding("open", "Rivals", "None was measured, so other ways to train on several ranks are not compared.")
     parts = []
     for rival in dict.fromkeys(each.against for each in against):
         mine = [each for each in against if each.against == rival]
         if len(mine) <= 2:
-            told = [
+            shown = [
                 f"{each.framework} at {ranks(each.np)} {each.median:.2f} "
                 f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % sure"
                 for each in mine
@@ -108,8 +112,8 @@ def _rivals(comparison: Comparison) -> Finding:
         else:
             low, high = min(each.median for each in mine), max(each.median for each in mine)
             verdicts = Counter(each.verdict or "-" for each in mine).most_common()
-            told = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
-        parts.append(f"{rival}: {'; '.join(told)}.")
+            shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
+        parts.append(f"{rival}: {'; '.join(shown)}.")
     return Finding("plain", "Times the images/s of rivals", " ".join(parts))
 
 

@@ -1,4 +1,4 @@
-"""A simulated step as a picture and as a Chrome trace. Pillow is loaded only when a picture is drawn."""
+"""A simulated step as a picture and as a Chrome trace. Pillow is loaded when a picture is drawn."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.files import write_atomic
+from hvdkit.report.canvas import brief
 from hvdkit.results.profile import Profile
 from hvdkit.simulator.engine import Schedule, Span
 
@@ -22,41 +23,36 @@ _COLOURS = {
     "backward": "#2f5d8a", "compression": "#8a6bb1", "negotiation": "#d8c24a", "fusion": "#e0a458",
     "communication": "#c8553d", "update": "#5a9e6f",
 }  # fmt: skip
-_WIDE = 0.045  # of the step; a task that takes less has no room for its name
+_WIDE = 0.045  # of the step; a shorter task has no room for its name
 _WIDTH, _RIGHT, _TOP, _ROW = 1430, 1414, 40, 76  # pixels: of the picture, where the bars end and begin, of a row
-_FINE = 8  # columns to a pixel, while bars are drawn: Pillow's rectangles end at whole ones
+_FINE = 8  # columns per pixel while bars are drawn, as Pillow's rectangles end at whole columns
 
 
 def window(schedule: Schedule) -> tuple[int, float, float, list[Span]]:
-    """(number, begin, end, tasks): a step from the end of the update before it, with all that runs in it.
+    """(number, begin, end, tasks) of a step: from the end of the previous update, with all tasks that run in it.
 
-    Not the last one that was simulated, as the input of those behind it is read meanwhile.
+    It is not the last simulated step, because the input of later steps is read during a step.
     """
     number = max(0, len(schedule.ends) - 4)
     last = next(i for i, task in enumerate(schedule.graph.tasks) if task.name == schedule.graph.last)
     end = float(schedule.ends[number][last])
     begin = float(schedule.ends[number - 1][last]) if number else 0.0
     spans = [span for iteration in range(len(schedule.ends)) for span in schedule.spans(iteration)]
-    return (
-        number,
-        begin,
-        end,
-        [span for span in spans if span.end > begin and span.start < end and span.end > span.start],
-    )
+    shown = [span for span in spans if span.end > begin and span.start < end and span.end > span.start]
+    return number, begin, end, shown
 
 
 def picture(schedule: Schedule, title: str, path: Path) -> None:
-    """A row for each resource, the critical path marked; written to `path` as PNG. Raises RunError where it cannot.
+    """Draw a row for each resource, with the critical path; written to `path` as PNG. Raises RunError if that fails.
 
-    Pillow draws the bars and the words: importing a plotting library takes longer than all of the prediction.
+    It uses Pillow because importing a plotting library takes longer than the whole prediction.
     """
     from PIL import Image, ImageDraw
 
     number, begin, end, spans = window(schedule)
-    critical = {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
-    rows = list(dict.fromkeys(_row(span) for span in sorted(spans, key=_height)))
+    rows, critical = _rows(spans), {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
     words, small, tiny = _font(15), _font(12), _font(11)
-    left = 32 + round(max(words.getlength(_label(row)) for row in rows))
+    left = 32 + round(max(words.getlength(brief(row)) for row in rows))
     bottom = _TOP + _ROW * len(rows)
     length = max(end - begin, 1e-9)
     scale = (_RIGHT - left) / length  # pixels a second
@@ -67,13 +63,13 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
     for span in spans:
         from_, to = (scale * (place - begin) for place in (max(span.start, begin), min(span.end, end)))
         middle = _ROW * (rows.index(_row(span)) + 0.58)
-        gap = 0.25 if to - from_ > 5 else 0.0  # so that two of a kind, one behind the other, are seen as two
+        gap = 0.25 if to - from_ > 5 else 0.0  # separates consecutive tasks of the same kind
         _bar(paint, from_ + gap, to - gap, middle - 0.31 * _ROW, middle + 0.31 * _ROW, _COLOURS[span.task.kind])
         if (span.task.name, span.iteration) in critical:
             _bar(paint, from_, to, middle - 0.47 * _ROW, middle - 0.37 * _ROW, "black")
         if to - from_ > _WIDE * (_RIGHT - left):
-            name = _short(span.task.name.partition(" ")[2] or span.task.name, int((to - from_) / 7.3))
-            named.append((left + (from_ + to) / 2, _TOP + middle, _printable(name)))
+            name = brief(span.task.name.partition(" ")[2] or span.task.name, int((to - from_) / 7.3))
+            named.append((left + (from_ + to) / 2, _TOP + middle, name))
     image.paste(bars.reduce((_FINE, 1)), (left, _TOP))
     for x, y, name in named:
         pen.text((x, y), name, "white", tiny, "mm")
@@ -81,13 +77,13 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
     for place, row in enumerate(rows):
         y = _TOP + _ROW * (place + 0.58)
         pen.line((left - 5, y, left, y), "black")
-        pen.text((left - 10, y), _label(row), "black", words, "rm")
-    for milliseconds, told in _ticks(1e3 * length):
+        pen.text((left - 10, y), brief(row), "black", words, "rm")
+    for milliseconds, text in _ticks(1e3 * length):
         x = left + scale * milliseconds / 1e3
         pen.line((x, bottom, x, bottom + 5), "black")
-        pen.text((x, bottom + 9), told, "black", words, "mt")
+        pen.text((x, bottom + 9), text, "black", words, "mt")
     pen.text(((left + _RIGHT) / 2, bottom + 32), "ms", "black", words, "mt")
-    pen.text(((left + _RIGHT) / 2, 24), _short(_printable(title), 110), "black", _font(18), "mm")
+    pen.text(((left + _RIGHT) / 2, 24), brief(title, 110), "black", _font(18), "mm")
     kinds = [(kind, colour) for kind, colour in _COLOURS.items() if any(span.task.kind == kind for span in spans)]
     kinds.append(("critical path", "black"))
     x = (left + _RIGHT - sum(56 + small.getlength(kind) for kind, _ in kinds)) / 2
@@ -101,13 +97,13 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
 
 
 def _bar(paint: ImageDraw, from_: float, to: float, top: float, bottom: float, colour: str) -> None:
-    """A rectangle between two places along the row, at least a pixel wide: what takes no time is seen too."""
-    first, last = round(_FINE * from_), round(_FINE * to) - 1  # Pillow draws the last column too
+    """Draw a rectangle, at least a pixel wide, so that the shortest tasks are visible too."""
+    first, last = round(_FINE * from_), round(_FINE * to) - 1  # Pillow includes the last column
     paint.rectangle((first, round(top), max(first + _FINE - 1, last), round(bottom)), fill=colour)
 
 
 def _font(size: int) -> FreeTypeFont | ImageFont:
-    """DejaVu Sans, which has most scripts and comes with Matplotlib; Pillow's own where it lies elsewhere."""
+    """DejaVu Sans, which covers most scripts and comes with Matplotlib; else Pillow's default font."""
     from PIL import ImageFont
 
     found = importlib.util.find_spec("matplotlib")
@@ -119,7 +115,7 @@ def _font(size: int) -> FreeTypeFont | ImageFont:
 
 
 def _ticks(most: float) -> list[tuple[float, str]]:
-    """At most ten round numbers from 0 to `most`, with what to write at them."""
+    """At most ten round numbers from 0 to `most`, with their labels."""
     power = 10.0 ** math.floor(math.log10(most / 9))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 9)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -127,18 +123,15 @@ def _ticks(most: float) -> list[tuple[float, str]]:
 
 
 def trace(schedule: Schedule, profile: Profile | None, path: Path) -> None:
-    """The step for chrome://tracing or Perfetto; the one that was measured, as far as the profile tells, beside it."""
+    """Write the step for chrome://tracing or Perfetto, with the measured step of the profile beside it."""
     number, begin, _, spans = window(schedule)
-    critical = {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
-    rows = list(dict.fromkeys(_row(span) for span in sorted(spans, key=_height)))
+    rows, critical = _rows(spans), {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
     events: list[dict[str, Any]] = [_named("process_name", 1, 0, "simulated")]
     events += [_named("thread_name", 1, place, row) for place, row in enumerate(rows)]
     for span in spans:
-        marked = (span.task.name, span.iteration) in critical
-        event = _event(
-            span.task.name, span.task.kind, span.start - begin, span.end - span.start, 1, rows.index(_row(span))
-        )
-        events.append(event | {"args": {"critical": marked}})
+        task, row = span.task, rows.index(_row(span))
+        event = _event(task.name, task.kind, span.start - begin, span.end - span.start, 1, row)
+        events.append(event | {"args": {"critical": (task.name, span.iteration) in critical}})
     if profile is not None:
         events += _measured(profile)
     write_atomic(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
@@ -164,7 +157,7 @@ def _measured(profile: Profile) -> list[dict[str, Any]]:
 
 
 def _event(name: str, kind: str, start_s: float, seconds: float, process: int, thread: int) -> dict[str, Any]:
-    begin = round(1e6 * start_s)  # whole ones: where they are cut, a span could end behind the next one's begin
+    begin = round(1e6 * start_s)  # rounded at both ends, so that no span ends after the next one begins
     times = {"ts": begin, "dur": round(1e6 * (start_s + seconds)) - begin}
     return {"name": name, "cat": kind, "ph": "X", "pid": process, "tid": thread} | times
 
@@ -177,17 +170,7 @@ def _row(span: Span) -> str:
     return span.task.resource or span.task.kind
 
 
-def _height(span: Span) -> int:
-    return list(_COLOURS).index(span.task.kind)
-
-
-def _label(row: str) -> str:
-    return _short(_printable(row), 28)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def _short(name: str, room: int) -> str:
-    return name if len(name) <= room else name[: max(1, room - 1)] + "…"
+def _rows(spans: list[Span]) -> list[str]:
+    """The rows of the picture, in the order of _COLOURS."""
+    kinds = list(_COLOURS)
+    return list(dict.fromkeys(_row(span) for span in sorted(spans, key=lambda span: kinds.index(span.task.kind))))

@@ -1,4 +1,4 @@
-"""`hvdkit report`: from a folder of results to one page that needs nothing else, and to Markdown for pull requests."""
+"""`hvdkit report`: makes a page of a folder of results, in one file, and Markdown for pull requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hvdkit.report.findings import Finding, findings
 from hvdkit.report.reproduce import Command
 from hvdkit.report.rounds import grouped
 from hvdkit.report.sections import Section, sections
-from hvdkit.report.summary import machine_table, results_table
+from hvdkit.report.tables import machine_table, results_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
 
@@ -31,7 +31,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Page:
-    """All that the templates show."""
+    """What the templates show."""
 
     title: str
     about: str
@@ -47,9 +47,9 @@ class Page:
 
 
 def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
-    """Write report.html and report.md of what lies in `folder` into `out`, by default `folder`; their paths.
+    """Write report.html and report.md about `folder` into `out`, by default `folder`; returns their paths.
 
-    Raises RequestError where the folder holds no results, or damaged ones, and where `out` cannot be written.
+    Raises RequestError if the folder has no results, or damaged ones, or if `out` cannot be written.
     """
     found = collect.read(folder)
     target = out or folder
@@ -58,15 +58,15 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
     except OSError as error:
         raise RequestError(f"--out {target}: cannot be made ({error.strerror}); name another folder") from None
     if not os.access(target, os.W_OK | os.X_OK):
-        raise RequestError(f"{target}: cannot be written (permission denied); name another folder by --out")
+        raise RequestError(f"{target}: cannot be written (permission denied); name another folder with --out")
     page = make(found, shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])]))
-    write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # paths may be no UTF-8
+    write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # a path need not be UTF-8
     write_atomic(target / "report.md", as_markdown(page).encode(errors="replace"))
     return target / "report.html", target / "report.md"
 
 
 def make(found: Found, own_command: str) -> Page:
-    """What the page says of a folder's results."""
+    """The page about the results of a folder."""
     groups = grouped(found.runs)
     first = found.runs[0].result
     frameworks = list(dict.fromkeys(group.framework for group in groups))
@@ -90,7 +90,7 @@ def make(found: Found, own_command: str) -> Page:
 
 
 def _notes(found: Found) -> list[str]:
-    """What a reader must know to judge the figures."""
+    """The notes below the results: how to read them."""
     results = [run.result for run in found.runs]
     notes = [
         "images/s count all ranks together, over the steps after the warm-up; a step lasts as long as on its slowest "
@@ -106,12 +106,12 @@ def _notes(found: Found) -> list[str]:
     if corrupt := sum(result.corrupt_images for result in results):
         notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")
     if any(result.native_pipeline for result in results):
-        notes.append("Batches came from the user's own pipeline: frameworks need not have been fed with the same.")
+        notes.append("Batches came from the user's own pipeline: frameworks may have trained on different ones.")
     for result in results:
         for each in result.recoveries:
             why = "a rank was lost" if each.why == "lost" else "hosts came or went"
             notes.append(
-                f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it went on with {each.np} "
+                f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it continued with {each.np} "
                 f"of {each.np_before} after {each.seconds:.1f} s."
             )
     if gone := [run for run in found.runs if not run.lines]:
@@ -122,7 +122,7 @@ def _notes(found: Found) -> list[str]:
 
 
 def as_html(page: Page) -> str:
-    """The page, with its style, script and charts inside."""
+    """The page as HTML, with its style, script and charts inside."""
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def as_html(page: Page) -> str:
 
 
 def as_markdown(page: Page) -> str:
-    """The same for a pull request: findings, the table, commands."""
+    """The page as Markdown: findings, results, commands."""
     return _render("report.md", page)
 
 
@@ -150,14 +150,14 @@ def _render(name: str, page: Page, **more: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as Markdown that GitHub shows as it is: no markup, no mention, no line break."""
+    """Text escaped for Markdown: GitHub shows no markup, no mention and no line break."""
     line = " ".join(text.split())
     line = html.escape(line, quote=False).replace("@", "&#64;")
     return re.sub(r"([\\`*\[\]|~#])", r"\\\1", line)
 
 
 def _fenced(text: str) -> str:
-    """A block of code, whatever is in it."""
+    """A code block with any content."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 

@@ -1,70 +1,63 @@
-"""Pieces of work that need nothing of each other, done by two processes: a report is mostly charts, each for itself."""
+"""Independent calls shared by two processes. A report is mostly charts, each drawn by itself."""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
-import pickle
 import signal
 import warnings
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from multiprocessing.connection import Connection
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def abreast(wanted: dict[str, Callable[[], T]]) -> dict[str, T]:
-    """What each gives, by its name; where there are two cores, a forked child takes pieces as this process does.
+def call_all(functions: dict[str, Callable[[], T]]) -> dict[str, T]:
+    """The results of the functions, by name. With two cores or more, a forked child calls some of them.
 
-    The child has all that is in memory, so nothing is handed to it; what it gives goes back through a pipe and must be
-    picklable. What it does not give, for whatever reason, is done here, so that an error is raised as without it.
+    The child shares this process's memory, and sends its results back through a pipe, so they must be picklable. If it
+    fails, this process calls what is missing, and an error is raised here. A process pool would need semaphores in
+    /dev/shm, which not every container has.
     """
-    names = list(wanted)
-    if len(names) < 2 or len(os.sched_getaffinity(0)) < 2:
-        return {name: give() for name, give in wanted.items()}
+    if len(functions) < 2 or len(os.sched_getaffinity(0)) < 2:
+        return {name: function() for name, function in functions.items()}
     queue, fill = os.pipe()
-    os.write(fill, bytes(range(len(names))))  # a byte for each piece; who is free takes the next one
+    os.write(fill, bytes(range(len(functions))))  # a byte for each function; whichever process is free takes the next
     os.close(fill)
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's idle threads: the child starts none, needs none
-        child = os.fork()
-    if child == 0:
-        _answer(queue, reading, writing, wanted)
-    os.close(writing)
-    status = None
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_send, args=(receiving, sending, queue, functions))
     try:
-        with os.fdopen(reading, "rb") as answer:
-            made = _taken(queue, wanted)
-            text = answer.read()
-        _, status = os.waitpid(child, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # NumPy has idle threads, which the child does not use
+            child.start()
+        sending.close()
+        results = _take(queue, functions)
+        with contextlib.suppress(EOFError, OSError):  # the child has failed
+            results |= receiving.recv()
     finally:
         os.close(queue)
-        if status is None:  # an error here, or an interrupt
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    if status == 0:
-        made |= pickle.loads(text)
-    return {name: made[name] if name in made else wanted[name]() for name in names}
+        receiving.close()
+        if child.pid is not None:
+            child.kill()
+            child.join()
+    return {name: results[name] if name in results else function() for name, function in functions.items()}
 
 
-def _answer(queue: int, reading: int, writing: int, wanted: dict[str, Callable[[], T]]) -> NoReturn:
-    """The child: does its share, gives it and ends, without what a process does at its end: that is the parent's."""
-    status = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # it dies at once, and the parent speaks
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.close(reading)
-        with os.fdopen(writing, "wb") as file:
-            file.write(pickle.dumps(_taken(queue, wanted)))
-        status = 0
-    finally:
-        os._exit(status)
+def _send(receiving: Connection, sending: Connection, queue: int, functions: dict[str, Callable[[], T]]) -> None:
+    """The child's work. It ends silently: the parent reports errors and signals."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    receiving.close()  # so that a write fails once the parent is gone
+    with contextlib.suppress(Exception):
+        sending.send(_take(queue, functions))
 
 
-def _taken(queue: int, wanted: dict[str, Callable[[], T]]) -> dict[str, T]:
-    """What this process takes from the queue, done."""
-    names, made = list(wanted), {}
-    while place := os.read(queue, 1):
-        name = names[place[0]]
-        made[name] = wanted[name]()
-    return made
+def _take(queue: int, functions: dict[str, Callable[[], T]]) -> dict[str, T]:
+    """Call the functions that this process takes from the queue."""
+    names, results = list(functions), {}
+    while index := os.read(queue, 1):
+        name = names[index[0]]
+        results[name] = functions[name]()
+    return results

@@ -1,15 +1,14 @@
-"""Parity as tables, for terminals and for Markdown, from one list of rows."""
+"""The result of `hvdkit parity` as a table, as `parity.md` and as `parity.png`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from hvdkit.report import tabular
-from hvdkit.results.runs import FrameworkParity, Parity
+from hvdkit.report import plotting
+from hvdkit.report.tabular import Cell, Table, markdown
+from hvdkit.results.parity import Parity
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
+FLOOR, _CEILING = 1e-17, 10.0  # errors beyond are drawn here: a logarithmic axis has no 0
 _CHECKS = {
     "logits_f64": "logits",
     "gradients_f64": "gradients, worst tensor",
@@ -22,37 +21,37 @@ _CHECKS = {
 }
 
 
-def parity_table(parity: Parity) -> Table:
-    """For the terminal: a row a check, a column a framework; what misses its mark is red."""
-    from rich import box  # a report has no need of it
-    from rich.table import Table
-    from rich.text import Text
+def title(parity: Parity) -> str:
+    """The title of the table."""
+    return f"{parity.recipe}: parity with {parity.reference}, {parity.model}, {parity.np} ranks, {parity.steps} steps"
 
-    table = Table(title=_title(parity), box=box.SIMPLE_HEAD)
-    table.add_column("relative error", no_wrap=True)
-    table.add_column("mark", justify="right", no_wrap=True)
-    for name, each in parity.frameworks.items():
-        table.add_column(f"{name} {each.version}", justify="right")
-    for key, label, mark, cells in _rows(parity):
-        marked = [
-            Text(cell, "red" if key in each.missed else "") for cell, each in zip(cells, _all(parity), strict=True)
-        ]
-        table.add_row(label, mark, *marked)
+
+def parity_table(parity: Parity, versions: bool = True) -> Table:
+    """A row for each check, a column for each framework, with its version or not; errors above their limit are bad."""
+    each = parity.frameworks
+    names = [f"{name} {found.version}" if versions else name for name, found in each.items()]
+    table = Table("parity-table", ["relative error", "mark", *names], [])
+
+    def add(key: str, label: str, mark: str, texts: list[str]) -> None:
+        cells = [Cell(text, bad=key in found.missed) for text, found in zip(texts, each.values(), strict=True)]
+        table.rows.append([Cell(label), Cell(mark), *cells])
+
+    for key, label in (("batches_equal", "batches"), ("initial_weights_equal", "initial weights")):
+        add(key, label, "bits", ["equal" if getattr(found, key) else "DIFFER" for found in each.values()])
+    for key, label in _CHECKS.items():
+        add(key, label, f"{parity.marks[key]:.0e}", [f"{getattr(found, key):.1e}" for found in each.values()])
+    for key, label in (("logits_f32", "logits in float32"), ("gradients_f32", "gradients in float32, worst tensor")):
+        own = getattr(next(iter(each.values())), f"reference_{key}")
+        factors = " or ".join(f"{factor:g}" for factor in sorted({found.f32_factor for found in each.values()}))
+        errors = [getattr(found, key) for found in each.values()]
+        texts = [f"{error:.1e} ({error / own:.1f} ×)" if own else f"{error:.1e}" for error in errors]
+        add(key, label, f"{factors} × {own:.1e}", texts)
     return table
 
 
 def parity_markdown(parity: Parity) -> str:
-    """`parity.md`: the table, and what one must know to judge it."""
-    titles = ["relative error", "mark", *(f"{name} {each.version}" for name, each in parity.frameworks.items())]
-    lines = [
-        f"# {_title(parity)}: {'passed' if parity.passed else 'NOT PASSED'}",
-        "",
-        "| " + " | ".join(titles) + " |",
-        "|:---" + "|---:" * (len(titles) - 1) + "|",
-    ]
-    for key, label, mark, cells in _rows(parity):
-        shown = [f"**{cell}**" if key in each.missed else cell for cell, each in zip(cells, _all(parity), strict=True)]
-        lines.append("| " + " | ".join([label, mark, *shown]) + " |")
+    """`parity.md`: the table, and how to read it."""
+    lines = [f"# {title(parity)}: {'passed' if parity.passed else 'NOT PASSED'}", "", *markdown(parity_table(parity))]
     if not parity.passed:
         lines += ["", *(f"- {line}" for line in deviations(parity))]
     machine = parity.machine
@@ -60,8 +59,8 @@ def parity_markdown(parity: Parity) -> str:
     lines += [
         "",
         f"Reference: {parity.reference}. Error of an array: ‖a − reference‖ / ‖reference‖, the worst over all tensors. "
-        f"float64 but for the last two rows, where float32 is held against the reference's float64 and may be as many "
-        f"times as far off as the reference's own float32 as the mark says ({factors}). {parity.np} ranks, "
+        f"All rows are float64, except the last two: float32 against the reference's float64, where the mark is a "
+        f"multiple ({factors}) of the error of the reference's own float32. {parity.np} ranks, "
         f"{parity.batch_size} images each, {parity.steps} steps, optimizer {parity.optimizer}, seed {parity.seed}.",
         "",
         f"{machine.processor}, {machine.cores} cores, {machine.system}.",
@@ -69,17 +68,8 @@ def parity_markdown(parity: Parity) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parity_cells(parity: Parity) -> tabular.Table:
-    """For the report: the same rows; what misses its mark stands out."""
-    table = tabular.Table("parity-table", ["relative error", "mark", *parity.frameworks], [])
-    for key, label, mark, cells in _rows(parity):
-        found = [tabular.Cell(cell, bad=key in each.missed) for cell, each in zip(cells, _all(parity), strict=True)]
-        table.rows.append([tabular.Cell(label), tabular.Cell(mark), *found])
-    return table
-
-
 def deviations(parity: Parity) -> list[str]:
-    """A line for each framework that deviates: where first, and what it looks like."""
+    """A line for each framework that did not pass: where it deviates first, and the likely cause."""
     return [
         f"{name}: missed {', '.join(each.missed)}"
         + (f"; deviates first in {each.first_deviation}. Likely: {each.likely_cause}." if each.first_deviation else ".")
@@ -89,35 +79,51 @@ def deviations(parity: Parity) -> list[str]:
 
 
 def verdict(parity: Parity | None, framework: str) -> str:
-    """One framework's cell in another table: its largest error over all steps, where it has passed every mark."""
+    """One framework's cell in another table: its largest error over all steps if it passed every check."""
     if parity is None or framework not in parity.frameworks:
         return "not checked"
     each = parity.frameworks[framework]
     return f"{each.step_f64:.0e}" if each.passed else "FAILED"
 
 
-def _title(parity: Parity) -> str:
-    return f"{parity.recipe}: parity with {parity.reference}, {parity.model}, {parity.np} ranks, {parity.steps} steps"
+def clipped(error: float) -> float:
+    """An error as it is drawn."""
+    return max(FLOOR, min(error, _CEILING)) if error == error else _CEILING
 
 
-def _all(parity: Parity) -> list[FrameworkParity]:
-    return list(parity.frameworks.values())
+def parity_plot(parity: Parity, path: Path) -> None:
+    """Draw the errors of each framework by check, with the limits, by layer and by step; written to `path` as PNG.
 
+    Raises RunError if it cannot be written.
+    """
+    with plotting.picture(path, 16, 5.5) as figure:
+        from matplotlib import ticker
 
-def _rows(parity: Parity) -> list[tuple[str, str, str, list[str]]]:
-    """(key, label, mark, a cell a framework)."""
-    rows = [
-        (key, label, "bits", ["equal" if getattr(each, key) else "DIFFER" for each in _all(parity)])
-        for key, label in (("batches_equal", "batches"), ("initial_weights_equal", "initial weights"))
-    ]
-    for key, label in _CHECKS.items():
-        cells = [f"{getattr(each, key):.1e}" for each in _all(parity)]
-        rows.append((key, label, f"{parity.marks[key]:.0e}", cells))
-    for key, label in (("logits_f32", "logits in float32"), ("gradients_f32", "gradients in float32, worst tensor")):
-        own = getattr(_all(parity)[0], f"reference_{key}")
-        factors = sorted({each.f32_factor for each in _all(parity)})
-        mark = f"{' or '.join(f'{factor:g}' for factor in factors)} × {own:.1e}"
-        errors = [getattr(each, key) for each in _all(parity)]
-        cells = [f"{error:.1e} ({error / own:.1f} ×)" if own else f"{error:.1e}" for error in errors]
-        rows.append((key, label, mark, cells))
-    return rows
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1))
+        checks = list(parity.marks)
+        for index, (name, each) in enumerate(parity.frameworks.items()):
+            places = [place + 0.15 * (index - (len(parity.frameworks) - 1) / 2) for place in range(len(checks))]
+            left.plot([clipped(getattr(each, key)) for key in checks], places, "o", label=name, color=f"C{index}")
+            for errors, line in ((each.gradient_errors_f64, ".-"), (each.gradient_errors_f32, ".:")):
+                middle.plot([*map(clipped, errors.values())], line, lw=0.6, ms=3, color=f"C{index}")
+            steps = [*map(clipped, each.step_errors_f64)]
+            right.plot(range(1, len(steps) + 1), steps, ".-", color=f"C{index}")
+        for place, key in enumerate(checks):
+            left.plot([parity.marks[key]] * 2, [place - 0.4, place + 0.4], color="black", lw=2)
+        left.set(xscale="log", xlim=(FLOOR / 2, 20), title="worst error (black: mark)")
+        left.set_yticks(range(len(checks)), [key.removesuffix("_f64") for key in checks])
+        left.invert_yaxis()
+        left.legend(loc="lower right")
+        middle.axhline(parity.marks["gradients_f64"], color="black", lw=2)
+        middle.set(yscale="log", ylim=(FLOOR / 2, 20), xlabel="parameter, from the input to the output")
+        middle.set_title("gradients (solid: float64, dotted: float32 against float64)")
+        right.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        right.axhline(parity.marks["step_f64"], color="black", lw=2)
+        right.set(yscale="log", ylim=(FLOOR / 2, 20), xlabel="step", title="each step from the reference's state")
+        for axes in (left, middle, right):
+            axes.grid(alpha=0.3)
+        verdict = "passed" if parity.passed else "NOT PASSED"
+        figure.suptitle(
+            f"{parity.recipe}: {parity.model}, relative error against {parity.reference} in float64: {verdict}"
+        )
+        figure.tight_layout()

@@ -1,11 +1,12 @@
 """Matplotlib, loaded when the first picture is drawn, with its own defaults and without a window system.
 
-What the user has set for other pictures is left aside: the backend in MPLBACKEND, which Matplotlib may not know or
-which belongs to a notebook, and a matplotlibrc in the current folder, in MATPLOTLIBRC or in the home folder.
+The user's settings are ignored: the backend in MPLBACKEND, which may be unknown or belong to a notebook, and the
+matplotlibrc in the current folder, in MATPLOTLIBRC or in the home folder.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import warnings
@@ -20,26 +21,24 @@ from hvdkit.files import write_atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_loaded = False
-
 
 @contextmanager
 def settings(own: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Matplotlib's defaults, with `own` laid over them, are in force; afterwards whatever was before."""
+    """Apply Matplotlib's defaults and `own` inside the context."""
     _load()
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(own or {})  # type: ignore[arg-type]
-        # What Matplotlib has to say of fonts, layouts and ranges is nothing that who runs a command could act on.
+        # about fonts, layouts and ranges, which users of a command cannot change
         warnings.simplefilter("ignore")
         yield
 
 
 @contextmanager
 def picture(path: Path, width: float, height: float, layout: Any = None, dpi: int = 110) -> Iterator[Figure]:
-    """An empty figure of so many inches; once it is drawn it is written to `path` as PNG. Raises RunError."""
+    """An empty figure, sized in inches, written to `path` as PNG at the end of the context. Raises RunError."""
     with settings({"text.parse_math": False}):  # a name with $ in it is a name
         from matplotlib.figure import Figure
 
@@ -50,15 +49,13 @@ def picture(path: Path, width: float, height: float, layout: Any = None, dpi: in
         write_atomic(path, drawn.getvalue())
 
 
+@functools.cache
 def _load() -> None:
-    """Import Matplotlib once, so that it reads the settings that it ships with.
+    """Import Matplotlib once, so that it reads its own matplotlibrc.
 
-    It takes the first matplotlibrc that it finds, from the current folder on, and waits for one that is a FIFO. So it
-    is imported in the folder that holds its own.
+    It reads the first one that it finds, beginning with the current folder, and hangs if that is a FIFO. So it is
+    imported in the folder of its own one.
     """
-    global _loaded
-    if _loaded:
-        return
     spec = find_spec("matplotlib")
     assert spec is not None and spec.submodule_search_locations
     backend = os.environ.pop("MPLBACKEND", None)
@@ -71,4 +68,3 @@ def _load() -> None:
         os.close(here)
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
-    _loaded = True

@@ -1,4 +1,4 @@
-"""Predictions and advice as lines of text."""
+"""Predictions and advice as lines of text, and `advise.md`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def prediction_lines(prediction: Prediction) -> list[str]:
-    """A line for each number of ranks, then what is told of them."""
+    """A line for each number of ranks, then the notes on them."""
     lines = [f"{prediction.model} on {prediction.cluster}, from a profile of {prediction.profile}"]
     lines += [point_line(point) for point in prediction.points]
     warned: dict[str, list[int]] = {}
@@ -31,7 +31,7 @@ def point_line(point: Point) -> str:
 
 
 def advice_lines(advice: Advice) -> list[str]:
-    """Today's step, then a line for each suggestion, software first, then what more ranks bring."""
+    """Today's step, a line for each suggestion, software first, and the effect of more ranks."""
     lines = [f"{advice.model} on {advice.cluster}, today", point_line(advice.today)]
     for kind in ("software", "hardware"):
         mine = [each for each in advice.suggestions if each.kind == kind]
@@ -42,14 +42,12 @@ def advice_lines(advice: Advice) -> list[str]:
 
 def suggestion_line(each: Suggestion) -> str:
     """One suggestion in a line."""
-    believed = f"{each.gain_low:.2f} to {each.gain_high:.2f}{'' if each.sure else ', not sure'}"
     money = "" if each.saved is None else f"; training costs {each.train_cost:,.2f}, {each.saved:+,.2f} saved"
-    return f"{each.gain:.2f} × images/s ({believed}): {each.what}{money}"
+    return f"{each.gain:.2f} × images/s ({_believed(each)}): {each.what}{money}"
 
 
 def advice_markdown(advice: Advice) -> str:
-    """`advise.md`: the same with effort, risk and time, as a table."""
-    known = list(advice.suggestions)
+    """`advise.md`: a table of the suggestions with effort, risk and time."""
     lines = [
         f"# Advice for {advice.model} on {advice.cluster}, {advice.today.ranks} ranks",
         "",
@@ -58,24 +56,20 @@ def advice_markdown(advice: Advice) -> str:
         "| what | × images/s | believed | epoch | training costs | saved | effort | accuracy |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for each in known:
-        believed = f"{each.gain_low:.2f} to {each.gain_high:.2f}" + ("" if each.sure else ", not sure")
-        cells = [
-            f"{each.kind}: {each.what}",
-            f"{each.gain:.2f}",
-            believed,
-            _time(each.epoch_s),
-            _amount(each.train_cost),
-            _amount(each.saved),
-            each.effort,
-            each.risk,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    for each in advice.suggestions:
+        believed = _believed(each)
+        cost = f"{_time(each.epoch_s)} | {_amount(each.train_cost)} | {_amount(each.saved)}"
+        what = f"{each.kind}: {each.what}"
+        lines.append(f"| {what} | {each.gain:.2f} | {believed} | {cost} | {each.effort} | {each.risk} |")
     lines += ["", "| ranks | images/s | efficiency |", "|---|---|---|"]
     lines += [f"| {n} | {speed:,.0f} | {100 * part:.1f} % |" for n, (speed, part) in advice.adding.points.items()]
-    notes = dict.fromkeys(note for each in known for note in each.warnings)
+    notes = dict.fromkeys(note for each in advice.suggestions for note in each.warnings)
     lines += ["", f"More ranks: {advice.adding.told}.", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines) + "\n"
+
+
+def _believed(each: Suggestion) -> str:
+    return f"{each.gain_low:.2f} to {each.gain_high:.2f}{'' if each.sure else ', not sure'}"
 
 
 def _time(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A profile as a short table and a sentence for the terminal, and as a picture."""
+"""The result of `hvdkit profile` as tables and sentences for the terminal, and as `profile.png`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hvdkit.profiling.assemble import Findings
 from hvdkit.report import plotting
 from hvdkit.results.profile import Profile, Spread
 
-_SLOW, _OFTEN = 0.05, 0.75  # a rank is told of that is so far behind, in steps, and the last in so many of them
+_SLOW, _OFTEN = 0.05, 0.75  # a slow rank is behind by this share of a step, and the last in this share of steps
 _LAYERS = 5
-# Of a part, in the order of a step: its colour on the picture. Compute is blue and green, waiting of any kind is warm.
+# The parts in the order of a step, with their colours: compute is blue and green, waiting of any kind is warm.
 _COLOURS = {
     breakdown.INPUT: "#8c8c8c",
     breakdown.FORWARD: "#7fb3d9",
@@ -29,7 +29,7 @@ _COLOURS = {
 
 
 def tables(profile: Profile) -> list[Table]:
-    """Where the step went, and the layers that take longest."""
+    """The parts of a step, and the layers that take longest."""
     step = profile.step
     first = Table("part of a step", "mean", "share", "middle 80 %", box=box.SIMPLE, title_justify="left")
     for column in first.columns[1:]:
@@ -48,7 +48,7 @@ def tables(profile: Profile) -> list[Table]:
     second = Table("layer", "forward", "backward", "gradient", "ready after", box=box.SIMPLE)
     for column in second.columns[1:]:
         column.justify = "right"
-    ready = {tensor.layer: tensor.ready_ms for tensor in profile.tensors}  # the last of each layer stays
+    ready = {tensor.layer: tensor.ready_ms for tensor in profile.tensors}  # the layer's last tensor counts
     sizes: dict[str, int] = {}
     for tensor in profile.tensors:
         sizes[tensor.layer] = sizes.get(tensor.layer, 0) + tensor.bytes
@@ -60,21 +60,21 @@ def tables(profile: Profile) -> list[Table]:
 
 
 def sentences(profile: Profile) -> list[str]:
-    """What bounds the step; who is slow; what the network gave; what the profile itself cost."""
+    """What bounds the step, the slowest rank, the achieved bandwidth, and the cost of profiling."""
     step, name = profile.step, profile.bound
     whole, part = step.step_ms.mean, step.parts()[name].mean
-    shown = {"gaps": "what lies between the marks", "waiting": "waiting for the slowest rank"}.get(name, name)
-    told = f"{shown[0].upper()}{shown[1:]} bounds the step: {part:.1f} ms of {whole:.1f} ms, {100 * part / whole:.0f} %"
+    shown = {"gaps": "time outside the traced phases", "waiting": "waiting for the slowest rank"}.get(name, name)
+    text = f"{shown[0].upper()}{shown[1:]} bounds the step: {part:.1f} ms of {whole:.1f} ms, {100 * part / whole:.0f} %"
     exposed = step.exposed_communication_ms.mean
     if name == "communication":
-        told += f"; without it a step would be {whole / max(whole - part, 1e-9):.2f} times as fast"
+        text += f"; without it a step would be {whole / max(whole - part, 1e-9):.2f} times as fast"
     elif profile.np > 1:
-        told += f"; communication that nothing hides takes {100 * exposed / whole:.0f} %"
-    lines = [f"{told}."]
+        text += f"; communication that nothing hides takes {100 * exposed / whole:.0f} %"
+    lines = [f"{text}."]
     slow = profile.slowest
     if slow and slow.behind_ms > _SLOW * whole and slow.last_share > _OFTEN:
         lines.append(
-            f"Rank {slow.rank} on {slow.host} is the slowest: {slow.behind_ms:.1f} ms behind the first in the mean, "
+            f"Rank {slow.rank} on {slow.host} is the slowest: {slow.behind_ms:.1f} ms behind the first on average, "
             f"the last in {100 * slow.last_share:.0f} % of the steps{_why(profile, slow.rank)}."
         )
     if profile.communications:
@@ -82,10 +82,10 @@ def sentences(profile: Profile) -> list[str]:
         size = sum(each.bytes for each in profile.communications) / 2**20
         sync = profile.settings.get("sync") or {}
         often = "a step" if sync.get("every", 1) == 1 else f"every {sync['every']} steps"
-        told = f"{count} communication{'' if count == 1 else 's'} {often}, {size:.2f} MiB put in by a rank"
-        lines.append(f"{told}{_bandwidth(profile)}.")
+        text = f"{count} communication{'' if count == 1 else 's'} {often}, {size:.2f} MiB put in by a rank"
+        lines.append(f"{text}{_bandwidth(profile)}.")
     if profile.cost:
-        cost = f"{profile.cost.percent:.1f} % of a step" if profile.cost.percent > 0 else "nothing that shows"
+        cost = f"{profile.cost.percent:.1f} % of a step" if profile.cost.percent > 0 else "nothing measurable"
         lines.append(
             f"Profiling cost {cost} ({profile.cost.with_ms:.1f} ms with, {profile.cost.without_ms:.1f} ms without, in "
             f"{profile.cost.turns} turns)."
@@ -94,7 +94,7 @@ def sentences(profile: Profile) -> list[str]:
 
 
 def _why(profile: Profile, rank: int) -> str:
-    """In what the rank spends more than the fastest of the others."""
+    """The part of a step on which the rank spends most more than the fastest other rank."""
     mine = profile.ranks[rank].split
     extras = {}
     for name in ("input", "compute", "gaps"):
@@ -108,13 +108,13 @@ def _bandwidth(profile: Profile) -> str:
     link = profile.link
     if link.achieved_mbit_per_s is None:
         return ""
-    told = f", at {_rate(link.achieved_mbit_per_s)} (bus bandwidth)"
+    text = f", at {_rate(link.achieved_mbit_per_s)} (bus bandwidth)"
     beside = []
     if link.measured_mbit_per_s:
         beside.append(f"{_rate(link.measured_mbit_per_s)} in a collective alone")
     if link.rated_mbit_per_s:
         beside.append(f"{_rate(link.rated_mbit_per_s)} rated for {link.interface}")
-    return told + (f"; {', '.join(beside)}" if beside else "")
+    return text + (f"; {', '.join(beside)}" if beside else "")
 
 
 def _rate(value: float) -> str:
@@ -130,9 +130,9 @@ def _ms(value: float | None) -> str:
 
 
 def picture(profile: Profile, found: Findings, path: Path) -> None:
-    """One step of all ranks, that of median length, and how backward finishes the gradients; written as PNG.
+    """Draw the step of median length on all ranks, and when backward finishes the gradients; written as PNG.
 
-    Raises RunError where it cannot be written.
+    Raises RunError if it cannot be written.
     """
     row = sorted(found.marked, key=lambda each: max(step.ns for step in each))[len(found.marked) // 2]
     height = 1.6 + 0.45 * len(row)
@@ -149,30 +149,17 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
         hosts = [f" on {rank.host}" if profile.hosts > 1 else "" for rank in profile.ranks]
         above.set_yticks(range(len(row)), [f"rank {rank}{host}" for rank, host in enumerate(hosts)])
         above.set(ylim=(len(row) - 0.5, -0.5), xlabel="ms", xlim=(0, max(step.end - zero for step in row) / 1e6))
-        told = f"{profile.framework}, {profile.model}, {profile.np} × {profile.batch_size} images"
-        above.set_title(f"A step of median length: {told}", loc="left", fontsize=11)
+        what = f"{profile.framework}, {profile.model}, {profile.np} × {profile.batch_size} images"
+        above.set_title(f"A step of median length: {what}", loc="left", fontsize=11)
         patches = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in used]
         above.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)
-        _gradients(profile, below)
+        times, sums = [0.0], [0.0]  # ms after backward's start, MiB
+        for tensor in profile.tensors:
+            times.append(tensor.ready_ms)
+            sums.append(sums[-1] + tensor.bytes / 2**20)
+        below.step(times, sums, where="post", color=_COLOURS[breakdown.BACKWARD], lw=1.6)
+        below.fill_between(times, sums, step="post", color=_COLOURS[breakdown.FORWARD], alpha=0.35)
+        below.set(xlim=(0, times[-1] or 1), ylim=(0, None), xlabel="ms after backward's start", ylabel="MiB")
+        below.set_title("Gradients that backward has finished", loc="left", fontsize=11)
         for axes in (above, below):
             axes.spines[["top", "right"]].set_visible(False)
-
-
-def _gradients(profile: Profile, axes: object) -> None:
-    """Bytes of gradients that backward has finished, over time."""
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
-    times, sums = _cumulated(profile)
-    axes.step(times, sums, where="post", color=_COLOURS[breakdown.BACKWARD], lw=1.6)
-    axes.fill_between(times, sums, step="post", color=_COLOURS[breakdown.FORWARD], alpha=0.35)
-    axes.set(xlim=(0, times[-1] or 1), ylim=(0, None), xlabel="ms after backward's start", ylabel="MiB")
-    axes.set_title("Gradients that backward has finished", loc="left", fontsize=11)
-
-
-def _cumulated(profile: Profile) -> tuple[list[float], list[float]]:
-    times, sums = [0.0], [0.0]
-    for tensor in profile.tensors:
-        times.append(tensor.ready_ms)
-        sums.append(sums[-1] + tensor.bytes / 2**20)
-    return times, sums

@@ -1,77 +1,93 @@
-"""What a waiting user sees: bars on a terminal, plain lines elsewhere: one an epoch, or one a run of a comparison."""
+"""What a waiting user sees: bars on a terminal; elsewhere a line for each epoch, run of a comparison, or stage."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from hvdkit.results.runs import MetricLine
+from hvdkit.results.train import MetricLine
 from hvdkit.time_left import TimeLeft, minutes
 
-# Starting and ending take this share of the time of a run of one rank, whatever the number of ranks.
+# Start and end of a run take this share of the time of a run with one rank, whatever the number of ranks.
 FIXED = 0.15
-# Without a word for so long, in seconds, a line about the run at work is due.
+# A line about the current run is printed after this many seconds without one.
 SILENCE_S = 60.0
 
 
-class RunProgress:
-    """Progress of runs by their titles, on standard error; with several rounds each title's bar begins anew in each."""
+class _Bars:
+    """Progress bars on standard error, shown if that is a terminal."""
 
-    def __init__(self, titles: list[str], rounds: int = 1) -> None:
+    def __init__(self, *columns: ProgressColumn) -> None:
         self._console = Console(stderr=True)
-        self._rounds = rounds
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._tasks = {title: self._progress.add_task(title, total=None, start=False, told="") for title in titles}
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
 
-    def __enter__(self) -> RunProgress:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    def _print(self, line: str) -> None:
+        print(line, file=self._console.file, flush=True)
+
+
+class RunProgress(_Bars):
+    """Progress of runs, by their titles. Each of several rounds starts the bars anew."""
+
+    def __init__(self, titles: list[str], rounds: int = 1) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._rounds = rounds
+        self._tasks = {title: self._progress.add_task(title, total=None, start=False, text="") for title in titles}
+
     def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
-        """What sees the metric lines of the run in that round, which begins now."""
+        """Begin the run of that round; returns what its metric lines are passed to."""
         task = self._tasks[title]
         if self._rounds > 1:
             title = f"{title}, round {number}/{self._rounds}"
-            self._progress.reset(task, start=False, total=None, description=title, told="")
+            self._progress.reset(task, start=False, total=None, description=title, text="")
 
         def see(line: MetricLine) -> None:
             accuracy = "" if line.val_accuracy is None else f", accuracy {line.val_accuracy:.4f}"
-            told = (
-                f"{line.images_per_second:.0f} images/s, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{accuracy}"
-            )
+            speed = f"{line.images_per_second:.0f} images/s"
+            text = f"{speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{accuracy}"
             if self._console.is_terminal:
                 self._progress.start_task(task)
-                self._progress.update(task, completed=line.step, total=line.total_steps, told=told)
+                self._progress.update(task, completed=line.step, total=line.total_steps, text=text)
             elif line.ends_epoch:
-                self._report(title, f"step {line.step}/{line.total_steps}, {told}")
+                self._report(title, f"step {line.step}/{line.total_steps}, {text}")
 
         return see
 
     def _report(self, title: str, text: str) -> None:
-        print(f"{title}: {text}", file=self._console.file, flush=True)
+        self._print(f"{title}: {text}")
 
 
 class ComparisonProgress(RunProgress):
-    """Progress of a comparison: which run is at work, and how much time is left for all that follow.
+    """Progress of a comparison: the current run, and the time left for all runs.
 
-    `runs` are (round, title, ranks) in the order in which they run, `shared` is whether the ranks of a run share its
-    work, so that more of them take less time. Without a terminal there is one line a run, and one for each minute in
-    which there would be none. `began` is when the command began, by `clock`.
+    `runs` are (round, title, ranks) in the order in which they run. `shared` is whether the ranks of a run share its
+    work, so that more ranks take less time. Without a terminal there is a line for each run, and one after each minute
+    without a line. `began` is when the command started, by `clock`.
     """
 
     def __init__(
@@ -90,30 +106,30 @@ class ComparisonProgress(RunProgress):
         self._counting = False
         self._now: tuple[int, str] | None = None
         self._reported_s, self._promised = 0.0, False
-        self._all = self._progress.add_task("all runs", total=len(runs), told="")
+        self._all = self._progress.add_task("all runs", total=len(runs), text="")
 
     def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
-        """What sees the metric lines of the run in that round, which begins now; those before it are over."""
+        """Begin the run of that round, after all runs before it; returns what its metric lines are passed to."""
         part = (number, title)
-        if not self._counting:  # the proof's time says nothing about that of the runs
+        if not self._counting:  # the time of the parity check says nothing about the runs
             self._left, self._counting = TimeLeft(self._costs, clock=self._clock), True
         place = self._parts.index(part)
         for earlier in self._parts[:place]:
             if earlier == self._now:
                 self._left.done(earlier)
             elif not self._left.share(earlier.__eq__):
-                self._left.drop(earlier)  # of an earlier comparison that is resumed
+                self._left.drop(earlier)  # kept from the comparison that is resumed
         self._now = part
         see = super().watch(title, number)
         if self._console.is_terminal:
-            self._progress.update(self._all, completed=place, told=self._left.text())
+            self._progress.update(self._all, completed=place, text=self._left.text())
         else:
             self._say("")
 
         def see_and_count(line: MetricLine) -> None:
             self._left.done(part, 0.99 * line.step / line.total_steps)
             if self._console.is_terminal:
-                self._progress.update(self._all, told=self._left.text())
+                self._progress.update(self._all, text=self._left.text())
             see(line)
 
         return see_and_count
@@ -129,44 +145,34 @@ class ComparisonProgress(RunProgress):
         of_rounds = f", round {number}/{self._rounds}" if self._rounds > 1 else ""
         left = self._left.text()
         elapsed = minutes(self._clock() - self._began)
-        line = f"[{elapsed}] {which}: {title}{of_rounds}{text}{f' ({left})' if left else ''}"
-        print(line, file=self._console.file, flush=True)
+        self._print(f"[{elapsed}] {which}: {title}{of_rounds}{text}{f' ({left})' if left else ''}")
         self._reported_s, self._promised = self._clock(), bool(left)
 
 
-class StageProgress:
-    """Progress of work in named stages about whose inside nothing is known: a bar of stages, a line a stage elsewhere.
+class StageProgress(_Bars):
+    """Progress of work in named stages of unknown length: a bar of stages, or a line for each stage.
 
-    `began` is when the command began, by `clock`.
+    `began` is when the command started, by `clock`.
     """
 
     def __init__(
         self, title: str, stages: int, began: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._title, self._stages, self._console = title, stages, Console(stderr=True)
-        self._clock, self._began = clock, clock() if began is None else began
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
         )
+        self._title, self._stages = title, stages
+        self._clock, self._began = clock, clock() if began is None else began
         self._task = self._progress.add_task(title, total=stages, left="")
         self._left = TimeLeft(dict.fromkeys(range(stages), 1.0), clock=clock)
         self._begun = 0
 
-    def __enter__(self) -> StageProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
     def begin(self, stage: str) -> None:
-        """The stage before has ended and this one begins."""
+        """End the previous stage and begin this one."""
         if self._begun:
             self._left.done(self._begun - 1)
         left = self._left.text()
@@ -176,5 +182,5 @@ class StageProgress:
         else:
             elapsed = minutes(self._clock() - self._began)
             which = f"{self._title} {self._begun + 1}/{self._stages}"
-            print(f"[{elapsed}] {which}: {stage}{f' ({left})' if left else ''}", file=self._console.file, flush=True)
+            self._print(f"[{elapsed}] {which}: {stage}{f' ({left})' if left else ''}")
         self._begun += 1

@@ -1,4 +1,4 @@
-"""The commands that give a report's numbers again."""
+"""The commands that reproduce the results of a report."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hvdkit.report.collect import Found, Run
 
 @dataclass(frozen=True)
 class Command:
-    """What to type, and what it gives."""
+    """A command line, and what it gives."""
 
     gives: str
     text: str
 
 
 def of_run(run: Run) -> Command:
-    """The command of one run; where its recipe is not known, what is missing."""
+    """The command of one run, or a comment if its recipe is not known."""
     result = run.result
     who = label(result.framework, result.rival)
     gives = f"{who}, {ranks(result.np)}"
@@ -40,11 +40,11 @@ def of_run(run: Run) -> Command:
 
 
 def of_all(found: Found) -> Command | None:
-    """The command of a whole comparison; None where the folder is a single run's or no recipe is known."""
+    """The command of a whole comparison; None for a single run, or if no recipe is known."""
     known = next((run for run in found.runs if run.recipe), None)
     if found.comparison is None or known is None or known.recipe is None:
         return None
-    # compare keeps no checkpoints whatever the recipe says, so nobody has to say so
+    # compare never keeps checkpoints, so the command need not turn them off
     recipe, *overrides = _recipe(known, known.recipe.model_copy(update={"checkpoint": schema.Checkpointing()}))
     words = ["hvdkit", "compare", recipe]
     results = [run.result for run in found.runs]
@@ -64,7 +64,7 @@ def of_all(found: Found) -> Command | None:
 
 
 def _recipe(run: Run, recipe: Recipe) -> list[str]:
-    """A recipe to name and the overrides that make it the run's: one that hvdkit has, or the run's own file."""
+    """The recipe and the overrides of a run: a recipe that comes with hvdkit, or the run's own file."""
     shipped = {path.stem: path for path in paths.recipes().glob("*.yaml")}.get(recipe.name)
     if shipped:
         try:
@@ -72,12 +72,12 @@ def _recipe(run: Run, recipe: Recipe) -> list[str]:
             if schema.load(shipped, overrides) == recipe:
                 return [recipe.name, *overrides]
         except RequestError:
-            pass  # another version's recipe; the run's own file serves
+            pass  # the recipe of another version: name the run's own file
     return [str(run.config)]
 
 
 def _overrides(base: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
-    """What must be set in `base`; a section of another kind is set as a whole."""
+    """The overrides that turn `base` into `wanted`; a section with another name is set as a whole."""
     found: list[str] = []
     for key, value in wanted.items():
         old = base.get(key)

@@ -1,19 +1,20 @@
-"""Runs that differ in nothing but their round, and what can be said of them together."""
+"""Runs that differ only in their round, and the figures of all of them together."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Run
 from hvdkit.results import intervals
-from hvdkit.results.runs import TrainResult
+from hvdkit.results.train import TrainResult
 
 
 @dataclass(frozen=True)
-class Interval:
+class Estimate:
     """The median of `n` values with its bootstrap interval (`hvdkit.results.intervals`); a single value has none."""
 
     middle: float
@@ -23,32 +24,37 @@ class Interval:
 
     @property
     def sure(self) -> str:
-        """How sure the interval can be, in words: from few values, less than 95 %."""
+        """The number of rounds and the confidence that they allow."""
         return f"{self.n} rounds, {100 * intervals.confidence(self.n):.0f} % sure"
 
     def text(self, digits: int = 1) -> str:
-        """`425.2 (420.1–431.0)`."""
+        """Such as `425.2 (420.1–431.0)`."""
         if self.low is None or self.high is None:
             return f"{self.middle:,.{digits}f}"
         return f"{self.middle:,.{digits}f} ({self.low:,.{digits}f}–{self.high:,.{digits}f})"
 
+    def times(self, factor: float) -> Estimate:
+        """The estimate in another unit."""
+        low, high = (None if end is None else factor * end for end in (self.low, self.high))
+        return Estimate(factor * self.middle, low, high, self.n)
 
-def interval(values: Sequence[float]) -> Interval:
-    """Of at least one value."""
+
+def interval(values: Sequence[float]) -> Estimate:
+    """The estimate of at least one value."""
     return _interval(tuple(values))
 
 
-@functools.lru_cache(maxsize=4096)  # a report asks for each of them in several charts and tables
-def _interval(values: tuple[float, ...]) -> Interval:
+@functools.lru_cache(maxsize=4096)  # a page needs each of them in several charts and tables
+def _interval(values: tuple[float, ...]) -> Estimate:
     if len(values) == 1:
-        return Interval(float(values[0]), None, None, 1)
+        return Estimate(float(values[0]), None, None, 1)
     found = intervals.of_values(values)
-    return Interval(found.median, found.low, found.high, len(values))
+    return Estimate(found.median, found.low, found.high, len(values))
 
 
 @dataclass(frozen=True)
 class Group:
-    """The rounds of one framework at one number of ranks, by hvdkit or by one rival in its place."""
+    """The rounds of one framework at one number of ranks, trained by hvdkit or by a rival."""
 
     framework: str
     np: int
@@ -57,62 +63,67 @@ class Group:
 
     @property
     def label(self) -> str:
-        """Its name beside others at the same number of ranks."""
+        """Its name among the groups with the same number of ranks."""
         return label(self.framework, self.rival)
 
     @property
     def first(self) -> TrainResult:
-        """The first round's result, for what all rounds have in common."""
+        """The first round's result, for what is the same in all rounds."""
         return self.runs[0].result
 
     def values(self, key: str) -> list[float]:
-        """A figure of every round that has it."""
+        """A figure of each round that has it."""
         found = [getattr(run.result, key) for run in self.runs]
         return [value for value in found if value is not None]
 
-    def interval(self, key: str) -> Interval | None:
-        """A figure over the rounds; None where no round has it."""
+    def middle(self, key: str) -> float | None:
+        """The median of a figure over the rounds that have it."""
+        values = self.values(key)
+        return median(values) if values else None
+
+    def interval(self, key: str) -> Estimate | None:
+        """The estimate of a figure; None if no round has it."""
         values = self.values(key)
         return interval(values) if values else None
 
     @property
-    def speed(self) -> Interval:
+    def speed(self) -> Estimate:
         """Images per second."""
         return interval(self.values("images_per_second"))
 
     @property
     def steps(self) -> list[float]:
-        """The measured steps of all rounds, in ms, largest rank's each."""
+        """The measured steps of all rounds on their slowest rank, in ms."""
         return [value for run in self.runs for value in run.result.step_ms]
 
 
-def grouped(runs: list[Run]) -> list[Group]:
-    """Groups by number of ranks, then in the order in which their first rounds ran."""
-    groups: dict[tuple[str, int, str | None], list[Run]] = {}
+def grouped(runs: list[Run], by_ranks: bool = True) -> list[Group]:
+    """The groups of runs, `by_ranks` or else in the order of their first rounds; a framework's rivals follow it."""
+    members: dict[tuple[str, int, str | None], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.result.framework, run.result.np, run.result.rival), []).append(run)
-    found = [Group(*key, members) for key, members in groups.items()]
-    order = {name: index for index, name in enumerate(dict.fromkeys(group.framework for group in found))}
-    return sorted(found, key=lambda group: (group.np, order[group.framework], group.rival is not None))
+        members.setdefault((run.result.framework, run.result.np, run.result.rival), []).append(run)
+    groups = [Group(*key, found) for key, found in members.items()]
+    if not by_ranks:
+        return groups
+    order = list(dict.fromkeys(group.framework for group in groups))
+    return sorted(groups, key=lambda group: (group.np, order.index(group.framework), group.rival is not None))
 
 
-def ratio(above: Group, below: Group) -> Interval:
-    """Images per second of one over another's, round by round; of the medians where they have no round in common."""
+def ratio(above: Group, below: Group) -> Estimate:
+    """Images per second of one group over the other's, by rounds; of the medians if they have no round in common."""
     mine, theirs = ({run.result.round: run.result.images_per_second for run in group.runs} for group in (above, below))
     common = [mine[round_] / theirs[round_] for round_ in mine if round_ in theirs]
-    return interval(common) if common else Interval(above.speed.middle / below.speed.middle, None, None, 1)
+    return interval(common) if common else Estimate(above.speed.middle / below.speed.middle, None, None, 1)
 
 
-def efficiency(group: Group, groups: list[Group]) -> Interval | None:
-    """Images per second over those of the same at one rank times the number of ranks, a fraction of 1.
+def efficiency(group: Group, groups: list[Group]) -> Estimate | None:
+    """Scaling efficiency: images per second over those of one rank times the number of ranks, a fraction of 1.
 
-    None where nothing was run at one rank.
+    None if there is no run at one rank.
     """
     for alone in groups:
         if (alone.framework, alone.rival, alone.np) == (group.framework, group.rival, 1):
             if group.np == 1:
-                return Interval(1.0, None, None, len(group.runs))
-            found = ratio(group, alone)
-            low, high = (None if end is None else end / group.np for end in (found.low, found.high))
-            return Interval(found.middle / group.np, low, high, found.n)
+                return Estimate(1.0, None, None, len(group.runs))
+            return ratio(group, alone).times(1 / group.np)
     return None

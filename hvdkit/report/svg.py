@@ -1,26 +1,25 @@
-"""matplotlib's figures as SVG that belongs into a page: colours by the page's style sheet, real text, ids of its own.
+"""matplotlib figures as inline SVG: with real text, unique ids, and the colours of the page's style sheet.
 
-matplotlib writes colours as numbers. A figure here is drawn in colours that stand for roles; each becomes a CSS
-variable, so that one drawing serves light and dark.
+matplotlib writes colours as numbers. Figures are drawn in placeholder colours, which become CSS variables here, so that
+the same drawing works in light and dark.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID, SURFACE, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
-SERIES = 8  # colours that a page has for series; more begin anew
+SERIES = 8  # colours for series; after that they repeat
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", BAD: "bad"}
-_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 SETTINGS = {
-    "svg.fonttype": "none",  # text stays text: it is read out, found and scaled by the browser
-    "svg.hashsalt": "hvdkit",  # the same figures give the same page
+    "svg.fonttype": "none",  # real text, which browsers find, scale and read out
+    "svg.hashsalt": "hvdkit",  # the same data gives the same page
     "text.parse_math": False,  # a name with $ in it is a name
     "font.size": 12,
     "text.color": INK,
@@ -47,47 +46,37 @@ SETTINGS = {
 
 
 def series(index: int) -> str:
-    """The colour that stands for a series."""
+    """The placeholder colour of a series."""
     return f"#1000{index % SERIES:02x}"
 
 
 def inline(figure: Figure, prefix: str) -> str:
-    """The figure as an `<svg>` element; its ids begin with `prefix`."""
+    """The figure as an `<svg>` element whose ids begin with `prefix`."""
     written = io.BytesIO()
     _draw(figure, written)
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _LINK)
-    root = ElementTree.fromstring(written.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    for element in root.iter():
-        if "id" in element.attrib:
-            element.set("id", prefix + element.attrib["id"])
-        for key in (f"{{{_LINK}}}href", "href"):
-            if element.get(key, "").startswith("#"):
-                element.set(key, f"#{prefix}{element.attrib[key][1:]}")
-        if "clip-path" in element.attrib:
-            element.set("clip-path", element.attrib["clip-path"].replace("url(#", f"url(#{prefix}"))
-        if "style" in element.attrib:
-            element.set("style", _style(element.attrib["style"]))
-    for key in ("width", "height", "version"):
-        root.attrib.pop(key, None)
-    root.set("aria-hidden", "true")  # the figure around it speaks
-    return ElementTree.tostring(root, encoding="unicode")
+    text = written.getvalue().decode()
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r"<\w[^>]*>", lambda tag: _tag(tag[0], prefix), text)
+
+
+def _tag(tag: str, prefix: str) -> str:
+    if tag.startswith("<svg"):
+        tag = re.sub(r' (width|height|version)="[^"]*"', "", tag)
+        tag = tag.replace("<svg", '<svg aria-hidden="true"')  # the element around it has the label
+    tag = re.sub(r'(\sid="|href="#|\burl\(#)', rf"\g<1>{prefix}", tag)
+    return re.sub(r'(?<=\sstyle=")[^"]*', lambda style: _style(html.unescape(style[0])), tag)
 
 
 def _draw(figure: Figure, file: io.BytesIO) -> None:
-    """Lay the figure out and write it, once each.
+    """Lay out and write the figure, once each.
 
-    `savefig` draws a figure with a layout engine twice, first on nothing, to the same end: a fifth of a report's time.
+    `savefig` draws a figure with a layout engine twice, which would take a fifth of a report's time.
     """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")
-    canvas = FigureCanvasSVG(figure)  # the layout measures text by it
+    canvas = FigureCanvasSVG(figure)  # the layout measures text with it
     if engine := figure.get_layout_engine():
         engine.execute(figure)
         figure.set_layout_engine("none")

@@ -1,238 +1,151 @@
-"""Results as tables, for terminals and for Markdown, from one list of columns."""
+"""The tables of the page: results, every run, tuning, baseline, machine and versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from statistics import median
-
-from rich import box
-from rich.table import Table
+from datetime import UTC, datetime
 
 from hvdkit.baselines.registry import label
-from hvdkit.report.parity import deviations, verdict
-from hvdkit.results.runs import BaselineRow, Comparison, Ratio, TrainResult
+from hvdkit.report.collect import Found
+from hvdkit.report.parity import verdict
+from hvdkit.report.rounds import Estimate, Group, efficiency
+from hvdkit.report.tabular import Cell, Table, number, percent
+from hvdkit.results.compare import BaselineRow
+from hvdkit.results.parity import Parity
+from hvdkit.results.train import TrainResult
 
 
-@dataclass(frozen=True)
-class Kind:
-    """The runs of one framework, number of ranks and rival: one a round."""
-
-    runs: list[TrainResult]
-    comparison: Comparison
-
-    @property
-    def first(self) -> TrainResult:
-        """What does not change between rounds is the same in all."""
-        return self.runs[0]
-
-    def middle(self, figure: Callable[[TrainResult], float | None]) -> float | None:
-        """The median over the rounds that have the figure."""
-        values = [value for value in map(figure, self.runs) if value is not None]
-        return median(values) if values else None
-
-
-_COLUMNS: list[tuple[str, Callable[[Kind], str]]] = [
-    ("framework", lambda kind: f"{kind.first.framework} {kind.first.framework_version}"),
-    ("rival", lambda kind: kind.first.rival or ""),
-    ("ranks", lambda kind: str(kind.first.np)),
-    ("images/s", lambda kind: _number(kind.middle(lambda run: run.images_per_second))),
-    ("efficiency", lambda kind: _percent(efficiency(kind))),
-    ("step p50", lambda kind: _number(kind.middle(lambda run: run.step_ms_p50), " ms")),
-    ("step p90", lambda kind: _number(kind.middle(lambda run: run.step_ms_p90), " ms")),
-    ("CPU an image", lambda kind: _number(kind.middle(lambda run: _thousandfold(run.cpu_s_per_image)), " ms", 2)),
-    ("start-up", lambda kind: _number(kind.middle(lambda run: run.startup_s), " s")),
-    ("accuracy", lambda kind: _percent(kind.middle(lambda run: run.val_accuracy), 2)),
-    ("peak memory", lambda kind: _number(kind.middle(lambda run: run.peak_rss_mib), " MiB", 0)),
-    ("others' load", lambda kind: _load(kind)),
-    ("parity", lambda kind: _parity(kind)),
-]
-
-
-_ON_PAPER = {"CPU an image", "start-up"}  # which a terminal has no room for
-
-
-def kinds(comparison: Comparison) -> list[Kind]:
-    """The comparison's runs by kind, in the order of their first round."""
-    by_kind: dict[tuple[str, int, str | None], list[TrainResult]] = {}
-    for run in comparison.runs:
-        by_kind.setdefault((run.framework, run.np, run.rival), []).append(run)
-    return [Kind(runs, comparison) for runs in by_kind.values()]
-
-
-def efficiency(kind: Kind) -> float | None:
-    """Images per second, over those of the same framework's and rival's single rank times the number of ranks.
-
-    A fraction of 1, the median over rounds; None where no run has a single rank.
-    """
-    ratios = []
-    for run in kind.runs:
-        for other in kind.comparison.runs:
-            same = (other.framework, other.rival, other.round) == (run.framework, run.rival, run.round)
-            if same and other.np == 1:
-                ratios.append(run.images_per_second / (other.images_per_second * run.np))
-    return median(ratios) if ratios else None
-
-
-def comparison_tables(comparison: Comparison) -> list[Table]:
-    """For the terminal."""
-    first = comparison.runs[0]
-    title = f"{first.recipe}: {first.model}, {first.batch_size} images a rank"
-    tables = [_table(title, *_main(comparison, leave_out=_ON_PAPER))]
-    if comparison.ratios and (comparison.rounds > 1 or any(ratio.against != "np=1" for ratio in comparison.ratios)):
-        tables.append(_table(_RATIOS, *_ratios(comparison.ratios)))
-    if comparison.baseline is not None:
-        tables.append(_table(_BASELINE, *_baseline(comparison.baseline)))
-    return tables
-
-
-def comparison_markdown(comparison: Comparison) -> str:
-    """`compare.md`: the tables, and what one must know to judge them."""
-    first, machine = comparison.runs[0], comparison.machine
-    lines = [
-        f"# {first.recipe}: {first.model}, {first.batch_size} images a rank, {first.threads} thread(s) a rank",
-        "",
-        *_markdown(*_main(comparison)),
-        "",
-        f"{_rounds_told(comparison)} Images per second count all ranks over the steps after the warm-up; a step lasts "
-        "as long as on its slowest rank. Efficiency is images per second over ranks × those of one rank. CPU an image "
-        "is that of all ranks. Start-up is from the command's start to the end of the first step. Peak memory is the "
-        "largest rank's. Others' load is the share of the machine's CPU time that other processes had; beyond a tenth "
-        "a run is noisy. Where rows say none for parity, gradients are not averaged, and nothing is proved.",
-        "",
-    ]
-    if comparison.ratios:
-        lines += [f"## {_RATIOS}", "", *_markdown(*_ratios(comparison.ratios)), "", _confidence_told(comparison), ""]
-    if comparison.baseline is not None:
-        lines += [f"## {_BASELINE}", "", *_markdown(*_baseline(comparison.baseline)), ""]
-    lines += [
-        *_parity_lines(comparison),
-        f"{machine.processor}, {machine.cores} cores, {machine.memory_mib} MiB, {machine.system}; "
-        f"Horovod {first.horovod_version}, launcher {first.launcher}, device {first.device}; "
-        f"{first.epochs} epochs, seed {first.seed}.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-_RATIOS = "hvdkit ÷ its rivals, and scaling efficiency, by rounds"
-_BASELINE = "images per second, now ÷ the baseline"
-Rows = list[list[str]]
-
-
-def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> tuple[list[str], Rows]:
-    """Titles and rows; a column in which nobody has anything is left out too."""
-    columns = [column for column in _COLUMNS if column[0] not in leave_out]
-    rows = [[cell(kind) for _, cell in columns] for kind in kinds(comparison)]
-    used = [index for index in range(len(columns)) if any(row[index] not in ("", "-") for row in rows)]
-    return [columns[index][0] for index in used], [[row[index] for index in used] for row in rows]
-
-
-def _ratios(ratios: Sequence[Ratio]) -> tuple[list[str], Rows]:
-    titles = ["framework", "ranks", "against", "median", "interval", "rounds", "verdict"]
-    return titles, [
-        [
-            ratio.framework,
-            str(ratio.np),
-            "one rank" if ratio.against == "np=1" else ratio.against,
-            f"{ratio.median:.3f}",
-            f"{ratio.low:.3f}–{ratio.high:.3f}",
-            str(ratio.rounds),
-            ratio.verdict or "",
-        ]
-        for ratio in ratios
-    ]
-
-
-def _baseline(rows: Sequence[BaselineRow]) -> tuple[list[str], Rows]:
-    titles = ["framework", "ranks", "median", "interval", "rounds", "verdict"]
-    return titles, [
-        [
-            label(row.framework, row.rival),
-            str(row.np),
-            f"{row.median:.3f}",
-            f"{row.low:.3f}–{row.high:.3f}",
-            f"{row.rounds} ÷ {row.old_rounds}",
-            row.verdict,
-        ]
-        for row in rows
-    ]
-
-
-def _table(title: str, titles: list[str], rows: Rows) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for index, each in enumerate(titles):
-        table.add_column(each, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
+def results_table(groups: list[Group], parity: Parity | None) -> Table:
+    """A row for each group of runs, with medians over its rounds."""
+    columns = ["framework", "ranks", "n", "images/s", "efficiency", "step p50, ms", "p90, ms", "accuracy"]
+    columns += ["peak memory, MiB", "parity"]
+    table = Table("results", columns, [])
+    for group in groups:
+        checked = verdict(parity, group.label)
+        if parity and (group.label, checked) == (parity.reference, "0e+00"):
+            checked = "reference"
+        table.rows.append(
+            [
+                Cell(group.label),
+                number(group.np),
+                number(group.speed.n),
+                Cell(group.speed.text(), group.speed.middle),
+                _share(efficiency(group, groups)),
+                number(group.middle("step_ms_p50"), 1),
+                number(group.middle("step_ms_p90"), 1),
+                percent(group.middle("val_accuracy"), 2),
+                number(group.middle("peak_rss_mib")),
+                Cell(checked, bad=checked == "FAILED"),
+            ]
+        )
     return table
 
 
-def _markdown(titles: list[str], rows: Rows) -> list[str]:
-    head = ["| " + " | ".join(titles) + " |", "|:---" + "|---:" * (len(titles) - 1) + "|"]
-    return head + ["| " + " | ".join(row) + " |" for row in rows]
+def runs_table(found: Found) -> Table:
+    """A row for each run, from its result.json."""
+    results = [run.result for run in found.runs]
+    columns = ["framework", "ranks", "round", "images/s", "p50, ms", "p90, ms", "steps measured", "loss", "accuracy"]
+    columns += ["MiB", "seconds"]
+    optional = {
+        "p99, ms": [number(result.step_ms_p99, 1) for result in results],
+        "start, s": [number(result.startup_s, 1) for result in results],
+        "CPU ms an image": [
+            number(None if result.cpu_s_per_image is None else 1e3 * result.cpu_s_per_image, 1) for result in results
+        ],
+        "others' load": [percent(result.load) for result in results],
+    }
+    shown = {title: cells for title, cells in optional.items() if any(cell.value is not None for cell in cells)}
+    table = Table("runs", [*columns, *shown], [])
+    for place, result in enumerate(results):
+        name = label(result.framework, result.rival)
+        table.rows.append(
+            [
+                Cell(f"{name} (noisy)" if result.noisy else name, bad=result.noisy),
+                number(result.np),
+                number(result.round or 1),
+                number(result.images_per_second, 1),
+                number(result.step_ms_p50, 1),
+                number(result.step_ms_p90, 1),
+                number(result.measured_steps),
+                number(result.train_loss, 4),
+                percent(result.val_accuracy, 2),
+                number(result.peak_rss_mib),
+                number(result.train_s, 1),
+                *(cells[place] for cells in shown.values()),
+            ]
+        )
+    return table
 
 
-def _rounds_told(comparison: Comparison) -> str:
-    if comparison.rounds == 1:
-        return "One run each."
-    return f"Medians of {comparison.rounds} rounds, all kinds of runs in random order in each."
+def tuning_table(found: Found) -> Table | None:
+    """The settings that were chosen automatically, and why; None if there are none."""
+    table = Table("tuning", ["framework", "ranks", "what", "chosen", "why"], [])
+    for run in found.runs:
+        for key, choice in (run.result.tuning or {}).items():
+            value = "its own" if choice.get("value") is None else str(choice["value"])
+            row = [Cell(run.result.framework), number(run.result.np), Cell(key), Cell(value), Cell(str(choice["why"]))]
+            if row not in table.rows:  # the rounds share their tuning
+                table.rows.append(row)
+    return table if table.rows else None
 
 
-def _confidence_told(comparison: Comparison) -> str:
-    sure = min(ratio.confidence for ratio in comparison.ratios)
-    told = "Each ratio is of two runs of one round; the median over the rounds and its bootstrap interval. "
-    told += "A tie is where the interval touches 0.99 to 1.01. "
-    if sure < 0.95:
-        told += f"So few rounds make intervals of {100 * sure:.0f} % confidence at most; 6 or more make 95 %."
-    return told.strip()
+def baseline_table(rows: list[BaselineRow]) -> Table:
+    """Images per second over those of an earlier comparison."""
+    columns = ["framework", "ranks", "now ÷ baseline", "low", "high", "rounds", "rounds then", "verdict"]
+    table = Table("baseline", columns, [])
+    for row in rows:
+        figures = [number(value, 3) for value in (row.median, row.low, row.high)]
+        counts = [number(row.rounds), number(row.old_rounds)]
+        judged = Cell(row.verdict, bad=row.verdict == "worse")
+        table.rows.append([Cell(label(row.framework, row.rival)), number(row.np), *figures, *counts, judged])
+    return table
 
 
-def _parity_lines(comparison: Comparison) -> list[str]:
-    parity = comparison.parity
-    if parity is None:
-        return ["Parity: not checked, so whether all did the same work is not known.", ""]
-    return [
-        f"Parity: the largest relative error of any weight, running statistic or optimizer slot against "
-        f"{parity.reference} in float64, over {parity.steps} steps from the same states at {parity.np} ranks "
-        f"({parity.batch_size} images each); FAILED where any of {len(parity.marks) + 4} marks is missed.",
-        *(f"- {line}" for line in deviations(parity)),
-        "",
-    ]
+def machine_table(found: Found) -> Table:
+    """The machine, the versions and the settings of all runs."""
+    rows: dict[str, str] = {}
+    if found.comparison:
+        machine = found.comparison.machine
+        rows |= {
+            "processor": f"{machine.processor}, {machine.cores} cores usable",
+            "memory": f"{machine.memory_mib:,} MiB",
+            "system": f"{machine.system}, Python {machine.python}",
+        }
+    else:
+        rows["machine"] = "not recorded in a single run's folder"
+    results = [run.result for run in found.runs]
+    rows["measured"] = _when([result.ended_at for result in results if result.ended_at])
+    for result in results:
+        rows[result.framework] = f"{result.framework_version}, Horovod {result.horovod_version or 'none'}"
+    for name, values in {
+        "hvdkit": [result.hvdkit_version for result in results],
+        "device": [result.device for result in results],
+        "threads a rank": [str(result.threads) for result in results],
+        "launcher": [result.launcher for result in results],
+        "gradients on the wire": [_wire(result) for result in results],
+        "initial weights": [result.initial_state_sha256[:16] for result in results if not result.rival],
+    }.items():
+        rows[name] = ", ".join(dict.fromkeys(values))
+    return Table("machine", ["what", "which"], [[Cell(key), Cell(value)] for key, value in rows.items()])
 
 
-def result_lines(result: TrainResult) -> str:
-    """One run, in a few words."""
-    accuracy = "" if result.val_accuracy is None else f", validation accuracy {_percent(result.val_accuracy, 2)}"
-    if result.corrupt_images:
-        accuracy += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
-    by = f" by {result.rival}" if result.rival else ""
-    return (
-        f"{result.framework} {result.framework_version}{by}, {result.np} rank(s): "
-        f"{result.images_per_second:.1f} images/s, "
-        f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{accuracy}"
-    )
+def _when(ends: list[datetime]) -> str:
+    """The time from the end of the first run to the end of the last, in UTC."""
+    if not ends:
+        return "not recorded"
+    known = [end if end.tzinfo else end.replace(tzinfo=UTC) for end in ends]
+    first, last = (f"{end:%-d %B %Y, %H:%M}" for end in (min(known), max(known)))
+    return f"{first} UTC" if first == last else f"{first} to {last} UTC"
 
 
-def _parity(kind: Kind) -> str:
-    if kind.first.rival == "independent":
-        return "none"
-    return verdict(kind.comparison.parity, label(kind.first.framework, kind.first.rival))
+def _share(found: Estimate | None) -> Cell:
+    if found is None or found.low is None or found.high is None:
+        return percent(found.middle if found else None)
+    text = f"{100 * found.middle:.1f} % ({100 * found.low:.1f}–{100 * found.high:.1f})"
+    return Cell(text, found.middle)
 
 
-def _load(kind: Kind) -> str:
-    load, noisy = kind.middle(lambda run: run.load), sum(run.noisy for run in kind.runs)
-    if load is None:
-        return "-"
-    return _percent(load) + (f", {noisy} of {len(kind.runs)} noisy" if noisy else "")
-
-
-def _thousandfold(value: float | None) -> float | None:
-    return None if value is None else 1000 * value
-
-
-def _number(value: float | None, unit: str = "", digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def _percent(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{100 * value:.{digits}f} %"
+def _wire(result: TrainResult) -> str:
+    text = f"compression {result.compression}"
+    if result.sync:
+        text += f", weights every {result.sync['every']} updates"
+    return text if result.allreduce == "ring" else f"{text}, allreduce {result.allreduce}"

@@ -1,13 +1,18 @@
-"""Tables as data, from which HTML and Markdown are made."""
+"""Tables as data, and the same as text for terminals and Markdown."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a reader sees and, for figures, what a table is sorted by; `bad` stands out."""
+    """The text of a cell and, for figures, the value that a table is sorted by; `bad` ones stand out."""
 
     text: str
     value: float | None = None
@@ -23,18 +28,43 @@ class Table:
     rows: list[list[Cell]]
 
     def figures(self) -> list[bool]:
-        """Of each column whether it holds figures, which stand on the right; looks at each cell once."""
+        """Whether each column holds figures, which are right-aligned."""
         found = [False] * len(self.columns)
         for row in self.rows:
             found = [known or cell.value is not None for known, cell in zip(found, row, strict=True)]
         return found
 
 
-def number(value: float, digits: int = 0) -> Cell:
-    """A figure with so many decimals."""
-    return Cell(f"{value:,.{digits}f}", float(value))
+def number(value: float | None, digits: int = 0) -> Cell:
+    """A figure with that many decimals; a dash for None."""
+    return Cell("–") if value is None else Cell(f"{value:,.{digits}f}", float(value))
 
 
 def percent(fraction: float | None, digits: int = 1) -> Cell:
-    """A fraction of 1, or what stands for none."""
+    """A fraction of 1 in percent; a dash for None."""
     return Cell("–") if fraction is None else Cell(f"{100 * fraction:.{digits}f} %", fraction)
+
+
+def terminal(table: Table, title: str, wrap_from: int | None = None) -> RichTable:
+    """The table for a terminal; bad cells are red. Columns from `wrap_from` on may wrap, by default none."""
+    from rich import box  # a page needs no rich
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable(title=title, box=box.SIMPLE_HEAD)
+    for index, column in enumerate(table.columns):
+        fixed = wrap_from is None or index < wrap_from
+        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=fixed)
+    for row in table.rows:
+        made.add_row(*(Text(cell.text, "red" if cell.bad else "") for cell in row))
+    return made
+
+
+def markdown(table: Table) -> list[str]:
+    """The lines of the table in Markdown; bad cells are bold."""
+    rows = [[f"**{cell.text}**" if cell.bad else cell.text for cell in row] for row in table.rows]
+    return [_line(table.columns), "|:---" + "|---:" * (len(table.columns) - 1) + "|", *map(_line, rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,12 +1,11 @@
-"""The schema of `bench.json`: how long collectives take by size, and what that makes of a network."""
+"""The schema of `bench.json`: how long a collective takes by size."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
-
-from hvdkit.results.runs import Machine
+from hvdkit.results.json_files import Record
+from hvdkit.results.machine import Machine
 
 Collective = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
@@ -14,12 +13,8 @@ Redop = Literal["sum", "average", "min", "max"]
 DTYPES = {"float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8, "uint8": 1, "int8": 1}  # bytes an element
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class BenchRequest(_Record):
-    """What the ranks are asked to measure. Sizes are as in `BenchRow`, each a multiple of what `step_bytes` says."""
+class BenchRequest(Record):
+    """What the ranks measure. Sizes are as in `BenchRow`, each a multiple of `step_bytes`."""
 
     collective: Collective
     dtype: str
@@ -29,14 +24,14 @@ class BenchRequest(_Record):
     device: str = "cpu"
 
 
-class BenchRow(_Record):
-    """One size of a collective. Columns are nccl-tests': `size` and `count` of elements are of the whole tensor, which
-    is a rank's input of allreduce, broadcast, alltoall and reducescatter and its output of allgather.
+class BenchRow(Record):
+    """One size of a collective, with the columns of nccl-tests.
 
-    Each repeat's time is its slowest rank's, from a start that all ranks wait for. `time_us` is their mean.
-    `algbw_mbit_per_s` is size ÷ `time_us`, `busbw_mbit_per_s` that times `bus_factor`: what a link carries in each
-    direction. `wrong` counts faulty elements of all ranks, of the first and the last repeat. `of_link` is the bus
-    bandwidth as a share of the link's rate, where that is known.
+    `size` and `count` (elements) are of the whole tensor: a rank's input of allreduce, broadcast, alltoall and
+    reducescatter, and its output of allgather. The time of a repeat is its slowest rank's, from a start that all ranks
+    wait for; `time_us` is the mean. `algbw_mbit_per_s` is size ÷ `time_us`, `busbw_mbit_per_s` is that times
+    `bus_factor`: what a link carries in each direction. `wrong` counts the wrong elements of all ranks in the first and
+    the last repeat. `of_link` is the bus bandwidth as a share of the link's rate, if that is known.
     """
 
     size_bytes: int
@@ -54,10 +49,10 @@ class BenchRow(_Record):
     wrong: int
 
 
-class Bench(_Record):
-    """`bench.json`. `hosts` are by rank, `settings` Horovod's (HOROVOD_…) that were in force on rank 0.
+class Bench(Record):
+    """`bench.json`. `hosts` are listed by rank, `settings` are rank 0's HOROVOD_… variables.
 
-    `algorithm` is the allreduce's: Gloo's is a ring. Of other collectives and libraries it says ring too.
+    `algorithm` is the allreduce's (Gloo uses a ring); it is `ring` for other collectives and libraries too.
     """
 
     collective: Collective
@@ -76,7 +71,7 @@ class Bench(_Record):
 
 
 def bus_factor(collective: Collective, np: int) -> float:
-    """What each rank's link has to carry one way, over the size; nccl-tests' PERFORMANCE.md derives it."""
+    """Bus bandwidth over algorithm bandwidth, as derived in nccl-tests' PERFORMANCE.md."""
     return {
         "allreduce": 2 * (np - 1) / np,
         "allgather": (np - 1) / np,
@@ -87,5 +82,5 @@ def bus_factor(collective: Collective, np: int) -> float:
 
 
 def step_bytes(collective: Collective, dtype: str, np: int) -> int:
-    """Sizes are whole multiples of this: an element, or one for each rank where the tensor is cut among them."""
+    """The unit of sizes: one element, or one per rank if the collective splits the tensor between ranks."""
     return DTYPES[dtype] * (np if collective in ("allgather", "alltoall", "reducescatter") else 1)

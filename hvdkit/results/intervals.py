@@ -1,4 +1,4 @@
-"""Medians and their doubt, from a few rounds."""
+"""Medians of a few rounds and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
-TIE = 0.01  # a ratio this near to 1 is none, however sure
+TIE = 0.01  # a ratio this close to 1 counts as 1
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Interval:
 
 
 def of_values(values: Sequence[float]) -> Interval:
-    """The median of the values, and its 95 % interval by the percentile bootstrap (Efron 1979); always the same.
+    """The median of the values, and its 95 % interval by the percentile bootstrap (Efron 1979), with a fixed seed.
 
-    The interval of one value is that value. Below six values it cannot hold what it says: see `confidence`.
+    The interval of one value is that value. With fewer than six values its confidence is lower: see `confidence`.
     """
     given = np.asarray(values, np.float64)
     low, high = _middle(_medians(given, np.random.default_rng(0)))
@@ -33,7 +33,7 @@ def of_values(values: Sequence[float]) -> Interval:
 
 
 def of_quotient(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """The quotient of two medians and its interval, both sides resampled apart: for values that make no pairs."""
+    """The quotient of two medians and its interval; the sides are resampled independently, as they are not paired."""
     random = np.random.default_rng(0)
     first, second = np.asarray(above, np.float64), np.asarray(below, np.float64)
     low, high = _middle(_medians(first, random) / _medians(second, random))
@@ -41,23 +41,23 @@ def of_quotient(above: Sequence[float], below: Sequence[float]) -> Interval:
 
 
 def confidence(values: int) -> float:
-    """How sure an interval of a median from so many values can be.
+    """The highest confidence that an interval of the median of n values can have, at most CONFIDENCE.
 
-    The widest that they allow, from the least to the greatest, misses the true median where all lie on one side of it:
-    with a probability of 2 × 0.5^n.
+    The widest interval, from the smallest value to the largest, misses the true median if all values lie on one side of
+    it, which has a probability of 2 × 0.5^n.
     """
     return min(CONFIDENCE, 1 - 2 * 0.5**values)
 
 
 def verdict(interval: Interval) -> Literal["faster", "slower", "tie"]:
-    """Of hvdkit ÷ a rival: `faster`, `slower`, or `tie` where the interval touches 1 ± TIE."""
+    """The verdict on hvdkit ÷ a rival: `faster`, `slower`, or `tie` if the interval touches 1 ± TIE."""
     if interval.low > 1 + TIE:
         return "faster"
     return "slower" if interval.high < 1 - TIE else "tie"
 
 
 def change(interval: Interval, margin: float) -> Literal["better", "worse", "tie"]:
-    """Of new ÷ old: `better` or `worse` where the whole interval is beyond the margin, else `tie`."""
+    """The verdict on new ÷ old: `better` or `worse` if the whole interval is beyond the margin, else `tie`."""
     if interval.high < 1 - margin:
         return "worse"
     return "better" if interval.low > 1 + margin else "tie"

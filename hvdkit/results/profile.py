@@ -1,19 +1,20 @@
-"""`profile.json`: what `hvdkit profile` found out about a run's steps, and what the simulator starts from.
+"""The schema of `profile.json`: where the time of a run's steps goes; the input of the simulator.
 
-Times are milliseconds, sizes bytes, rates 10^6 bits a second. Nothing in it names a framework but the field that says
-which it was.
+Times are milliseconds, sizes bytes, rates 10^6 bits per second.
 """
 
 from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hvdkit.errors import RequestError, first_fault
-from hvdkit.files import read_bounded, write_atomic
+from hvdkit.errors import RequestError
+from hvdkit.files import write_atomic
+from hvdkit.results import json_files
+from hvdkit.results.json_files import Record
 
 SCHEMA_VERSION = 1
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -23,15 +24,15 @@ Size = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 Bound = Literal["compute", "communication", "negotiation", "waiting", "input", "gaps"]
-_R = TypeVar("_R", bound=BaseModel)
+_EXPECTED = "the profile.json of `hvdkit profile`"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+class _Strict(Record):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Spread(_Record):
-    """A time over the measured steps: means add up, medians are for people; `low` and `high` hold the middle 80 %."""
+class Spread(_Strict):
+    """A time over the measured steps. Means add up; `low` and `high` are the 10th and 90th percentile."""
 
     mean: Time
     median: Time
@@ -39,16 +40,16 @@ class Spread(_Record):
     high: Time
 
     @model_validator(mode="after")
-    def _ordered(self) -> Spread:
+    def _check_order(self) -> Spread:
         if not self.low <= self.median <= self.high:
             raise ValueError(f"expected low <= median <= high, got {self.low}, {self.median}, {self.high}")
         return self
 
 
-class Tensor(_Record):
-    """A gradient. `ready_ms` is when backward has finished it, counted from backward's start (median).
+class Tensor(_Strict):
+    """A gradient. `ready_ms` is when backward finishes it, from backward's start (median).
 
-    `bytes` are those of the gradient in memory, in `dtype`, before any compression. `layer` names one of the layers.
+    `bytes` is its size in memory, in `dtype`, before compression. `layer` is the name of one of the layers.
     """
 
     name: str
@@ -59,15 +60,15 @@ class Tensor(_Record):
     layer: str
 
     @model_validator(mode="after")
-    def _sized(self) -> Tensor:
+    def _check_size(self) -> Tensor:
         expected = prod(self.shape) * ITEM_BYTES[self.dtype]
         if self.bytes != expected:
             raise ValueError(f"bytes: expected {expected} for {self.shape} in {self.dtype}, got {self.bytes}")
         return self
 
 
-class Layer(_Record):
-    """One layer with its median times; None where the framework cannot tell. `kind` is conv, norm, dense or other."""
+class Layer(_Strict):
+    """One layer with its median times, None if the framework has none. `kind` is conv, norm, dense or other."""
 
     name: str
     kind: str
@@ -75,14 +76,14 @@ class Layer(_Record):
     backward_ms: Time | None
 
 
-class Split(_Record):
-    """Where the time of a step went.
+class Split(_Strict):
+    """Where the time of a step goes.
 
-    input + compute + exposed_communication + negotiation + waiting + gaps = step, in their means. Compute is forward +
-    backward + compression + update, and those are None where the framework cannot tell them apart; compression, and all
-    else that is done to gradients or weights to be sent, is also None where Horovod takes gradients as they are.
-    Overlapped communication lies under compute and is no part of the sum. Negotiation is the wait until Horovod has
-    begun what all ranks have asked for, waiting the wait for the last rank to ask.
+    The means add up: input + compute + exposed_communication + negotiation + waiting + gaps = step. Compute is forward
+    + backward + compression + update, which are None if the framework does not separate them. Compression is all work
+    on gradients or weights before they are sent; it is None too if Horovod takes gradients as they are. Overlapped
+    communication runs during compute and is not part of the sum. Waiting is the time until the last rank has asked for
+    a collective, negotiation the time from then until Horovod starts it.
     """
 
     step_ms: Spread
@@ -99,7 +100,7 @@ class Split(_Record):
     overlapped_communication_ms: Spread
 
     def parts(self) -> dict[Bound, Spread]:
-        """What adds up to a step, in the order in which it is told."""
+        """The parts that add up to a step, in the order in which they are shown."""
         return {
             "input": self.input_ms,
             "compute": self.compute_ms,
@@ -110,8 +111,8 @@ class Split(_Record):
         }
 
 
-class Rank(_Record):
-    """One rank's steps. Its clock has been put on rank 0's by `clock_offset_ms`, sure to `clock_error_ms`."""
+class Rank(_Strict):
+    """One rank's steps. `clock_offset_ms` relates its clock to rank 0's, within `clock_error_ms`."""
 
     rank: Size
     host: str
@@ -120,12 +121,12 @@ class Rank(_Record):
     split: Split
 
 
-class Communication(_Record):
-    """One collective of a step, after fusion: `bytes` is what a rank puts in, `ms` its median duration.
+class Communication(_Strict):
+    """One collective of a step, after fusion: `bytes` is a rank's input, `ms` the median duration.
 
-    `start_ms` is counted from backward's start, None where its begin cannot be told from its end. `link_bytes` is what
-    the busiest link carries for it one way: of those between hosts where there are several (0 for what stays inside of
-    them), else of those between ranks. None in a file of before it was told.
+    `start_ms` is counted from backward's start, None if it is unknown. `link_bytes` is what the busiest link carries
+    for it in one direction: between hosts if there are several (0 for a collective within hosts), else between ranks.
+    It is None in files of older versions.
     """
 
     operation: str
@@ -136,8 +137,8 @@ class Communication(_Record):
     link_bytes: Time | None = None
 
 
-class Latency(_Record):
-    """A collective of `bytes` a rank, timed by itself between steps, `samples` times on all ranks at once."""
+class Latency(_Strict):
+    """A collective of `bytes` a rank, timed by itself between steps, `samples` times on all ranks at the same time."""
 
     operation: str
     bytes: Size
@@ -145,12 +146,11 @@ class Latency(_Record):
     samples: Count
 
 
-class Link(_Record):
-    """`rated` is what the interface says, `measured` the best that a collective alone reached, `achieved` a step's.
+class Link(_Strict):
+    """`rated` is the interface's nominal rate, `measured` the best of a collective alone, `achieved` the one in a step.
 
-    The last two are bus bandwidth, what a ring of that many ranks has to carry (2(n-1)/n of the bytes of an allreduce);
-    where a step adds up another way, what that makes the busiest link carry, while something crosses it.
-    None where it is not known, or where one rank communicates with nobody.
+    The last two are bus bandwidth: what a ring of n ranks carries (2(n-1)/n of the bytes of an allreduce). For another
+    algorithm `achieved` is what the busiest link carries while it is in use. None if unknown, or with one rank.
     """
 
     interface: str | None
@@ -159,8 +159,8 @@ class Link(_Record):
     achieved_mbit_per_s: Rate | None
 
 
-class Slowest(_Record):
-    """The rank for which the others wait most, `behind_ms` a step (mean) after the first; `last_share` of all steps."""
+class Slowest(_Strict):
+    """The rank that the others wait for most: `behind_ms` after the first (mean), last in `last_share` of the steps."""
 
     rank: Size
     host: str
@@ -168,8 +168,8 @@ class Slowest(_Record):
     last_share: Annotated[float, Field(ge=0, le=1)]
 
 
-class Cost(_Record):
-    """What profiling itself costs: step times with and without it, in turns of a few steps each."""
+class Cost(_Strict):
+    """What profiling itself costs: step times with and without it, in alternating turns of a few steps."""
 
     with_ms: Time
     without_ms: Time
@@ -177,7 +177,7 @@ class Cost(_Record):
     turns: Count
 
 
-class Tuning(_Record):
+class Tuning(_Strict):
     """Horovod's settings while the steps were measured."""
 
     cycle_time_ms: Time
@@ -185,8 +185,8 @@ class Tuning(_Record):
     cache_capacity: Size
 
 
-class Memory(_Record):
-    """Of the largest rank. `device_peak_mib` is None where there is no device of its own memory."""
+class Memory(_Strict):
+    """Memory of the largest rank. `device_peak_mib` is None on devices without memory of their own."""
 
     parameter_bytes: Size
     optimizer_bytes: Size
@@ -194,12 +194,12 @@ class Memory(_Record):
     device_peak_mib: Time | None
 
 
-class Profile(_Record):
-    """All of it. `tensors` are in the order in which backward finishes them.
+class Profile(_Strict):
+    """`profile.json`. `tensors` are in the order in which backward finishes them.
 
-    `step` is the mean over `ranks`. `bytes_per_step` is what a rank sends. `settings` is the resolved recipe, so that a
-    changed one can be written from it. `batch_size` (images) and `threads` are a rank's, `accumulate` batches make an
-    update, and a step is an update.
+    `step` is the mean over `ranks`. `bytes_per_step` is what a rank sends. `settings` is the resolved recipe, from
+    which `hvdkit advise` writes a changed one. `batch_size` (images) and `threads` are per rank. A step is an update,
+    of `accumulate` batches.
     """
 
     schema_version: Literal[1]
@@ -236,7 +236,7 @@ class Profile(_Record):
     cost: Cost | None
 
     @model_validator(mode="after")
-    def _consistent(self) -> Profile:
+    def _check_names(self) -> Profile:
         layers = {layer.name for layer in self.layers}
         if len(layers) != len(self.layers):
             raise ValueError("layers: expected each name once")
@@ -255,23 +255,18 @@ class Profile(_Record):
 
 
 def load(path: Path) -> Profile:
-    """Read a `profile.json`. Raises RequestError, one line with file and key, where it is missing, damaged or other."""
-    try:
-        content = read_bounded(path)
-    except OSError as error:
-        raise RequestError(
-            f"{path}: cannot be read ({error.strerror}); expected the profile.json of `hvdkit profile`"
-        ) from None
-    version = _validated(_Versioned, path, content).schema_version
+    """Read a `profile.json`. Raises RequestError if it is missing, damaged or of another version."""
+    content = json_files.content(path, _EXPECTED)
+    version = json_files.parse(_Versioned, content, path, _EXPECTED).schema_version
     if version != SCHEMA_VERSION:
         raise RequestError(
             f"{path}: schema_version: expected {SCHEMA_VERSION}, got {version}; profile again with this hvdkit"
         )
-    return _validated(Profile, path, content)
+    return json_files.parse(Profile, content, path, _EXPECTED)
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write it. Raises RunError where the disk does not allow it."""
+    """Write it. Raises RunError if that fails."""
     write_atomic(path, profile.model_dump_json(indent=2) + "\n")
 
 
@@ -279,10 +274,3 @@ class _Versioned(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     schema_version: int
-
-
-def _validated(kind: type[_R], path: Path, content: bytes) -> _R:
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        raise RequestError(f"{path}: not the profile.json of `hvdkit profile`: {first_fault(error)}") from None

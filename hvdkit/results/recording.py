@@ -1,45 +1,43 @@
-"""What the ranks of a profiled run write down; `hvdkit.profiling` makes a profile of it. Times are nanoseconds.
+"""What the ranks of a profiled run record; `hvdkit.profiling` makes a profile of it. Times are nanoseconds.
 
-Each rank's times are by its own monotonic clock; `clock` and `boot` are what another rank's can be compared by.
+Each rank's times are read from its own monotonic clock. `boot` and `meetings` relate the clocks of the ranks.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-# Of a step: without marks; with them; with one for each gradient and layer too; with Horovod's timeline beside them.
+from hvdkit.results.json_files import Record
+
+# A step without trace events; with them; with one for each gradient and layer too; with Horovod's timeline as well.
 Kind = Literal["plain", "marked", "detailed", "traced"]
 TRACED: Kind = "traced"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class StepRecord(_Record):
-    """One step: by the loop's own clock it took `ns`. A plain one has no marks."""
+class StepRecord(Record):
+    """One step, which took `ns` by the training loop's own clock. A plain one has no trace events."""
 
     kind: Kind
     turn: int
     ns: int
-    marks: list[tuple[str, int]] = []
+    marks: list[tuple[str, int]] = Field(default_factory=list)
 
 
-class Samples(_Record):
-    """A collective of `bytes` a rank by itself: begin and end of each."""
+class Samples(Record):
+    """A collective of `bytes` a rank, run by itself: begin and end of each repeat."""
 
     operation: str
     bytes: int
     times: list[tuple[int, int]]
 
 
-class RankRecord(_Record):
-    """One rank's part.
+class RankRecord(Record):
+    """One rank's part of the record.
 
-    `boot` is the same where the clock is the same. `meetings` are begin and end of small collectives, at the start and
-    the end of the run. `epoch` is how far the wall clock is ahead of the monotonic one, at the start and the end.
+    Ranks with the same `boot` share a clock. `meetings` are begin and end of small collectives, at the start and at the
+    end of the run. `epoch` is the wall clock minus the monotonic clock, at the start and at the end.
     """
 
     rank: int
@@ -55,16 +53,16 @@ class RankRecord(_Record):
     device_peak_mib: float | None
 
 
-class TensorRecord(_Record):
-    """A parameter that learns, by its name in a state."""
+class TensorRecord(Record):
+    """A trainable parameter, under its name in the state."""
 
     name: str
     shape: list[int]
     dtype: str
 
 
-class RunRecord(_Record):
-    """All of it, as rank 0 writes it."""
+class RunRecord(Record):
+    """The whole record, as rank 0 writes it."""
 
     framework: str
     versions: dict[str, str]

@@ -35,7 +35,8 @@ from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe.communication import Uncompressed
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.runs import EvaluationResult, TrainResult, kept_lines
+from hvdkit.results.evaluate import EvaluationResult
+from hvdkit.results.train import TrainResult, kept_lines
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import Dense, restart_names
 from hvdkit.tasks import resnet

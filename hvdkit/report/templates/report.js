@@ -1,5 +1,5 @@
 "use strict";
-// Tables: a click on a column's name sorts by it, another the other way round; what has no figure stands last.
+// Tables: a click on a column's name sorts by it, a second one in reverse; cells without a figure come last.
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
     const head = button.parentElement, table = head.closest("table"), body = table.tBodies[0];
@@ -21,28 +21,28 @@ for (const button of document.querySelectorAll("th button")) {
   });
 }
 
-// Charts: the value nearest to the pointer is told; arrow keys go through all of them.
-const told = document.getElementById("told");
+// Charts: a tooltip shows the value nearest to the pointer; arrow keys step through all of them.
+const tooltip = document.getElementById("tooltip");
 for (const drawing of document.querySelectorAll(".drawing")) {
   const points = JSON.parse(drawing.dataset.points), svg = drawing.querySelector("svg");
   const near = document.createElementNS("http://www.w3.org/2000/svg", "circle");
   near.setAttribute("class", "near");
   near.setAttribute("r", "6");
   let at = -1;
-  const hide = () => { near.remove(); told.hidden = true; };
+  const hide = () => { near.remove(); tooltip.hidden = true; };
   const show = (index) => {
     at = index;
     const [x, y, text] = points[index];
     near.setAttribute("cx", x);
     near.setAttribute("cy", y);
     svg.append(near);
-    told.textContent = text;
-    told.hidden = false;
+    tooltip.textContent = text;
+    tooltip.hidden = false;
     const place = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
-    const left = Math.min(place.x + 12, document.documentElement.clientWidth - told.offsetWidth - 8);
-    const above = place.y - told.offsetHeight - 12;
-    told.style.left = Math.max(8, left) + "px";
-    told.style.top = (above < 8 ? place.y + 14 : above) + "px";
+    const left = Math.min(place.x + 12, document.documentElement.clientWidth - tooltip.offsetWidth - 8);
+    const above = place.y - tooltip.offsetHeight - 12;
+    tooltip.style.left = Math.max(8, left) + "px";
+    tooltip.style.top = (above < 8 ? place.y + 14 : above) + "px";
   };
   const seek = (event) => {
     const here = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());

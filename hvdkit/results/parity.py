@@ -1,0 +1,94 @@
+"""The schema of `parity.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from hvdkit.results.json_files import Figures, read
+from hvdkit.results.machine import Machine
+
+# The figures of a FrameworkParity that have a limit of their own in `marks`.
+MARKED = (
+    "logits_f64", "gradients_f64", "applied_f64", "buffers_f64", "weights_f64", "losses_f64", "step_f64",
+    "evaluation_f64",
+)  # fmt: skip
+
+
+class FrameworkParity(Figures):
+    """One framework against the reference: relative errors, in float64 (`_f64`) and float32 (`_f32`).
+
+    `logits` and `gradients` are of the first batch on the initial weights. In float32 they are the worst of the first
+    five batches, against the reference's float64, and `reference_…_f32` is the error of the reference's own float32.
+    `applied` is the averaged gradient against the mean of the ranks' own. `buffers` and `weights` are after one step.
+    `losses` is the worst of the first five of a free run. `step` is the worst tensor (weights, buffers, slots) over all
+    steps from the reference's states (`worst_step` counts from 1). `evaluation` is the worst of logits and loss. A
+    wrong count or NaN, which has no error, is recorded as 1e300. `missed` names the figures above their limits.
+    """
+
+    passed: bool
+    missed: list[str]
+    f32_factor: float
+    version: str
+    batches_equal: bool
+    initial_weights_equal: bool
+    logits_f64: float
+    gradients_f64: float
+    worst_gradient: str
+    applied_f64: float
+    buffers_f64: float
+    worst_buffer: str
+    weights_f64: float
+    worst_weight: str
+    losses_f64: float
+    step_f64: float
+    worst_step: int
+    evaluation_f64: float
+    evaluation_correct: int
+    evaluation_total: int
+    logits_f32: float
+    gradients_f32: float
+    reference_logits_f32: float
+    reference_gradients_f32: float
+    first_deviation: str | None
+    likely_cause: str | None
+    gradient_errors_f64: dict[str, float]
+    gradient_errors_f32: dict[str, float]
+    reference_gradient_errors_f32: dict[str, float]
+    step_errors_f64: list[float]
+
+
+class Parity(Figures):
+    """`parity.json`. `recipe_keys` has the settings of the recipe that the result holds for, by dotted key.
+
+    `marks` are the largest errors that pass. In float32 the limit is the framework's `f32_factor` times the reference's
+    error.
+    """
+
+    passed: bool
+    reference: str
+    recipe: str
+    model: str
+    optimizer: str
+    batch_size: int
+    np: int
+    steps: int
+    seed: int
+    recipe_keys: dict[str, Any]
+    marks: dict[str, float]
+    frameworks: Annotated[dict[str, FrameworkParity], Field(min_length=1)]
+    machine: Machine
+
+    @field_validator("marks")
+    @classmethod
+    def _check_marks(cls, marks: dict[str, float]) -> dict[str, float]:
+        if marks.keys() != set(MARKED):
+            raise ValueError(f"expected {', '.join(MARKED)}, got {', '.join(marks) or 'none'}")
+        return marks
+
+
+def read_parity(path: Path) -> Parity:
+    """Read a `parity.json`. Raises RequestError if it is missing or damaged."""
+    return read(Parity, path, "the parity.json of `hvdkit parity`")

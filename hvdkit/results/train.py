@@ -1,0 +1,172 @@
+"""The schemas of `metrics.jsonl` and `result.json`.
+
+Accuracies are fractions of 1, images per second count all ranks together, step times are the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from hvdkit.results.json_files import Count, Figures, read
+
+
+class MetricLine(Figures):
+    """One line of `metrics.jsonl`: a logged step or, if `ends_epoch`, the end of an epoch.
+
+    `step` counts finished updates out of `total_steps`, `epoch` counts from 0. `loss` is the mean over all ranks and
+    the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
+    `images_per_second` is measured by rank 0's clock. `val_loss` is without label smoothing. `bytes_per_step` is what
+    one rank sends of gradients and weights for an update, on average since the process started.
+    """
+
+    step: Count
+    total_steps: Count
+    epoch: Count
+    ends_epoch: bool = False
+    loss: float
+    learning_rate: float
+    images_per_second: float
+    bytes_per_step: float | None = None
+    val_accuracy: float | None = None
+    val_loss: float | None = None
+
+
+class Recovery(Figures):
+    """A recovery of an elastic run: a rank was `lost`, or `hosts` came or went, and it continued with `np` ranks.
+
+    `seconds` is the time from when a surviving rank noticed to the end of its next update, number `step` by the new
+    count (or to the end of the run, if no update was left).
+    """
+
+    why: Literal["lost", "hosts"]
+    step: int
+    np_before: int
+    np: int
+    seconds: float
+
+
+class TrainResult(Figures):
+    """`result.json` of one run.
+
+    `parameters` counts the trainable ones. `batch_size` (images) and `threads` are per rank. `steps` counts updates.
+    The first `warmup_steps` of them do not count for `images_per_second` and for `step_ms_…`, the percentiles over the
+    `measured_steps`. `train_loss` is the last epoch's mean. `val_…` are measured at the end, None without validation
+    images. `peak_rss_mib` is the largest rank's. `train_s` is rank 0's, with evaluation and checkpoints, which are not
+    part of a step.
+
+    `rival` is the other method that trained it (`hvdkit.baselines.registry`), None for hvdkit itself. `round` counts
+    the rounds of a comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly
+    spaced if there are more. `cpu_s_per_image` is the CPU time of all ranks and threads over the measured steps'
+    images. `startup_s` is the time from the command's start to the end of the slowest rank's first step. `load` is the
+    share of CPU time (on rank 0's machine, 0 to 1) that other processes used after the warm-up, `noisy` is whether it
+    was more than a tenth. `pinned` are the cores by rank, an empty list for a rank without cores of its own, None
+    without pinning.
+
+    `corrupt_images` counts the files, over all ranks, that could not be read and were replaced by others. With
+    `native_pipeline` the batches came from the user's own code, so frameworks may have trained on different ones.
+    `tuning` has each setting that was chosen automatically: `value` (None for the library's default) and `why`.
+    `ended_at` is the wall clock, UTC. `bytes_per_step` is what one rank (the one that sends most) sends of gradients
+    and weights for an update, without protocol overhead; None with a rival. `compression` names the method and its
+    options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
+    kept, relative to this file: `last`, and `best` by validation accuracy if there is one.
+    """
+
+    framework: str
+    rival: str | None = None
+    round: int | None = None
+    framework_version: str
+    horovod_version: str | None
+    hvdkit_version: str
+    recipe: str
+    model: str
+    parameters: int
+    np: int
+    launcher: str
+    device: str
+    threads: int
+    seed: int
+    batch_size: int
+    compression: str
+    sync: dict[str, Any] | None = None
+    allreduce: str = "ring"
+    bytes_per_step: float | None = None
+    optimizer: str
+    precision: str
+    accumulate: int
+    recompute: bool
+    epochs: int
+    steps: int
+    first_step: int
+    warmup_steps: int
+    measured_steps: int
+    images_per_second: float
+    step_ms_p50: float
+    step_ms_p90: float
+    step_ms_p99: float | None = None
+    step_ms: list[float] = Field(default_factory=list)
+    cpu_s_per_image: float | None = None
+    startup_s: float | None = None
+    load: float | None = None
+    noisy: bool = False
+    pinned: list[list[int]] | None = None
+    train_loss: float
+    val_accuracy: float | None
+    val_loss: float | None
+    peak_rss_mib: float
+    train_s: float
+    corrupt_images: int = 0
+    native_pipeline: bool = False
+    recoveries: list[Recovery] = Field(default_factory=list)
+    tuning: dict[str, dict[str, Any]] | None = None
+    ended_at: datetime | None = None
+    checkpoints: dict[str, str] = Field(default_factory=dict)
+    initial_state_sha256: str
+    final_weights_sha256: str
+
+    @field_validator("sync")
+    @classmethod
+    def _check_sync(cls, sync: dict[str, Any] | None) -> dict[str, Any] | None:
+        if sync is not None and not isinstance(sync.get("every"), int):
+            raise ValueError("expected the key every with a whole number")
+        return sync
+
+    @field_validator("tuning")
+    @classmethod
+    def _check_tuning(cls, tuning: dict[str, dict[str, Any]] | None) -> dict[str, dict[str, Any]] | None:
+        for name, choice in (tuning or {}).items():
+            if not isinstance(choice.get("why"), str):
+                raise ValueError(f"{name}: expected the key why with a text")
+        return tuning
+
+
+def result_lines(result: TrainResult) -> str:
+    """The result in a line, and a second one if images were corrupt."""
+    accuracy = "" if result.val_accuracy is None else f", validation accuracy {100 * result.val_accuracy:.2f} %"
+    if result.corrupt_images:
+        accuracy += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
+    by = f" by {result.rival}" if result.rival else ""
+    return (
+        f"{result.framework} {result.framework_version}{by}, {result.np} rank(s): "
+        f"{result.images_per_second:.1f} images/s, "
+        f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{accuracy}"
+    )
+
+
+def kept_lines(result: TrainResult, folder: Path) -> list[str]:
+    """Where the weights of the run in `folder` are, and the command that evaluates them; empty if none were kept."""
+    place = folder / "checkpoints"
+    lines = [f"weights: {place / name} ({Path(kept).name})" for name, kept in result.checkpoints.items()]
+    if "best" in result.checkpoints:  # without it there are no validation images
+        words = ["hvdkit", "evaluate", str(place / "best"), "--framework", result.framework]
+        lines.append(f"evaluate them: {shlex.join(words)}")
+    return lines
+
+
+def read_result(path: Path) -> TrainResult:
+    """Read a `result.json`. Raises RequestError if it is missing or damaged."""
+    return read(TrainResult, path, "the result of a training run")
