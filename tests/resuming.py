@@ -18,6 +18,7 @@ from launching import wait_until
 
 from hvdkit import adapters
 from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core.session import Session
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.worker import train
@@ -49,7 +50,7 @@ def local_run(
     adapter: Any = adapters.load("local")
     if folder:
         folder.mkdir(exist_ok=True)
-    sound, steps = adapter.train_step, 0
+    sound, steps = Session.train_step, 0
 
     def train_step(session: Any, batches: Any) -> Any:
         nonlocal steps
@@ -62,7 +63,7 @@ def local_run(
         pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapter, "train_step", train_step)
+        patch.setattr(Session, "train_step", train_step)
         patch.setattr(train.resnet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
         try:
             return train.train(adapter, lambda table: Network(3072, 10), recipe, folder, Heartbeat(), resume)

@@ -14,7 +14,7 @@ from simulating import profile
 from hvdkit.adapters.capabilities import ENVIRONMENT
 from hvdkit.core import tuning, usage
 from hvdkit.launch.placement import environment_faults
-from hvdkit.report import bench, plots, plotting
+from hvdkit.report import bench, parity, plotting
 from hvdkit.report import profile as profile_
 from hvdkit.results import profile as profiles
 
@@ -55,7 +55,7 @@ def test_a_matplotlibrc_of_others_is_not_looked_at(spoil: str, here: Path) -> No
 
 def test_every_picture_is_drawn_by_way_of_the_one_place() -> None:
     """So that the two tests above hold for compare, parity, profile and bench too."""
-    for module in (plots, bench, profile_):
+    for module in (parity, bench, profile_):
         text = Path(str(module.__file__)).read_text()
         assert "plotting.picture(" in text and "import matplotlib" not in text and "pyplot" not in text
     for path in Path(str(plotting.__file__)).parent.glob("*.py"):

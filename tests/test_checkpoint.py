@@ -367,13 +367,13 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
         return work
 
     monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0], time=time.time))
-    monkeypatch.setattr(local, "train_step", slow(1.0, local.train_step))
+    monkeypatch.setattr(Session, "train_step", slow(1.0, Session.train_step))
     monkeypatch.setattr(local, "cpu_seconds", lambda: clock[0], raising=False)
     results, speeds = [], []
     for kept in (None, {}, {"every_steps": 4}):
         with monkeypatch.context() as patch:
             if kept is not None:
-                patch.setattr(local, "state", slow(1000.0, local.state))  # which is copied for it
+                patch.setattr(Session, "state", slow(1000.0, Session.state))  # which is copied for it
                 patch.setattr(snapshots, "save", slow(1000.0, snapshots.save))
                 patch.setattr(Checkpoints, "wait", slow(1000.0, Checkpoints.wait))  # for the disk
             folder = tmp_path / str(len(results))
@@ -392,7 +392,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
     """The others would wait for it within their next step."""
     written_s, own = [0.0], threading.local()
     monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: written_s[0] + own.steps, time=time.time))
-    sound, save = local.train_step, snapshots.save
+    sound, save = Session.train_step, snapshots.save
 
     def train_step(session: Any, batches: Any) -> Any:
         own.steps += 1
@@ -403,7 +403,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
         written_s[0] += 1000
         return save(tensors)
 
-    monkeypatch.setattr(local, "train_step", train_step)
+    monkeypatch.setattr(Session, "train_step", train_step)
     monkeypatch.setattr(snapshots, "save", slow_save)
     recipe = local_recipe(steps=12, checkpoint={"every_steps": 3})
     dataset = open_dataset(recipe.data, 10, recipe.seed)
@@ -418,7 +418,7 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
                 checkpoints.write(Checkpoint(record(progress.step), session.state()))
 
         loop = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None), keep=keep)
-        drive(adapter, session, loop)
+        drive(session, loop)
         if checkpoints:
             checkpoints.wait()
         return loop.clock.seconds

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdkit import adapters
+from hvdkit.core.session import Session
 from hvdkit.worker.entry import main
 
 FAULTY_RANK, STEP = 1, 3
@@ -50,16 +51,16 @@ def run(framework: str, fault: str, argv: list[str]) -> NoReturn:
     assert spec and spec.loader
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
-    steps, set_rate = 0, adapter.set_learning_rate
+    steps, set_rate = 0, Session.set_learning_rate
 
-    def set_learning_rate(session: Any, value: float) -> None:
+    def set_learning_rate(session: Session, value: float) -> None:
         nonlocal steps
         if steps == STEP and int(os.environ["HOROVOD_RANK"]) == FAULTY_RANK:
             commit(fault)
         steps += 1
         set_rate(session, value)
 
-    adapter.set_learning_rate = set_learning_rate
+    Session.set_learning_rate = set_learning_rate
     main(adapter, recipe.build, argv)
 
 
