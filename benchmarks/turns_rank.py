@@ -33,7 +33,7 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.entry import end_as_rank
-from hvdkit.worker.train import open_session, start, strategy_of
+from hvdkit.worker.setup import open_session, start, strategy_of
 
 
 class Turn(Loop):

@@ -21,7 +21,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.core import trainer
 from hvdkit.core.state import network_of
 from hvdkit.recipe import schema
-from hvdkit.worker import train
+from hvdkit.worker import setup
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,8 +35,8 @@ def main(framework: str, weights: Path, folder: Path, out: Path, archive: Path |
 
     found = snapshots.read(folder)
     recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
-    topology, dataset, network = train.start(adapter, recipe)
-    session = train.open_session(adapter, module.build, network, recipe)
+    topology, dataset, network = setup.start(adapter, recipe)
+    session = setup.open_session(adapter, module.build, network, recipe)
     correct, _, _ = trainer.count(adapter, session, dataset.val, recipe.batch_size, topology)
     told: dict[str, Any] = {"correct": correct}
     if framework == "pytorch":  # as torchvision's networks are loaded

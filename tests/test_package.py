@@ -66,6 +66,34 @@ def test_the_collector_waits_until_all_is_loaded_and_no_longer() -> None:
     assert out.split() == ["False", "True", "True", "False"]  # and a user's own choice stays
 
 
+TRAINS = """
+import os, runpy, sys
+
+def leave(status):
+    print(status, *(name for name in sys.modules if name.startswith("hvdkit")), file=sys.stderr, flush=True)
+    leaving(status)
+
+leaving, os._exit = os._exit, leave
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_plain_training_loads_nothing_of_the_other_modes(tmp_path: Path) -> None:
+    runtime, recipe = find("pytorch"), ROOT / "recipes" / "resnet20-digits.yaml"
+    words = [str(ROOT / "recipes" / "pytorch" / "resnet.py"), str(recipe), "model.name=resnet8", "steps=1"]
+    environment = os.environ | runtime.environment | {"OMP_NUM_THREADS": "1"}
+    command = [str(runtime.python), "-c", TRAINS, *words]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    status, *modules = done.stderr.splitlines()[-1].split()
+    assert status == "0", done.stderr
+    rooms = {name.split(".")[1] for name in modules if "." in name}
+    assert rooms.isdisjoint({"cli", "commands", "report", "simulator", "profiling", "launch", "baselines", "runtimes"})
+    others = {f"hvdkit.worker.{mode}" for mode in ("parity", "profile", "evaluate", "bench", "proof")}
+    others |= {"hvdkit.strategies.codecs", "hvdkit.checkpoint.elastic", "hvdkit.data.imagefolder"}
+    assert others.isdisjoint(modules) and len(modules) <= 64, len(modules)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
 def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> None:
     """Importing torch._dynamo takes a second of each start, and nobody compiles here."""

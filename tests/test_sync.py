@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from crowd import together
 
-from hvdkit.checkpoint.resume import flat
 from hvdkit.core import trainer as loop_
 from hvdkit.core.agreement import check_alike
 from hvdkit.core.counters import Progress
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
+from hvdkit.core.strategy import without_strategy
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
 from hvdkit.data import batches
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Recipe
+from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
-from hvdkit.strategies.compressed import Compressed, without_strategy
+from hvdkit.strategies.compressed import Compressed
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.results.machine import this_machine
-from hvdkit.results.recording import Kind
+
+if TYPE_CHECKING:
+    from hvdkit.results.recording import Kind
 
 
 class Observer:

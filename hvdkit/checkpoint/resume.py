@@ -14,12 +14,12 @@ from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.core import metrics
 from hvdkit.core.counters import Progress
 from hvdkit.core.seam import Adapter, Session
+from hvdkit.core.strategy import without_strategy
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
-from hvdkit.recipe.schema import Recipe
-from hvdkit.strategies.compressed import without_strategy
+from hvdkit.recipe.schema import Recipe, flat
 
 # What may differ between a checkpoint's recipe and the one that goes on from it.
 _FREE = {
@@ -42,19 +42,6 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
     if found is not None:
         _check_same(found.record, recipe, place)
     return found, complaints
-
-
-def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:
-    """Check that `place` has no checkpoints of an earlier run, which a new run's would be mixed with; collective.
-
-    Raises RequestError, the same on every rank. `hvdkit train` has emptied the folder; a recipe's script has not.
-    """
-    found = topology.is_root and any(place.glob("step-*"))
-    if adapter.allgather_object(found, name="fresh")[0]:
-        raise RequestError(
-            f"{place}: it holds the checkpoints of an earlier run; add --resume to go on from them, remove it, or "
-            "choose another --out"
-        )
 
 
 def resumed(
@@ -128,12 +115,3 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
     elsewhere = ("data.path", "data.workers", "model.weights")
     settings = flat(recipe).items()
     return {key: value for key, value in settings if key.partition(".")[0] not in _FREE and key not in elsewhere}
-
-
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """The recipe by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in recipe.model_dump(mode="json").items():
-        inner = value.items() if isinstance(value, dict) else [(None, value)]
-        found |= {key if part is None else f"{key}.{part}": each for part, each in inner}
-    return found

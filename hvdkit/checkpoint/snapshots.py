@@ -27,6 +27,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from hvdkit.core.counters import Progress
+from hvdkit.core.seam import Adapter
+from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.recipe.schema import Checkpointing
@@ -250,3 +252,16 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:
+    """Check that `place` has no checkpoints of an earlier run, which a new run's would be mixed with; collective.
+
+    Raises RequestError, the same on every rank. `hvdkit train` has emptied the folder; a recipe's script has not.
+    """
+    found = topology.is_root and any(place.glob("step-*"))
+    if adapter.allgather_object(found, name="fresh")[0]:
+        raise RequestError(
+            f"{place}: it holds the checkpoints of an earlier run; add --resume to go on from them, remove it, or "
+            "choose another --out"
+        )

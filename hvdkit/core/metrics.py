@@ -7,18 +7,20 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 from pydantic import ValidationError
 
 from hvdkit.core.counters import Progress
 from hvdkit.core.seam import Adapter
-from hvdkit.core.tensorboard import EventFile
 from hvdkit.core.usage import Snapshot
 from hvdkit.errors import RunError
 from hvdkit.files import read_bounded, write_atomic
 from hvdkit.results.train import MetricLine
+
+if TYPE_CHECKING:
+    from hvdkit.core.tensorboard import EventFile
 
 
 def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Loss, Optimizer
-from hvdkit.results.recording import Kind
 
 if TYPE_CHECKING:  # the command line asks for capabilities, and starts without NumPy
     import numpy as np
 
     from hvdkit.core.counters import Progress
     from hvdkit.data.batches import Batch
+    from hvdkit.results.recording import Kind
 
 # Every capability that there is, and what it says. An adapter lists those that it has; the contract suite checks that
 # what it lists works and that what it does not list fails.

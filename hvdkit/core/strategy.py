@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hvdkit.recipe.schema import Optimizer
 
 Tensor = Any
+PREFIX = "communication."  # of a strategy's part in a checkpoint's state
 
 
 class Strategy:
@@ -81,3 +82,8 @@ class Strategy:
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from what `state` returned, on any number of ranks."""
+
+
+def without_strategy(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What of a checkpoint's state is the session's."""
+    return {name: value for name, value in state.items() if not name.startswith(PREFIX)}

@@ -7,10 +7,9 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from hvdkit.data import imagefolder, small_images, user_pipeline
-from hvdkit.data.augment import augment
+from hvdkit.data import small_images
 from hvdkit.data.dataset import ArraySplit as ArraySplit  # users import it from here
-from hvdkit.data.dataset import Augmentation, Batch, Dataset, PoolSplit, Split, StreamedSplit
+from hvdkit.data.dataset import Augmentation, Batch, BatchedSplit, Dataset, PoolSplit, Split, StreamedSplit
 from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, Synthetic
@@ -36,8 +35,13 @@ def _open(data: AnyData, classes: int, seed: int, shard: Shard, batch_size: int)
         return small_images.cifar10(data)
     if isinstance(data, Synthetic):
         return small_images.synthetic(data, classes, seed)
+    # Most runs need none of these.
     if isinstance(data, ImageFolder):
+        from hvdkit.data import imagefolder
+
         return imagefolder.open_folder(data, shard.local_size)
+    from hvdkit.data import user_pipeline
+
     return user_pipeline.open_native(data, user_pipeline.NativeJob(batch_size, classes, seed, shard, data.options))
 
 
@@ -59,7 +63,7 @@ def epoch_batches(
     were used before, by any number of ranks.
     """
     steps = steps_per_epoch(len(split) - first, batch_size, size)
-    if isinstance(split, user_pipeline.PipelineSplit):
+    if isinstance(split, BatchedSplit):
         done = first // (batch_size * size)
         yield from itertools.islice(split.train_batches(epoch, done + steps), done, None)
         return
@@ -72,6 +76,11 @@ def epoch_batches(
     if isinstance(split, PoolSplit) and augmentation == "none":
         yield from map(split.pooled, runs)
         return
+    if augmentation == "none":
+        yield from map(split.batch, runs)
+        return
+    from hvdkit.data.augment import augment
+
     for samples in runs:
         batch = split.batch(samples)
         yield Batch(augment(batch.images, augmentation, seed, epoch, samples), batch.labels)
@@ -88,7 +97,7 @@ def evaluation_batches(split: Split, batch_size: int, rank: int, size: int) -> I
     Yields (batch, valid), of which only the first `valid` rows count. A short last batch repeats its first sample,
     since some frameworks compile a step for one shape.
     """
-    if isinstance(split, user_pipeline.PipelineSplit):
+    if isinstance(split, BatchedSplit):
         yield from split.evaluation_batches()
         return
     mine = np.arange(rank, len(split), size)

@@ -83,6 +83,17 @@ class StreamedSplit(Split, Protocol):
         """A batch for each array of indices, in order. Closing the iterator ends all work at once."""
 
 
+@runtime_checkable
+class BatchedSplit(Split, Protocol):
+    """Samples that come in batches from elsewhere, such as a user pipeline."""
+
+    def train_batches(self, epoch: int, batches: int) -> Iterator[Batch]:
+        """This rank's first `batches` batches of one epoch."""
+
+    def evaluation_batches(self) -> Iterator[tuple[Batch, int]]:
+        """Yields (batch, valid) of this rank's samples, as `batches.evaluation_batches` does."""
+
+
 @dataclass(frozen=True)
 class ArraySplit:
     """A split held in memory."""

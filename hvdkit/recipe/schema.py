@@ -279,3 +279,12 @@ def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
     models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
     known = {key for model in models for key in model.model_fields}
     return nearest(str(loc[-1]), known) or (f"; known keys: {', '.join(sorted(known))}" if known else "")
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """The recipe by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.model_dump(mode="json").items():
+        inner = value.items() if isinstance(value, dict) else [(None, value)]
+        found |= {key if part is None else f"{key}.{part}": each for part, each in inner}
+    return found

@@ -6,11 +6,7 @@ from hvdkit.core.seam import Adapter
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
-from hvdkit.strategies.compressed import Compressed
 from hvdkit.strategies.dense import Dense
-from hvdkit.strategies.local_sgd import LocalSgd
-from hvdkit.strategies.reducer import Reducer
-from hvdkit.strategies.transports import TRANSPORTS
 
 
 def choose(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
@@ -18,6 +14,12 @@ def choose(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
     compression = recipe.compression
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
         return Dense(adapter, topology.size, half=compression.method == "fp16")
+    # Most runs need none of these.
+    from hvdkit.strategies.compressed import Compressed
+    from hvdkit.strategies.local_sgd import LocalSgd
+    from hvdkit.strategies.reducer import Reducer
+    from hvdkit.strategies.transports import TRANSPORTS
+
     transport = TRANSPORTS[recipe.allreduce](adapter, topology, "gradients")
     momentum = float(getattr(recipe.optimizer, "momentum", 0.0))
     gradients = Reducer(transport, compression, recipe.seed, momentum, recipe.optimizer.clip_norm)

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.core.strategy import Strategy
+from hvdkit.core.strategy import PREFIX, Strategy
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.reducer import Reducer
 
 Tensor = Any
-PREFIX = "communication."  # of a strategy's part in a checkpoint's state
 
 
 class Compressed(Strategy):
@@ -82,8 +81,3 @@ def parts_of(state: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]
             part, _, name = key.removeprefix(PREFIX).partition(".")
             parts.setdefault(part, {})[name] = value
     return parts
-
-
-def without_strategy(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What of a checkpoint's state is the session's."""
-    return {name: value for name, value in state.items() if not name.startswith(PREFIX)}

@@ -11,10 +11,14 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.seam import Adapter
 from hvdkit.core.strategy import Strategy
-from hvdkit.strategies.transports import ring_bytes
 
 Tensor = Any
 _names = itertools.count()  # ranks make their strategies in the same order
+
+
+def ring_bytes(payload: float, size: int) -> float:
+    """What each of `size` ranks sends where `payload` bytes are reduced in a ring (Patarasuk and Yuan 2009)."""
+    return 2 * (size - 1) / size * payload
 
 
 def restart_names() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.strategy import PREFIX
 from hvdkit.recipe.communication import Sync
-from hvdkit.strategies.compressed import PREFIX, Compressed, parts_of
+from hvdkit.strategies.compressed import Compressed, parts_of
 from hvdkit.strategies.reducer import Reducer
 
 Tensor = Any

@@ -15,12 +15,7 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.core.topology import Topology
-
-
-def ring_bytes(payload: float, size: int) -> float:
-    """What each of `size` ranks sends where `payload` bytes are reduced in a ring (Patarasuk and Yuan 2009)."""
-    return 2 * (size - 1) / size * payload
-
+from hvdkit.strategies.dense import ring_bytes
 
 Collective = Callable[[Any, Tensor], Tensor]
 

@@ -16,8 +16,7 @@ from hvdkit.core.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import HvdkitError, RequestError, Stopped
 from hvdkit.recipe import schema
-from hvdkit.worker import parity, profile, train
-from hvdkit.worker.train import Build
+from hvdkit.worker.setup import Build
 
 
 def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
@@ -62,16 +61,25 @@ def _run(adapter: Adapter, build: Build, argv: list[str], heartbeat: Heartbeat) 
         from hvdkit import baselines
 
         adapter = baselines.load(adapter.NAME, arguments.rival)
+    # Each mode loads its own files: training is not to wait for those of the others.
     if arguments.parity:
+        from hvdkit.worker import parity
+
         part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
-        train.compare(adapter, build, recipe, part, heartbeat)
+        parity.take_part(adapter, build, recipe, part, heartbeat)
     elif arguments.profile:
+        from hvdkit.worker import profile
+
         seen = profile.Part(arguments.profile, arguments.steps, arguments.own_profile)
         profile.profile(adapter, build, recipe, seen, heartbeat)
     elif arguments.evaluate:
-        train.evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, heartbeat)
+        from hvdkit.worker.evaluate import evaluate
+
+        evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, heartbeat)
     else:
-        train.train(adapter, build, recipe, arguments.out, heartbeat, arguments.resume)
+        from hvdkit.worker.train import train
+
+        train(adapter, build, recipe, arguments.out, heartbeat, arguments.resume)
 
 
 def _guarded(work: Callable[[Heartbeat], None]) -> int:

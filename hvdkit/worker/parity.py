@@ -13,6 +13,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from hvdkit.worker.parity_trace import (
     unnamed,
     weights,
 )
+from hvdkit.worker.setup import Build, check_trainable, open_session, start, strategy_of
 
 if TYPE_CHECKING:
     from hvdkit.core.heartbeat import Heartbeat
@@ -302,3 +304,22 @@ class _FirstOf:
 
     def batch(self, indices: np.ndarray) -> Batch:
         return self.split.batch(indices)
+
+
+def take_part(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
+    """Take part in `hvdkit parity` as `part` says, in float64. Raises as `Participant` does."""
+    recipe = recipe.model_copy(update={"precision": "fp64"})
+    topology, dataset, network = start(adapter, recipe)
+    check_trainable(network, dataset, recipe)
+    opener = partial(open_dense_session, adapter, build, network, topology)
+    Participant(adapter, opener, recipe, topology, dataset, part, heartbeat).take_part()
+    heartbeat.beat("leaving Horovod")
+    adapter.shutdown()
+
+
+def open_dense_session(
+    adapter: Adapter, build: Build, network: resnet.ResNet, topology: Topology, recipe: Recipe
+) -> Session:
+    """As `open_session`; gradients are averaged uncompressed, at each update, by Horovod's own reduction."""
+    dense = recipe.model_copy(update={"compression": Uncompressed(), "sync": None, "allreduce": "ring"})
+    return open_session(adapter, build, network, dense, strategy_of(adapter, topology, dense))

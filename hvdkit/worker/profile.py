@@ -28,7 +28,7 @@ from hvdkit.data.batches import Dataset
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
-from hvdkit.worker.train import Build, check_trainable, open_session, start, strategy_of
+from hvdkit.worker.setup import Build, check_trainable, open_session, start, strategy_of
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
 TURNS = 4  # of plain steps, and as many of marked ones

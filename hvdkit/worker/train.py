@@ -1,48 +1,39 @@
-"""One rank's work: train a recipe, from a checkpoint on if asked; evaluate a checkpoint; take part in a proof."""
+"""One rank's part in `hvdkit train`: train a recipe, from a checkpoint on if asked."""
 
 from __future__ import annotations
 
 import copy
-import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import hvdkit
-from hvdkit.checkpoint import elastic, snapshots, weights
-from hvdkit.checkpoint.elastic import Commits
-from hvdkit.checkpoint.resume import check_fresh, flat, resumed
-from hvdkit.checkpoint.snapshots import Checkpoint
-from hvdkit.core import measurement, metrics, tensorboard, tuning, usage
-from hvdkit.core import trainer as loop_
-from hvdkit.core.agreement import check_alike
+from hvdkit.checkpoint import snapshots
+from hvdkit.checkpoint.snapshots import Checkpoint, check_fresh
+from hvdkit.core import measurement, metrics, tuning
 from hvdkit.core.counters import Progress
 from hvdkit.core.heartbeat import Heartbeat
-from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, network_of, parameters_of
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.core.trainer import Loop
-from hvdkit.data.batches import Dataset, open_dataset
-from hvdkit.errors import RequestError, RunError, Stopped
+from hvdkit.data.batches import Dataset
+from hvdkit.errors import Stopped
 from hvdkit.files import write_atomic
-from hvdkit.recipe.communication import Uncompressed
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.evaluate import EvaluationResult
 from hvdkit.results.train import TrainResult, kept_lines
-from hvdkit.strategies import choose
-from hvdkit.strategies.dense import Dense, restart_names
+from hvdkit.strategies.dense import Dense
 from hvdkit.tasks import resnet
-from hvdkit.worker import parity, startup
+from hvdkit.worker.setup import Build, check_trainable, open_session, start, strategy_of
 
-Build = Callable[[resnet.ResNet], Any]
+if TYPE_CHECKING:
+    from hvdkit.checkpoint.elastic import Commits
 
 
 def train(
@@ -58,10 +49,15 @@ def train(
     framework raise passes.
     """
     if recipe.tensorboard:
+        from hvdkit.core import tensorboard
+
         tensorboard.check_installed()
     attempt = partial(_train, adapter, build, recipe, out, heartbeat)
-    if recipe.elastic and elastic.active():
-        return elastic.persist(adapter, attempt, heartbeat)
+    if recipe.elastic:
+        from hvdkit.checkpoint import elastic
+
+        if elastic.active():
+            return elastic.persist(adapter, attempt, heartbeat)
     return attempt(None, resume)
 
 
@@ -84,6 +80,8 @@ def _train(
     keeps = place is not None and recipe.checkpoint is not None
     progress, recounted, root = Progress(), False, 0
     if commits or (resume and place):
+        from hvdkit.checkpoint.resume import resumed
+
         held = commits.held if commits else None
         progress, recounted, root, rest = resumed(adapter, recipe, topology, dataset, session, place, held)
         strategy.load_state(rest)
@@ -181,48 +179,14 @@ class _Keeper:
 
 def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounted: bool) -> metrics.MetricsFile:
     """metrics.jsonl and TensorBoard's events up to `progress`; nothing is written without `out`, as on other ranks."""
-    event_file = tensorboard.EventFile(out / tensorboard.FOLDER) if out and recipe.tensorboard else None
+    event_file = None
+    if out and recipe.tensorboard:
+        from hvdkit.core import tensorboard
+
+        event_file = tensorboard.EventFile(out / tensorboard.FOLDER)
     metrics_file = metrics.MetricsFile(out / "metrics.jsonl" if out else None, event_file)
     metrics_file.forget_after(progress, recounted)
     return metrics_file
-
-
-def evaluate(
-    adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, heartbeat: Heartbeat
-) -> None:
-    """Evaluate the checkpoint in `folder` over the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
-
-    Raises RequestError where the checkpoint cannot be read or does not fit the recipe, or there is nothing to evaluate;
-    RunError where its loss is no number.
-    """
-    topology, dataset, network = start(adapter, recipe)
-    if len(dataset.val) == 0:
-        raise RequestError("data: expected validation images, got none")
-    session = open_session(adapter, build, network, recipe)
-    found = snapshots.read(folder)
-    session.load_state(network_of(found.state))
-    on_batch = partial(heartbeat.beat, "evaluation")
-    correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
-    if not math.isfinite(loss):  # JSON has no such number
-        raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
-    versions = adapter.versions()
-    result = EvaluationResult(
-        framework=adapter.NAME,
-        framework_version=versions["framework"],
-        hvdkit_version=hvdkit.__version__,
-        recipe=recipe.name,
-        model=recipe.model.name,
-        np=topology.size,
-        trained_by=found.record.framework,
-        step=found.record.progress.step,
-        correct=correct,
-        total=total,
-        accuracy=correct / total,
-        loss=loss / total,
-    )
-    if topology.is_root and out:
-        write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")
-    adapter.shutdown()
 
 
 def _record(adapter: Adapter, recipe: Recipe, topology: Topology, progress: Progress) -> snapshots.Record:
@@ -238,87 +202,6 @@ def _record(adapter: Adapter, recipe: Recipe, topology: Topology, progress: Prog
 
 def _seed_at(recipe: Recipe, progress: Progress) -> int:
     return (recipe.seed + 1_000_003 * progress.step) % 2**32
-
-
-def compare(adapter: Adapter, build: Build, recipe: Recipe, part: parity.Part, heartbeat: Heartbeat) -> None:
-    """Take part in `hvdkit parity` as `part` says, in float64. Raises as `train` does."""
-    recipe = recipe.model_copy(update={"precision": "fp64"})
-    topology, dataset, network = start(adapter, recipe)
-    check_trainable(network, dataset, recipe)
-    opener = partial(open_session_for_parity, adapter, build, network, topology)
-    parity.Participant(adapter, opener, recipe, topology, dataset, part, heartbeat).take_part()
-    heartbeat.beat("leaving Horovod")
-    adapter.shutdown()
-
-
-def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.ResNet]:
-    """Start Horovod, check that the recipe can be done, open its data and draw up its network.
-
-    Raises RequestError where something of that cannot be.
-    """
-    if rival_of(adapter) is None:
-        tuning.apply(recipe)
-    threads = None if recipe.threads == "auto" else recipe.threads
-    restart_names()
-    with elastic.noting_lines():
-        topology = adapter.init(recipe.device, threads)
-    each = threads_per_rank(threads, topology.local_size)
-    usage.pin_where_asked(topology.local_rank, topology.local_size, each)
-    adapter.seed(recipe.seed)
-    check_can(adapter, recipe, topology)
-    check_alike(adapter, topology, flat(recipe))
-    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed, topology, recipe.batch_size)
-    return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
-
-
-def check_trainable(network: resnet.ResNet, dataset: Dataset, recipe: Recipe) -> None:
-    """Check that no batch norm gets one value a channel, which has no variance. Raises RequestError."""
-    height, width, _ = dataset.shape
-    if recipe.batch_size == 1 and resnet.last_map(network, height, width) == (1, 1):
-        raise RequestError(
-            f"batch_size: {network.name} makes one value a channel of {height}×{width} pixels, of which batch norm "
-            "knows no variance; expected 2 or more images a rank and step, or larger ones"
-        )
-
-
-def strategy_of(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
-    """The recipe's strategy, or a baseline's own."""
-    baseline = getattr(adapter, "strategy", None)
-    return baseline(topology, recipe) if baseline else choose(adapter, topology, recipe)
-
-
-def open_session(
-    adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe, strategy: Strategy | None = None
-) -> Session:
-    """The recipe's network bound to its optimizer, with the initial weights that its seed draws or a file holds.
-
-    Without a strategy each rank is alone. Raises RequestError as `Session` does, and where `build` makes other tensors
-    than the table has.
-    """
-    precision = PRECISIONS[recipe.precision]
-    network = replace(
-        network,
-        dtype=precision.parameters,
-        compute_dtype=precision.compute,
-        recompute=recipe.recompute,
-        zero_init_residual=recipe.model.zero_init_residual,
-    )
-    make = getattr(adapter, "session_class", Session)
-    session: Session = make(adapter, build(network), recipe.optimizer, recipe.loss, strategy, recipe.precision)
-    state = resnet.initial_state(network, recipe.seed)
-    if recipe.model.weights:
-        state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
-    session.load_state(state)
-    startup.done()
-    return session
-
-
-def open_session_for_parity(
-    adapter: Adapter, build: Build, network: resnet.ResNet, topology: Topology, recipe: Recipe
-) -> Session:
-    """As `open_session`; gradients are averaged uncompressed, at each update, by Horovod's own reduction."""
-    dense = recipe.model_copy(update={"compression": Uncompressed(), "sync": None, "allreduce": "ring"})
-    return open_session(adapter, build, network, dense, strategy_of(adapter, topology, dense))
 
 
 def _result(

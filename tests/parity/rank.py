@@ -25,7 +25,7 @@ from hvdkit.data import batches
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Loss
 from hvdkit.tasks import resnet
-from hvdkit.worker import parity, train
+from hvdkit.worker import parity, setup
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
@@ -56,13 +56,13 @@ def prepared_otherwise(**changes: dict[str, Any]) -> Fault:
 
     @contextmanager
     def fault(adapter: Any, module: Any) -> Iterator[None]:
-        sound = train.Session
+        sound = setup.Session
 
         def prepare(adapter: Any, model: Any, optimizer: Any, loss: Loss, *rest: Any) -> Any:
             optimizer = optimizer.model_copy(update=changes.get("optimizer", {}))
             return sound(adapter, model, optimizer, loss.model_copy(update=changes.get("loss", {})), *rest)
 
-        with mock.patch.object(train, "Session", prepare):
+        with mock.patch.object(setup, "Session", prepare):
             yield
 
     return fault
@@ -168,7 +168,7 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     network = resnet.architecture(recipe.model.name, recipe.model.classes)
 
     def take_part(leads: bool) -> None:
-        opener = partial(train.open_session_for_parity, adapter, module.build, network, topology)
+        opener = partial(parity.open_dense_session, adapter, module.build, network, topology)
         part = parity.Part(trace, STEPS, leads)
         parity.Participant(adapter, opener, recipe, topology, dataset, part, Heartbeat()).take_part()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.adapters.tensorflow import timing
 from hvdkit.core import trace_events
-from hvdkit.results.recording import Kind
+
+if TYPE_CHECKING:
+    from hvdkit.results.recording import Kind
 
 
 class Observer(timing.Observer):

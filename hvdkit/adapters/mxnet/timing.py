@@ -10,13 +10,15 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 
 from hvdkit.adapters import timing
 from hvdkit.core import trace_events
-from hvdkit.results.recording import Kind
+
+if TYPE_CHECKING:
+    from hvdkit.results.recording import Kind
 
 
 class _Cpu(ctypes.Structure):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvdkit.adapters import timing
 from hvdkit.core import trace_events
-from hvdkit.results.recording import Kind
+
+if TYPE_CHECKING:
+    from hvdkit.results.recording import Kind
 
 _events: list[tuple[str, Any]] = []  # marks whose time only the device knows
 

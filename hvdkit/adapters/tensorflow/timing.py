@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns, time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,9 @@ import tensorflow as tf
 from hvdkit.adapters import timing
 from hvdkit.core import trace_events
 from hvdkit.core.state import layer_of
-from hvdkit.results.recording import Kind
+
+if TYPE_CHECKING:
+    from hvdkit.results.recording import Kind
 
 _THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # a weight is the same weight behind these
 

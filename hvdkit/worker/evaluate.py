@@ -1,0 +1,57 @@
+"""One rank's part in `hvdkit evaluate`: a checkpoint over the validation split."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import hvdkit
+from hvdkit.checkpoint import snapshots
+from hvdkit.core import trainer as loop_
+from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core.seam import Adapter
+from hvdkit.core.state import network_of
+from hvdkit.errors import RequestError, RunError
+from hvdkit.files import write_atomic
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.evaluate import EvaluationResult
+from hvdkit.worker.setup import Build, open_session, start
+
+
+def evaluate(
+    adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, heartbeat: Heartbeat
+) -> None:
+    """Evaluate the checkpoint in `folder` over the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
+
+    Raises RequestError where the checkpoint cannot be read or does not fit the recipe, or there is nothing to evaluate;
+    RunError where its loss is no number.
+    """
+    topology, dataset, network = start(adapter, recipe)
+    if len(dataset.val) == 0:
+        raise RequestError("data: expected validation images, got none")
+    session = open_session(adapter, build, network, recipe)
+    found = snapshots.read(folder)
+    session.load_state(network_of(found.state))
+    on_batch = partial(heartbeat.beat, "evaluation")
+    correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
+    if not math.isfinite(loss):  # JSON has no such number
+        raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
+    versions = adapter.versions()
+    result = EvaluationResult(
+        framework=adapter.NAME,
+        framework_version=versions["framework"],
+        hvdkit_version=hvdkit.__version__,
+        recipe=recipe.name,
+        model=recipe.model.name,
+        np=topology.size,
+        trained_by=found.record.framework,
+        step=found.record.progress.step,
+        correct=correct,
+        total=total,
+        accuracy=correct / total,
+        loss=loss / total,
+    )
+    if topology.is_root and out:
+        write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")
+    adapter.shutdown()
