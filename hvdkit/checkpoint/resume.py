@@ -11,12 +11,11 @@ from pydantic import ValidationError
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
-from hvdkit.core import metrics
 from hvdkit.core.counters import Progress
 from hvdkit.core.seam import Adapter, Session
+from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.strategy import without_strategy
 from hvdkit.core.topology import Topology
-from hvdkit.core.trainer import Loop
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.recipe.schema import Recipe, flat
@@ -83,9 +82,7 @@ def resumed(
     recounted = before != (recipe.batch_size * topology.size, recipe.accumulate)
     if recounted:
         # The schedule counts in updates of the new size, the epoch in images: as many are left as the images make.
-        shape = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None))
-        step = (progress.epoch + 1) * shape.steps_per_epoch - len(shape.sizes(progress.images))
-        progress.step = min(step, shape.total_steps)  # `steps` may be behind it, counted anew
+        progress.step = StepPlan(recipe, len(dataset.train), topology.size).step_at(progress.epoch, progress.images)
     return progress, recounted, root, told["rest"]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,9 +12,9 @@ import numpy as np
 from hvdkit.core import metrics
 from hvdkit.core.counters import Progress
 from hvdkit.core.preemption import Stopping
-from hvdkit.core.schedule import learning_rate
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
 from hvdkit.core.state import digest, is_statistic, parameters_of
+from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import Topology
 from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Dataset, Split
@@ -30,12 +28,10 @@ class Loop:
 
     The crank begins with epoch `progress.epoch` and calls begin_epoch, then for each of `groups`: begin_step, the
     update, end_step; then end_epoch. A group has `accumulate` batches, the last of an epoch what is left.
-    `steps_per_epoch` and `total_steps` count updates, `group_sizes` the batches of each update that the epoch has left.
+    `plan` counts updates, `group_sizes` are the batches of each update that the epoch has left.
     `tell(phase, step)` hears what the rank does and how many updates it has finished. `keep` writes a checkpoint of the
     progress, `commit` keeps it in memory (all ranks call them); where `asked_to_stop` says so on any rank, an update
-    within seconds ends in Stopped. `strategy` hears of epochs and steps, and brings ranks together where there is
-    to be one model; None where every update does so by Horovod's own reduction.
-    Raises RequestError where the training split is smaller than one global batch.
+    within seconds ends in Stopped. Raises RequestError as `StepPlan` does.
     """
 
     def __init__(
@@ -57,18 +53,8 @@ class Loop:
         self._metrics_file, self._tell = metrics_file, tell
         self._keep, self._commit, self._strategy = keep, commit, session.strategy
         self._unchecked = False  # whether ranks are to be compared as soon as they have one model
-        self._global_batch = recipe.batch_size * topology.size
-        if len(dataset.train) < self._global_batch:
-            ranks = f"{topology.size} rank{'s' if topology.size > 1 else ''}"
-            raise RequestError(
-                f"batch_size: expected at most {len(dataset.train)} images over {ranks}, "
-                f"got {recipe.batch_size} × {topology.size} = {self._global_batch}"
-            )
-        self.steps_per_epoch = len(self.sizes(0))
-        whole = recipe.epochs * self.steps_per_epoch
-        self.total_steps = min(whole, recipe.steps or whole)
-        self.epochs = -(-self.total_steps // self.steps_per_epoch)
-        self.rate = learning_rate(recipe, topology.size, self.steps_per_epoch)
+        self.plan = StepPlan(recipe, len(dataset.train), topology.size)
+        self.total_steps, self.epochs, self.rate = self.plan.total_steps, self.plan.epochs, self.plan.rate
         self.progress = progress or Progress()
         if self.progress.images:  # begun under another size of updates, of which `steps` allowed more epochs
             self.epochs = max(self.epochs, self.progress.epoch + 1)
@@ -88,38 +74,19 @@ class Loop:
         """Whether the last step has been taken."""
         return self.progress.step >= self.total_steps
 
-    def sizes(self, images: int) -> list[int]:
-        """Batches in each update of what an epoch has left behind so many images."""
-        batches = (len(self._dataset.train) - images) // self._global_batch
-        whole_groups, rest = divmod(batches, self._recipe.accumulate)
-        return [self._recipe.accumulate] * whole_groups + ([rest] if rest else [])
-
     def enter_epoch(self, epoch: int) -> None:
         """Set `group_sizes`; an epoch that has been left in its middle goes on from there."""
         if epoch != self.progress.epoch:
             self.progress.epoch, self.progress.images = epoch, 0
             self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
-        self.group_sizes = self.sizes(self.progress.images)[: max(0, self.total_steps - self.progress.step)]
+        self.group_sizes = self.plan.group_sizes(self.progress.images)[: max(0, self.total_steps - self.progress.step)]
         self._step_in_epoch = 0
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
         """This rank's batches of what is left of an epoch, one list an update."""
-        recipe, topology = self._recipe, self._topology
         left = self.progress.epoch == epoch
-        first, sizes = (self.progress.images, self.group_sizes) if left else (0, self.sizes(0))
-        shard = data_.epoch_batches(
-            self._dataset.train,
-            recipe.batch_size,
-            recipe.seed,
-            epoch,
-            topology.rank,
-            topology.size,
-            recipe.data.augment,
-            first,
-        )
-        with closing(shard):  # ends what reads ahead, wherever training stops
-            for size in sizes:
-                yield list(itertools.islice(shard, size))
+        samples, sizes = (self.progress.images, self.group_sizes) if left else (0, None)
+        return self.plan.groups(self._dataset.train, self._topology, epoch, samples, sizes)
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the clock. Epochs count from 0."""
@@ -132,7 +99,7 @@ class Loop:
         """Set the step's learning rate."""
         self._tell("train step", self.progress.step)
         self._session.set_learning_rate(self.rate(self.progress.step))
-        self._strategy.begin_step(self.progress.step, self.steps_per_epoch)
+        self._strategy.begin_step(self.progress.step, self.plan.steps_per_epoch)
 
     def end_step(self, loss: Tensor) -> None:
         """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks.
@@ -145,7 +112,7 @@ class Loop:
         self._adapter.synchronize()
         self.clock.tick()
         progress = self.progress
-        self.step_images.append(self.group_sizes[self._step_in_epoch] * self._global_batch)
+        self.step_images.append(self.group_sizes[self._step_in_epoch] * self.plan.global_batch)
         self._step_in_epoch += 1
         progress.step += 1
         progress.evaluated = False
@@ -192,7 +159,7 @@ class Loop:
             print(f"epoch {progress.epoch + 1}/{self.epochs}: {told}", flush=True)
         settings = self._recipe.checkpoint
         if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
-            if not self.sizes(progress.images):  # `steps` may have ended it before
+            if not self.plan.group_sizes(progress.images):  # `steps` may have ended it before
                 self.enter_epoch(progress.epoch + 1)
             self._checkpoint()
 

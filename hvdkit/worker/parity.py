@@ -20,11 +20,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from hvdkit.baselines.registry import label
-from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Gradients, Session
+from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import Topology
-from hvdkit.core.trainer import Loop, evaluate
+from hvdkit.core.trainer import evaluate
 from hvdkit.data.batches import Batch, Dataset, Split
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
@@ -62,7 +62,7 @@ class Participant:
     """Measures as a rank of one framework; collective. `open_session` gives fresh sessions of the recipe's network.
 
     Gradients go uncompressed over the wire, whatever the recipe says: rounding them is no difference of frameworks.
-    Raises RequestError as `open_session` and `Loop` do.
+    Raises RequestError as `open_session` and `StepPlan` do.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Participant:
         self._recipe, self._heartbeat = recipe, heartbeat
         self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))
         self._single = open_session(recipe.model_copy(update={"precision": "fp32"}))
-        self._loop = Loop(adapter, self._exact, recipe, topology, dataset, MetricsFile(None))
-        self._steps = self._loop.total_steps
+        self._plan = StepPlan(recipe, len(dataset.train), topology.size)
+        self._steps = self._plan.total_steps
         self._network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
         self._initial = self._exact.state()
 
@@ -174,7 +174,7 @@ class Participant:
         evidence = diagnosis.Evidence(
             recipe=self._recipe,
             network=self._network,
-            rate=self._loop.rate(0),
+            rate=self._plan.rate(0),
             labels=self._first_batch().labels,
             batches_equal=found["batches_equal"],
             initial=(self._initial, start),
@@ -217,7 +217,8 @@ class Participant:
 
     def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
         """Each update's number and this rank's batches."""
-        every = itertools.chain.from_iterable(self._loop.groups(epoch) for epoch in range(self._loop.epochs))
+        epochs = (self._plan.groups(self._dataset.train, self._topology, epoch) for epoch in range(self._plan.epochs))
+        every = itertools.chain.from_iterable(epochs)
         for step, group in enumerate(itertools.islice(every, self._steps)):
             self._heartbeat.beat("parity step", step)
             yield step, group
@@ -228,7 +229,7 @@ class Participant:
     def _step(self, step: int, group: list[Batch]) -> float:
         """One update; returns the mean loss over all ranks."""
         adapter = self._adapter
-        self._exact.set_learning_rate(self._loop.rate(step))
+        self._exact.set_learning_rate(self._plan.rate(step))
         own = float(adapter.to_numpy(self._exact.train_step(group)).mean())
         return float(np.mean(adapter.allgather_object(own, name="parity.loss")))
 

@@ -21,6 +21,7 @@ from hvdkit.core import metrics, network_interface, trace_events, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.state import parameters_of
+from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.core.trace_events import Mark
 from hvdkit.core.trainer import Loop
@@ -137,8 +138,8 @@ class Participant:
     def _steps(self, plan: list[Turn]) -> _Observed:
         """A loop of the plan's steps that logs, compares and keeps nothing."""
         steps, recipe = sum(turn.steps for turn in plan), self._recipe
-        a_epoch = max(1, len(self._dataset.train) // (recipe.batch_size * self._topology.size * recipe.accumulate))
-        changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // a_epoch)), "log_every": 0, "check_ranks": 0}
+        epoch = StepPlan(recipe, len(self._dataset.train), self._topology.size).steps_per_epoch
+        changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch)), "log_every": 0, "check_ranks": 0}
         recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None})
         where = self._adapter, self._session, recipe, self._topology, self._dataset
         return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), tell=self._tell)

@@ -1,0 +1,82 @@
+"""How many updates a run makes, and of how many batches each: counted from numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+
+from hvdkit.core.schedule import LearningRate, learning_rate
+from hvdkit.data.batches import epoch_batches
+from hvdkit.data.dataset import Batch, Split
+from hvdkit.data.shard import Shard
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The plan of a recipe over a training split of `samples`, which `size` ranks share.
+
+    An update takes `accumulate` batches of each rank, the last of an epoch what is left. Raises RequestError where the
+    split is smaller than one global batch.
+    """
+
+    recipe: Recipe
+    samples: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.samples < self.global_batch:
+            raise RequestError(
+                f"batch_size: expected at most {self.samples} images over {self.size} "
+                f"rank{'s' if self.size > 1 else ''}, got {self.recipe.batch_size} × {self.size} = {self.global_batch}"
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all ranks in one batch."""
+        return self.recipe.batch_size * self.size
+
+    def group_sizes(self, samples: int = 0) -> list[int]:
+        """Batches in each update of an epoch, of which so many samples have been used."""
+        groups, rest = divmod((self.samples - samples) // self.global_batch, self.recipe.accumulate)
+        return [self.recipe.accumulate] * groups + ([rest] if rest else [])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates in a whole epoch."""
+        return len(self.group_sizes())
+
+    @property
+    def total_steps(self) -> int:
+        """Updates in all: the recipe's epochs, or its `steps` if they are fewer."""
+        whole = self.recipe.epochs * self.steps_per_epoch
+        return min(whole, self.recipe.steps or whole)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that these updates begin."""
+        return -(-self.total_steps // self.steps_per_epoch)
+
+    @property
+    def rate(self) -> LearningRate:
+        """The learning rate by the update."""
+        return learning_rate(self.recipe, self.size, self.steps_per_epoch)
+
+    def step_at(self, epoch: int, samples: int) -> int:
+        """Updates that are finished once `samples` samples of an epoch have been used."""
+        return min((epoch + 1) * self.steps_per_epoch - len(self.group_sizes(samples)), self.total_steps)
+
+    def groups(
+        self, split: Split, shard: Shard, epoch: int, samples: int = 0, sizes: list[int] | None = None
+    ) -> Iterator[list[Batch]]:
+        """A rank's batches of what is left of an epoch, one list an update."""
+        recipe = self.recipe
+        batches = epoch_batches(
+            split, recipe.batch_size, recipe.seed, epoch, shard.rank, shard.size, recipe.data.augment, samples
+        )
+        with closing(batches):  # ends what reads ahead, wherever training stops
+            for size in self.group_sizes(samples) if sizes is None else sizes:
+                yield list(islice(batches, size))
