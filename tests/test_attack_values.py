@@ -46,7 +46,8 @@ def test_the_largest_numbers_that_are_taken_make_an_answer(tmp_path: Path) -> No
 
 def test_a_path_that_is_no_utf_8_is_shown_as_it_is(tmp_path: Path) -> None:
     profiles.save(profile(), tmp_path / "profile.json")
-    done = attack(tmp_path, f"{HVDKIT} {ADVISE.replace('--out out', '')} --out $'a\\xff' | od -c | grep 377")
-    assert "a 377" in " ".join(done.stdout.split()), done.stdout + done.stderr
+    advise = f"{HVDKIT} {ADVISE.replace('--out out', '')} --out $'a\\xff'"
+    done = attack(tmp_path, f"{advise} | od -An -v -w1 -c | tr -d ' \\n' | grep -o a377")
+    assert done.stdout.strip() == "a377", done.stdout + done.stderr
     refused(attack(tmp_path, f"{HVDKIT} report $'\\xff\\xfe'"), "no such folder")
     refused(attack(tmp_path, f"{HVDKIT} train resnet20-digits --framework $'\\xff'"), "unknown framework")

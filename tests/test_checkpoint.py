@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_the_old_ones(tmp_path: Path) -> None:
     code = """
 import sys; from pathlib import Path; import numpy as np
 sys.path.insert(0, sys.argv[2])
-from test_checkpoint import Checkpoint, Checkpointing, Checkpoints, RunError, checkpoint, record
+from test_checkpoint import Checkpoint, Checkpointing, Checkpoints, RunError, record, snapshots
 folder = Path(sys.argv[1])
 checkpoints = Checkpoints(folder, Checkpointing())
 checkpoints.write(Checkpoint(record(1), {"a": np.zeros(10_000)})); checkpoints.wait()
@@ -169,7 +169,7 @@ try:
 except RunError as error:
     print(error)
 assert sorted(path.name for path in folder.iterdir()) == ["last", "step-00000001"], list(folder.iterdir())
-assert checkpoint.newest(folder)[0].record.progress.step == 1
+assert snapshots.newest(folder)[0].record.progress.step == 1
 """
     disk = tmp_path / "disk"
     disk.mkdir()

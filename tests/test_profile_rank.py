@@ -43,6 +43,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             trace_events.INPUTS,
             trace_events.FORWARD,
             trace_events.BACKWARD,
+            trace_events.REDUCED,
             trace_events.UPDATED,
             trace_events.END,
         ]

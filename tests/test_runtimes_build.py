@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hvdkit.commands.prove import prove
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, pins, store, wheel
 from hvdkit.runtimes.process import Log, relevant
@@ -159,7 +160,7 @@ def test_the_proof_refuses_a_wrong_result_and_names_it(collective: str) -> None:
 @pytest.mark.parametrize("framework", pins.FRAMEWORKS)
 def test_each_framework_passes_the_proof_in_its_runtime(framework: str) -> None:
     """It raises where a result is wrong, as the test above shows."""
-    proof.prove(store.find(framework), framework)
+    prove(store.find(framework), framework)
 
 
 @pytest.mark.parametrize("name", pins.RUNTIMES)

@@ -245,11 +245,11 @@ def test_the_doctor_names_a_broken_runtime_its_cause_and_the_remedy(
     assert states == {"pytorch": "broken", "tensorflow": "not built", "mxnet": "broken"}
     assert report.exit_status == 1
     told = {fault.what: fault.remedy for fault in report.faults}
-    assert any("half-made" in what and remedy == "hvdkit runtime build pytorch" for what, remedy in told.items())
+    assert any("incomplete" in what and remedy == "hvdkit runtime build pytorch" for what, remedy in told.items())
     remake = f"rm -r {shlex.quote(str(folder / 'mxnet'))} && hvdkit runtime build mxnet"
     assert any("has no mxnet" in what and remedy == remake for what, remedy in told.items())
     report.render(Console(width=200))
-    assert "half-made" in capsys.readouterr().out
+    assert "incomplete" in capsys.readouterr().out
 
 
 def test_the_doctor_is_content_where_nothing_is_built_but_all_could_be(monkeypatch: pytest.MonkeyPatch) -> None:

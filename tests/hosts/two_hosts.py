@@ -13,13 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hvdkit import launch
+from hvdkit.launch import launchers
 from hvdkit.launch.hosts import Host, place
 
 HOSTS = {"alpha": "10.77.0.1", "beta": "10.77.0.2"}
 INTERFACE = "link0"
 SLOTS = 2
-RENDEZVOUS = str(Path(launch.__file__).with_name("rendezvous.py"))
+RENDEZVOUS = str(Path(launchers.__file__).with_name("rendezvous.py"))
 
 
 def call(*command: str) -> None:
