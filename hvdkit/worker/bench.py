@@ -1,8 +1,8 @@
-"""One rank of `hvdkit bench`: time a collective over sizes, and check each element of what it makes.
+"""One rank of `hvdkit bench`: time a collective for each size, and check every element of its results.
 
 usage: python -P -m hvdkit.worker.bench FRAMEWORK REQUEST.json OUT
 
-Rank 0 leaves `rows.json` in OUT, after each size, and `ranks.json` at the end.
+Rank 0 writes `rows.json` into OUT after each size, and `ranks.json` at the end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from hvdkit.results.bench import DTYPES, BenchRequest, BenchRow, bus_factor
 from hvdkit.worker.entry import end_as_rank
 
 ROWS, RANKS = "rows.json", "ranks.json"
-_PERIOD = 11  # of the values; no power of two, so that a tensor's parts differ
-_WARMUPS, _WARMUP_S = 5, 0.5  # so many at most, after the first as long as this lasts
+_PERIOD = 11  # of the values; not a power of two, so that a tensor's parts differ
+_WARMUPS, _WARMUP_S = 5, 0.5  # at most so many warm-up repeats; after the first, only until this time has passed
 _FEWEST, _MOST = 3, 2000
 
 
@@ -38,9 +38,9 @@ def measure(
     after: Callable[[BenchRow], None] | None = None,
     moved: Callable[[], None] = lambda: None,
 ) -> list[BenchRow]:
-    """Time the request's sizes one after the other; all ranks call it, all get the same rows.
+    """Time the request's sizes one after the other. Collective: all ranks get the same rows.
 
-    `after` sees each row as soon as it is known; `moved` is called before each repeat.
+    `after` is called with each row as soon as it is known; `moved` is called before each repeat.
     """
     rows = []
     for size in request.sizes_bytes:
@@ -58,7 +58,7 @@ def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int,
     def once() -> tuple[float, Tensor]:
         moved()
         adapter.synchronize()
-        # No rank may start before the last one is here: the time would count its coming.
+        # A barrier: otherwise the time would include waiting for the last rank.
         adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], op="sum", name="bench.barrier")
         adapter.synchronize()
         start = time.perf_counter()
@@ -66,7 +66,7 @@ def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int,
         adapter.synchronize()
         return time.perf_counter() - start, result
 
-    seconds, result = once()  # the first negotiates the name, and fills caches
+    seconds, result = once()  # the first repeat negotiates the name and fills caches
     wrong = _faults(adapter.to_numpy(result), expected)
     warm_until = time.perf_counter() + _WARMUP_S
     for _ in range(_WARMUPS):
@@ -115,10 +115,10 @@ def _collective(adapter: Adapter, request: BenchRequest, tensor: Tensor, name: s
 
 
 def _arrays(request: BenchRequest, topology: Topology, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's input, and what the collective has to make of all ranks'; (n,), exact in the request's dtype.
+    """This rank's input and the expected result, both (n,) and exact in the request's dtype.
 
-    Values are whole numbers of 0 to 10 that differ from rank to rank and along the tensor, times the number of ranks
-    where an average is asked for. Whole numbers add up without rounding, in any order.
+    Values are whole numbers from 0 to 10 that differ between ranks and along the tensor. For an average they are
+    multiplied by the number of ranks. Whole numbers are added without rounding, in any order.
     """
     size, rank = topology.size, topology.rank
     scale = size if request.redop == "average" else 1
@@ -128,7 +128,7 @@ def _arrays(request: BenchRequest, topology: Topology, count: int) -> tuple[np.n
         return (np.arange(_PERIOD) + 3 * of_rank) % _PERIOD * scale
 
     def along(values: np.ndarray, start: int, length: int) -> np.ndarray:
-        # In the request's dtype from the first: 64-bit numbers would be eight times a tensor of bytes.
+        # Converted first: 64-bit numbers would take eight times the memory of a tensor of bytes.
         return np.resize(np.roll(values.astype(request.dtype), -(start % _PERIOD)), length)
 
     def values(of_rank: int, start: int, length: int) -> np.ndarray:
@@ -158,19 +158,19 @@ _COMBINE: dict[str, Any] = {"sum": np.add, "average": np.add, "min": np.minimum,
 
 
 def _faults(got: np.ndarray, expected: np.ndarray) -> int:
-    """How many elements are not as expected; all, where shape or dtype are not."""
+    """The number of wrong elements; all of them if the shape or dtype is wrong."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return max(1, expected.size)
     return int(np.count_nonzero(got != expected))
 
 
 def main(argv: list[str]) -> None:
-    """Take part as the command line says, and end the process."""
+    """Run one rank as the command line says, and end the process."""
     framework, request, out = argv[0], BenchRequest.model_validate_json(Path(argv[1]).read_bytes()), Path(argv[2])
-    end_as_rank(lambda heartbeat: _take_part(framework, request, out, heartbeat))
+    end_as_rank(lambda heartbeat: _run(framework, request, out, heartbeat))
 
 
-def _take_part(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat) -> None:
+def _run(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat) -> None:
     from hvdkit import adapters
 
     heartbeat.beat("loading the framework")
@@ -186,13 +186,13 @@ def _take_part(framework: str, request: BenchRequest, out: Path, heartbeat: Hear
             write_atomic(out / ROWS, json.dumps([each.model_dump() for each in rows]))
 
     heartbeat.beat("measuring")
-    # A large tensor over a slow link takes a minute and more: each repeat is a step of its own.
+    # A large tensor over a slow link takes a minute or more, so each repeat counts as progress.
     measure(adapter, topology, request, after, lambda: heartbeat.beat("measuring", len(rows)))
     hosts = adapter.allgather_object(os.environ.get("HOROVOD_HOSTNAME", "localhost"), name="bench.hosts")
     if topology.is_root:
         settings = {key: value for key, value in os.environ.items() if key.startswith("HOROVOD_")}
-        told = {"hosts": hosts, "device": topology.device, "versions": adapter.versions(), "settings": settings}
-        write_atomic(out / RANKS, json.dumps(told))
+        report = {"hosts": hosts, "device": topology.device, "versions": adapter.versions(), "settings": settings}
+        write_atomic(out / RANKS, json.dumps(report))
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
 

@@ -1,8 +1,8 @@
-"""Why a framework computes something else: the first tensor that deviates, and what that points to.
+"""Why a framework's results differ from the reference: the first tensor that deviates, and the likely cause.
 
-The first training step is looked through in the order in which things are computed. Each batch norm's running mean is a
-probe of what reaches it, so the buffers tell at which layer the forward pass leaves the reference; ratios of what was
-computed to what was expected then tell a wrong constant from a wrong formula.
+The first training step is checked in the order of computation. Each batch norm's running mean depends on its input, so
+the buffers show at which layer the forward pass starts to differ. The ratio of the computed to the expected values then
+distinguishes a wrong constant from a wrong formula.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks import resnet
 
 Arrays = Mapping[str, np.ndarray]
-TOLERANCE = 1e-9  # in float64; frameworks that agree are a thousand times closer, and the least fault is far beyond
+TOLERANCE = 1e-9  # in float64; correct frameworks are a thousand times closer, and every known fault is far beyond
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """What deviates first and what it looks like."""
+    """The first tensor that deviates, and the likely cause."""
 
     tensor: str
     cause: str
@@ -32,11 +32,12 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A follower's first steps beside the reference's; pairs are (got, expected), all float64.
+    """A framework's first steps and the reference's. Pairs are (got, expected), all float64.
 
-    `initial` and `after` are whole states before and after the first update, whose rate was `rate`; `applied` and each
-    of `forced` (one a teacher-forced step) are errors by tensor, `eval_logits` and `evaluation` (logits and loss, the
-    worse of both) errors alone. `labels` (n,) int64 belong to the batch of `gradients`.
+    `initial` and `after` are the complete states before and after the first update, whose learning rate is `rate`.
+    `applied` and `forced` (one entry for each teacher-forced step) are errors by tensor. `eval_logits` is one error,
+    and so is `evaluation` (the larger one of the logits' and the loss's). `labels` (n,) int64 belong to the batch of
+    `gradients`.
     """
 
     recipe: Recipe
@@ -59,8 +60,8 @@ def is_weight(name: str) -> bool:
 
 
 def first_deviation(evidence: Evidence) -> Deviation | None:
-    """What deviates first, in the order of computation; None where all agrees to TOLERANCE."""
-    looks: list[Callable[[Evidence], Deviation | None]] = [
+    """The first deviation in the order of computation; None if everything agrees to TOLERANCE."""
+    checks: list[Callable[[Evidence], Deviation | None]] = [
         _input,
         _forward,
         _statistics,
@@ -71,7 +72,7 @@ def first_deviation(evidence: Evidence) -> Deviation | None:
         _later_steps,
         _evaluation,
     ]
-    return next((found for look in looks if (found := look(evidence))), None)
+    return next((found for check in checks if (found := check(evidence))), None)
 
 
 def _input(evidence: Evidence) -> Deviation | None:
@@ -104,7 +105,7 @@ def _forward(evidence: Evidence) -> Deviation | None:
 
 
 def _statistics(evidence: Evidence) -> Deviation | None:
-    """The logits are right, so a wrong running statistic was wrongly kept."""
+    """The logits are right, so the update of the running statistics is wrong."""
     start, (got, expected) = evidence.initial[1], evidence.after
     for _, norm, _ in resnet.convolutions(evidence.network):
         for name in (f"{norm}.running_mean", f"{norm}.running_var"):
@@ -145,8 +146,8 @@ def _backward(evidence: Evidence) -> Deviation | None:
 
 
 def _average(evidence: Evidence) -> Deviation | None:
-    for name, apart in evidence.applied.items():
-        if apart > TOLERANCE:
+    for name, error in evidence.applied.items():
+        if error > TOLERANCE:
             return Deviation(f"averaged gradient of {name}", "the average over the ranks: expected their mean")
     return None
 
@@ -179,9 +180,9 @@ def _slots(evidence: Evidence) -> Deviation | None:
 
 
 def _later_steps(evidence: Evidence) -> Deviation | None:
-    for step, apart in enumerate(evidence.forced):
-        worst = max(apart, key=lambda name: apart[name])
-        if apart[worst] > TOLERANCE:
+    for step, errors in enumerate(evidence.forced):
+        worst = max(errors, key=lambda name: errors[name])
+        if errors[worst] > TOLERANCE:
             return Deviation(
                 f"{worst} after step {step + 1}", "what the optimizer makes of its slots, or of a new rate"
             )
@@ -206,7 +207,7 @@ def _close(got: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def _ratio(got: np.ndarray, expected: np.ndarray) -> float | None:
-    """The one number that `got` is of `expected`, None where there is none."""
+    """The factor c with `got` = c × `expected`; None if there is none."""
     size = float(np.sum(expected * expected))
     if size == 0:
         return None

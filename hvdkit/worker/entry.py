@@ -1,4 +1,4 @@
-"""What every recipe script does once its framework is loaded: one rank of a run, from command line to result."""
+"""The entry point of every recipe script: one rank of a run, from its command line to its exit status."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvdkit.worker.setup import Build
 
 
 def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
-    """Run one rank and end its process. `build` makes the framework's network from the architecture table.
+    """Run one rank and end its process, as `end_as_rank` does.
 
-    Ends as `end_as_rank` says.
+    `build` makes the framework's network from the architecture table.
     """
     end_as_rank(lambda heartbeat: _run(adapter, build, argv, heartbeat))
 
@@ -30,26 +30,26 @@ def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
     """Do a rank's work and end its process.
 
-    The exit status is 0, 1 where the run failed, 2 where the request was wrong; the fault is told on standard error.
-    The process ends without the interpreter's own farewell: everything is written by then, and threads of TensorFlow
-    and Horovod have been seen to hang it.
+    The exit status is 0, 1 if the run failed, or 2 if the request was wrong; errors are printed on standard error.
+    The interpreter's shutdown is skipped, because threads of TensorFlow and Horovod can hang it. All files are written
+    by then.
     """
-    _tell_of_crashes()
+    _report_crashes()
     try:
-        status = _guarded(work)
-    except SystemExit as leaving:  # at once too: a slow farewell would let its peers fail before it
+        status = _exit_status(work)
+    except SystemExit as leaving:  # skip the shutdown here too: during a slow one, other ranks would fail first
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def _tell_of_crashes() -> None:
-    """Where native code crashes, the log says what each thread was executing, and the process ends at once.
+def _report_crashes() -> None:
+    """If native code crashes, print each thread's stack and end the process at once.
 
-    MXNet's own handler, in force since its import, says nothing and then waits for threads that it has taken apart.
+    MXNet installs a handler on import. It prints nothing and then waits for threads that it has already destroyed.
     """
-    faulthandler.disable()  # as PYTHONFAULTHANDLER had it, it would call MXNet's
+    faulthandler.disable()  # if PYTHONFAULTHANDLER enabled it, it would call MXNet's handler
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     faulthandler.enable()
 
@@ -61,17 +61,17 @@ def _run(adapter: Adapter, build: Build, argv: list[str], heartbeat: Heartbeat) 
         from hvdkit import baselines
 
         adapter = baselines.load(adapter.NAME, arguments.rival)
-    # Each mode loads its own files: training is not to wait for those of the others.
+    # Imported for each mode separately, so that training starts without loading the others.
     if arguments.parity:
         from hvdkit.worker import parity
 
-        part = parity.Part(arguments.parity, arguments.steps, arguments.leads)
-        parity.take_part(adapter, build, recipe, part, heartbeat)
+        request = parity.Part(arguments.parity, arguments.steps, arguments.leads)
+        parity.take_part(adapter, build, recipe, request, heartbeat)
     elif arguments.profile:
         from hvdkit.worker import profile
 
-        seen = profile.Part(arguments.profile, arguments.steps, arguments.own_profile)
-        profile.profile(adapter, build, recipe, seen, heartbeat)
+        part = profile.Part(arguments.profile, arguments.steps, arguments.own_profile)
+        profile.profile(adapter, build, recipe, part, heartbeat)
     elif arguments.evaluate:
         from hvdkit.worker.evaluate import evaluate
 
@@ -82,7 +82,7 @@ def _run(adapter: Adapter, build: Build, argv: list[str], heartbeat: Heartbeat) 
         train(adapter, build, recipe, arguments.out, heartbeat, arguments.resume)
 
 
-def _guarded(work: Callable[[Heartbeat], None]) -> int:
+def _exit_status(work: Callable[[Heartbeat], None]) -> int:
     heartbeat = Heartbeat()
     try:
         work(heartbeat)

@@ -1,4 +1,4 @@
-"""One rank's part in `hvdkit evaluate`: a checkpoint over the validation split."""
+"""One rank of `hvdkit evaluate`: evaluate a checkpoint on the validation split."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hvdkit
 from hvdkit.checkpoint import snapshots
-from hvdkit.core import trainer as loop_
+from hvdkit.core import trainer
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import network_of
@@ -22,10 +22,10 @@ from hvdkit.worker.setup import Build, open_session, start
 def evaluate(
     adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, heartbeat: Heartbeat
 ) -> None:
-    """Evaluate the checkpoint in `folder` over the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
+    """Evaluate the checkpoint in `folder` on the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
 
-    Raises RequestError where the checkpoint cannot be read or does not fit the recipe, or there is nothing to evaluate;
-    RunError where its loss is no number.
+    Raises RequestError if the checkpoint cannot be read or does not fit the recipe, or if there are no validation
+    images; RunError if the loss is NaN or infinite.
     """
     topology, dataset, network = start(adapter, recipe)
     if len(dataset.val) == 0:
@@ -34,8 +34,8 @@ def evaluate(
     found = snapshots.read(folder)
     session.load_state(network_of(found.state))
     on_batch = partial(heartbeat.beat, "evaluation")
-    correct, total, loss = loop_.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
-    if not math.isfinite(loss):  # JSON has no such number
+    correct, total, loss = trainer.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
+    if not math.isfinite(loss):  # JSON cannot represent it
         raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
     versions = adapter.versions()
     result = EvaluationResult(

@@ -1,9 +1,9 @@
-"""One rank's part in `hvdkit parity`: does this framework compute what the reference computes?
+"""One rank of `hvdkit parity`: does this framework compute the same as the reference?
 
-The leader (the reference's ranks) trains a few steps in float64 and leaves a trace: what one batch makes of the initial
-weights, and the whole state after each step. A follower does the same from the same states and measures how far off it
-is. Every rank computes; rank 0 writes and compares, as all ranks' weights are equal and its own buffers serve as well
-as another's. Errors of arrays are ‖a − reference‖ / ‖reference‖, of numbers |a − reference| / |reference|.
+The leader (the reference's ranks) trains a few steps in float64 and writes a trace: the gradients of a few batches at
+the initial weights, and the complete state after each step. A follower repeats this from the same states and measures
+its errors. All ranks compute; rank 0 writes and compares, since all ranks have the same weights and any rank's buffers
+will do. Errors of arrays are ‖a − reference‖ / ‖reference‖, of numbers |a − reference| / |reference|.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from hvdkit.worker.setup import Build, check_trainable, open_session, start, str
 if TYPE_CHECKING:
     from hvdkit.core.heartbeat import Heartbeat
 
-FREE_STEPS = 5  # free-running losses that are compared; after that chaos has the word
-# Batches whose float32 gradients are compared. Rounding flips the sign of a few values in front of a ReLU, and a flip
-# moves gradients a thousand times as far as rounding itself; over several batches everyone has some.
+FREE_STEPS = 5  # free-running losses that are compared; later ones diverge chaotically from rounding
+# Batches whose float32 gradients are compared. Rounding flips the sign of a few values before a ReLU, and a flip
+# changes gradients a thousand times as much as rounding itself. With several batches, every framework has some flips.
 SINGLE_BATCHES = 5
 Open = Callable[[Recipe], Session]
 
 
 class Participant:
-    """Measures as a rank of one framework; collective. `open_session` gives fresh sessions of the recipe's network.
+    """One rank of one framework; its methods are collective. `open_session` returns new sessions of the network.
 
-    Gradients go uncompressed over the wire, whatever the recipe says: rounding them is no difference of frameworks.
+    Gradients are sent uncompressed, whatever the recipe says, as compression is not a difference between frameworks.
     Raises RequestError as `open_session` and `StepPlan` do.
     """
 
@@ -86,9 +86,9 @@ class Participant:
         self._initial = self._exact.state()
 
     def take_part(self) -> None:
-        """Lead where asked to, then follow and leave the findings.
+        """Write the trace if this rank leads, then compare with it and write the findings.
 
-        Raises RunError where a file cannot be written, FileNotFoundError where nobody has led.
+        Raises RunError if a file cannot be written, FileNotFoundError if there is no trace.
         """
         if self._part.leads:
             self.lead()
@@ -100,17 +100,17 @@ class Participant:
             )
 
     def lead(self) -> None:
-        """Leave the trace."""
+        """Write the trace. Raises RunError if the reference's own loss is NaN or infinite."""
         part, root = self._part, self._topology.is_root
         figures = Figures(batches=self._batches())
-        for number, batch in self._probed():
+        for number, batch in self._probe_batches():
             exact = self._exact.gradients(batch)
             if root:
                 save_arrays(part.probe(number), named(exact))
         self._exact.load_state(self._initial)
         self._wait("probes")
         figures.logits_f32, figures.gradients_f32 = self._single_errors()
-        self._keep(0)
+        self._save_state(0)
         for step, group in self._groups():
             figures.losses.append(self._step(step, group))
             if not np.isfinite(figures.losses[-1]):
@@ -118,7 +118,7 @@ class Participant:
                     f"the reference's own loss is no number after step {step + 1}, so nothing can be compared; lower "
                     "optimizer.learning_rate"
                 )
-            self._keep(step + 1)
+            self._save_state(step + 1)
         self._wait("steps")
         self._exact.load_state(load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
         figures.correct, figures.total, figures.val_loss = self._evaluate()
@@ -128,9 +128,9 @@ class Participant:
         self._wait("trace")
 
     def follow(self) -> dict[str, Any]:
-        """Compare with the trace; returns the findings, which are rank 0's."""
+        """Compare with the trace and return the findings; only rank 0's are used."""
         adapter, part = self._adapter, self._part
-        led = Figures(**json.loads(part.figures.read_text()))
+        expected = Figures(**json.loads(part.figures.read_text()))
         batches = self._batches()
         start, after, reference = load_file(part.state(0)), load_file(part.state(1)), unnamed(load_file(part.probe(0)))
 
@@ -146,15 +146,15 @@ class Participant:
         correct, total, val_loss = self._evaluate()
         logits = load_file(part.folder / "evaluation.safetensors")["logits"]
         eval_logits = error(self._eval_logits(), logits)
-        evaluation = eval_logits if (correct, total) == (led.correct, led.total) else INCOMPARABLE
+        evaluation = eval_logits if (correct, total) == (expected.correct, expected.total) else INCOMPARABLE
 
-        losses = [error(np.array([a]), np.array([b])) for a, b in zip(free, led.losses, strict=False)]
+        losses = [error(np.array([a]), np.array([b])) for a, b in zip(free, expected.losses, strict=False)]
         found: dict[str, Any] = {
             "framework": adapter.NAME,
             "versions": adapter.versions(),
             "steps": self._steps,
             "exact_sums": "exact-sums" in adapter.CAPABILITIES,
-            "batches_equal": batches == led.batches,
+            "batches_equal": batches == expected.batches,
             "initial_weights_equal": same(self._initial, start),
             "logits_f64": error(exact.logits, reference.logits),
             "gradients_f64": self._by_layer(exact.own, reference.own),
@@ -163,11 +163,11 @@ class Participant:
             "weights_f64": errors(weights(first), weights(after)),
             "losses_f64": losses,
             "step_f64": [max(each.values()) for each in forced],
-            "evaluation_f64": max(evaluation, abs(val_loss - led.val_loss) / abs(led.val_loss)),
+            "evaluation_f64": max(evaluation, abs(val_loss - expected.val_loss) / abs(expected.val_loss)),
             "logits_f32": logits_f32,
             "gradients_f32": gradients_f32,
-            "reference_logits_f32": led.logits_f32,
-            "reference_gradients_f32": led.gradients_f32,
+            "reference_logits_f32": expected.logits_f32,
+            "reference_gradients_f32": expected.gradients_f32,
             "correct": correct,
             "total": total,
         }
@@ -192,7 +192,7 @@ class Participant:
         }
 
     def _free_run(self) -> tuple[list[float], Arrays]:
-        """The losses of a few steps from the initial weights on, and the state after the first."""
+        """The losses of the first steps from the initial weights, and the state after the first step."""
         self._exact.load_state(self._initial)
         losses: list[float] = []
         first: Arrays = {}
@@ -202,7 +202,7 @@ class Participant:
         return losses, first
 
     def _forced_steps(self) -> list[dict[str, float]]:
-        """The errors after each step that is taken from the reference's own state, by tensor."""
+        """Errors by tensor after each step; each step starts from the reference's state (teacher forcing)."""
         found = []
         for step, group in self._groups():
             self._exact.load_state(load_file(self._part.state(step)))
@@ -211,12 +211,12 @@ class Participant:
         return found
 
     def _by_layer(self, got: Arrays, reference: Arrays) -> dict[str, float]:
-        """Errors of parameters, from the network's input to its output."""
+        """Errors by parameter, in order from the network's input to its output."""
         found = errors(got, reference)
         return {name: found[name] for name in resnet.parameter_shapes(self._network)}
 
     def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
-        """Each update's number and this rank's batches."""
+        """The number of each update and this rank's batches for it."""
         epochs = (self._plan.groups(self._dataset.train, self._topology, epoch) for epoch in range(self._plan.epochs))
         every = itertools.chain.from_iterable(epochs)
         for step, group in enumerate(itertools.islice(every, self._steps)):
@@ -233,18 +233,18 @@ class Participant:
         own = float(adapter.to_numpy(self._exact.train_step(group)).mean())
         return float(np.mean(adapter.allgather_object(own, name="parity.loss")))
 
-    def _probed(self) -> Iterator[tuple[int, Batch]]:
+    def _probe_batches(self) -> Iterator[tuple[int, Batch]]:
         for number, group in itertools.islice(self._groups(), SINGLE_BATCHES):
             yield number, group[0]
 
     def _single_errors(self) -> tuple[float, list[dict[str, float]]]:
-        """How far float32 is off the reference's float64 on the initial weights, over a few batches.
+        """Errors of float32 against the reference's float64 at the initial weights, over a few batches.
 
-        Of the logits in the worst batch, and of each batch's gradients by parameter.
+        Returns the largest error of the logits, and for each batch the gradients' errors by parameter.
         """
         logits: list[float] = []
         gradients: list[dict[str, float]] = []
-        for number, batch in self._probed():
+        for number, batch in self._probe_batches():
             single = self._single.gradients(batch)
             reference = unnamed(load_file(self._part.probe(number)))
             logits.append(error(single.logits, reference.logits))
@@ -252,7 +252,7 @@ class Participant:
         return max(logits), gradients
 
     def _mean_of_own(self, gradients: Gradients) -> dict[str, np.ndarray]:
-        """The ranks' own gradients averaged without Horovod's arithmetic: gathered as they are, summed by NumPy."""
+        """The mean of the ranks' gradients without Horovod's arithmetic: gathered, then averaged by NumPy."""
         adapter, means = self._adapter, {}
         for name, own in gradients.own.items():
             flat = adapter.to_numpy(adapter.allgather(adapter.from_numpy(own.reshape(1, -1)), name=f"parity.{name}"))
@@ -260,7 +260,7 @@ class Participant:
         return means
 
     def _batches(self) -> list[str]:
-        """A digest by rank of all bytes that its steps are fed with."""
+        """For each rank, the SHA-256 of all its batches."""
         total = hashlib.sha256()
         for _, group in self._groups():
             for batch in group:
@@ -269,15 +269,15 @@ class Participant:
         return self._adapter.allgather_object(total.hexdigest(), name="parity.batches")
 
     def _wait(self, what: str) -> None:
-        """Until rank 0 has written what the others read next."""
+        """Wait until rank 0 has written the files that the other ranks read next."""
         self._adapter.allgather_object(None, name=f"parity.{what}")
 
-    def _keep(self, step: int) -> None:
+    def _save_state(self, step: int) -> None:
         if self._topology.is_root:
             save_arrays(self._part.state(step), self._exact.state())
 
     def _evaluation_split(self) -> Split:
-        """Few samples, so many that the ranks' shares differ: an average that is not weighted must show."""
+        """A few samples, not divisible by the number of ranks, so that an unweighted average is detected."""
         split = self._dataset.val if len(self._dataset.val) else self._dataset.train
         count = min(len(split), 2 * self._recipe.batch_size * self._topology.size + 1)
         if self._topology.size > 1 and count % self._topology.size == 0:
@@ -308,7 +308,7 @@ class _FirstOf:
 
 
 def take_part(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
-    """Take part in `hvdkit parity` as `part` says, in float64. Raises as `Participant` does."""
+    """Run one rank of `hvdkit parity` in float64. Raises the same errors as `Participant`."""
     recipe = recipe.model_copy(update={"precision": "fp64"})
     topology, dataset, network = start(adapter, recipe)
     check_trainable(network, dataset, recipe)
@@ -321,6 +321,6 @@ def take_part(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartb
 def open_dense_session(
     adapter: Adapter, build: Build, network: resnet.ResNet, topology: Topology, recipe: Recipe
 ) -> Session:
-    """As `open_session`; gradients are averaged uncompressed, at each update, by Horovod's own reduction."""
+    """Like `open_session`, but gradients are averaged uncompressed at each update by Horovod's own allreduce."""
     dense = recipe.model_copy(update={"compression": Uncompressed(), "sync": None, "allreduce": "ring"})
     return open_session(adapter, build, network, dense, strategy_of(adapter, topology, dense))

@@ -1,4 +1,4 @@
-"""What the leader of a parity run leaves for those that follow, and how theirs is held against it.
+"""The trace that the leader of a parity run writes, and the comparison of other frameworks with it.
 
 Errors of arrays are ‖a − reference‖ / ‖reference‖.
 """
@@ -18,40 +18,40 @@ from hvdkit.errors import RunError
 from hvdkit.worker.deviation import is_weight
 
 Arrays = Mapping[str, np.ndarray]
-INCOMPARABLE = 1e300  # of what is not even a number: JSON knows no infinity
+INCOMPARABLE = 1e300  # the error where a value is NaN or infinite; JSON cannot represent infinity
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank is asked for: into which folder, how many steps, and whether it leads."""
+    """The request to a rank: the folder of the trace, the number of steps, and whether this rank leads."""
 
     folder: Path
     steps: int
     leads: bool
 
     def probe(self, batch: int) -> Path:
-        """What a batch makes of the initial weights, in float64."""
+        """The file with a batch's logits, loss and gradients at the initial weights, in float64."""
         return self.folder / f"probe-{batch}.safetensors"
 
     @property
     def figures(self) -> Path:
-        """The leader's numbers that are no tensors."""
+        """The file with the leader's numbers (`Figures`)."""
         return self.folder / "leader.json"
 
     def state(self, step: int) -> Path:
-        """The whole state after so many steps."""
+        """The file with the complete state after `step` steps."""
         return self.folder / f"state-{step:04}.safetensors"
 
     def findings(self, framework: str) -> Path:
-        """What a follower has found."""
+        """The file with a framework's findings."""
         return self.folder / f"{framework}.json"
 
 
 @dataclass
 class Figures:
-    """What is compared as it is: SHA-256 of the batches by rank, losses by step (means over all ranks), evaluation.
+    """The leader's numbers: SHA-256 of each rank's batches, losses by step (means over all ranks), and evaluation.
 
-    `logits_f32` and `gradients_f32` (by batch and parameter) are errors of the leader's own float32.
+    `logits_f32` and `gradients_f32` (by batch and parameter) are the errors of the leader's own float32 results.
     """
 
     batches: list[str] = field(default_factory=list)
@@ -64,16 +64,16 @@ class Figures:
 
 
 def error(got: np.ndarray, reference: np.ndarray) -> float:
-    """‖got − reference‖ / ‖reference‖ in float64; where the reference is all zeros, ‖got‖. INCOMPARABLE for NaN."""
+    """‖got − reference‖ / ‖reference‖ in float64; ‖got‖ if the reference is zero. INCOMPARABLE for NaN or infinity."""
     reference = reference.astype(np.float64)
     size = float(np.linalg.norm(reference))
-    apart = float(np.linalg.norm(got.astype(np.float64) - reference))
-    found = apart / size if size else apart
+    distance = float(np.linalg.norm(got.astype(np.float64) - reference))
+    found = distance / size if size else distance
     return found if np.isfinite(found) else INCOMPARABLE
 
 
 def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
-    """By tensor, in the reference's order; one that is missing on either side has INCOMPARABLE."""
+    """Errors by tensor, in the reference's order; INCOMPARABLE for a tensor that only one side has."""
     names = [*reference, *(name for name in got if name not in reference)]
     return {
         name: error(got[name], reference[name]) if name in got and name in reference else INCOMPARABLE for name in names
@@ -81,8 +81,8 @@ def errors(got: Arrays, reference: Arrays) -> dict[str, float]:
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write tensors. Raises RunError where the disk is full."""
-    # not ascontiguousarray, which gives an array without dimensions one
+    """Write tensors to a file. Raises RunError if it cannot be written."""
+    # not ascontiguousarray, which turns a scalar array into shape (1,)
     content = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
     try:
         path.write_bytes(content)
@@ -91,14 +91,14 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def named(gradients: Gradients) -> dict[str, np.ndarray]:
-    """What a batch makes of weights, as a file holds it."""
+    """The arrays of a probe file."""
     values = {f"own.{name}": value for name, value in gradients.own.items()}
     values |= {f"averaged.{name}": value for name, value in gradients.averaged.items()}
     return values | {"logits": gradients.logits, "loss": np.asarray(gradients.loss)}
 
 
 def unnamed(arrays: Arrays) -> Gradients:
-    """The same from a file's content."""
+    """The inverse of `named`."""
 
     def under(start: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
@@ -117,7 +117,7 @@ def weights(state: Arrays) -> dict[str, np.ndarray]:
 
 
 def same(left: Arrays, right: Arrays) -> bool:
-    """Whether both have the same tensors, bit by bit."""
+    """Whether both have the same tensors, bit for bit."""
     return left.keys() == right.keys() and all(
         left[name].dtype == right[name].dtype and left[name].tobytes() == right[name].tobytes() for name in left
     )

@@ -1,6 +1,6 @@
-"""One rank's part in `hvdkit profile`: steps in turns without and with marks, a few in detail, collectives alone.
+"""One rank of `hvdkit profile`: steps without and with trace events in turns, detailed steps, single collectives.
 
-What is found goes, as `recording.RunRecord`, to rank 0, which writes it beside Horovod's timeline of the marked steps.
+Rank 0 gathers the measurements in a `recording.RunRecord` and writes it next to Horovod's timeline.
 `hvdkit.profiling` makes a profile of both.
 """
 
@@ -32,16 +32,16 @@ from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Sample
 from hvdkit.worker.setup import Build, check_trainable, open_session, start, strategy_of
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
-TURNS = 4  # of plain steps, and as many of marked ones
+TURNS = 4  # of plain steps, and as many of steps with trace events
 LEAST_STEPS = 2 * TURNS
-MEETINGS = 25  # small collectives by which clocks are compared
+CLOCK_SAMPLES = 25  # small collectives that are used to compare the ranks' clocks
 PROBE_BYTES = [4 * 8**power for power in range(8)]  # 4 B to 8 MiB
-PROBE_S, PROBE_TIMES = 0.5, (3, 12)  # for about how long, and how often at least and at most, a size is tried
+PROBE_S, PROBE_TIMES = 0.5, (3, 12)  # for each size: the time to aim at, and the least and most repeats
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank is asked for: into which folder, how many marked steps, and whether its framework profiles too."""
+    """The request to a rank: the output folder, the number of steps, and whether the framework's profiler runs too."""
 
     folder: Path
     steps: int
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Turn:
-    """So many steps of a kind, one behind the other."""
+    """A number of consecutive steps of one kind."""
 
     kind: Kind
     number: int
@@ -58,14 +58,15 @@ class Turn:
 
 
 def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
-    """The order of a run: warm-up; plain and marked steps in turns, each kind as often first; details; a timeline.
+    """The order of a run: warm-up; plain and marked steps in turns, each kind first equally often; details; timeline.
 
-    Where ranks meet `every` so many steps, all turns but the details are of whole rounds, and may be fewer but longer.
+    If ranks synchronize only `every` so many steps (Local SGD), all turns except the detailed one consist of whole
+    rounds, and there may be fewer but longer turns.
     """
     rounds = -(-steps // every)
     count = min(TURNS, rounds)
     each = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
-    order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]  # some compile a step anew for its marks
+    order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]  # for events, some compile the step again
     for number, length in enumerate(each):
         pair = [Turn("plain", number, length), Turn("marked", number, length)]
         order += pair if number % 2 == 0 else pair[::-1]
@@ -74,7 +75,7 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
 
 
 def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
-    """Take part in `hvdkit profile` as `part` says. Raises as `run.train` does."""
+    """Run one rank of `hvdkit profile`. Raises the same errors as `train.train`."""
     topology, dataset, network = start(adapter, recipe)
     heartbeat.beat("building the network")
     check_trainable(network, dataset, recipe)
@@ -86,7 +87,7 @@ def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbea
 
 
 class Participant:
-    """Observes `session` as one rank; collective. Raises as `Loop` does, and what Horovod and the framework raise."""
+    """Profiles `session` on one rank; collective. Raises the errors of `Loop`, Horovod and the framework."""
 
     def __init__(
         self,
@@ -99,22 +100,22 @@ class Participant:
         tell: Callable[[str, int], None],
     ) -> None:
         self._adapter, self._session, self._topology, self._part = adapter, session, topology, part
-        self._recipe, self._dataset, self._tell = recipe, dataset, tell
+        self._recipe, self._dataset, self._report = recipe, dataset, tell
         self._observer = adapter.observer(session)
         self._parameters = parameters_of(session.state())
-        self._meetings: list[list[tuple[int, int]]] = []
-        self._own = False  # whether the framework's own profile is under way
+        self._clock_samples: list[list[tuple[int, int]]] = []
+        self._own = False  # whether the framework's own profiler is running
 
     def take_part(self) -> None:
-        """Run all turns, then collectives alone; rank 0 writes what all have found. Raises RunError where it cannot."""
+        """Run all turns, then single collectives. Rank 0 writes the results. Raises RunError if it cannot."""
         epoch = _epoch()
-        self._meet()
+        self._sample_clocks()
         every = self._recipe.sync.every if self._recipe.sync else 1
         loop = self._steps(turns(self._part.steps, self._recipe.warmup_steps, every))
         self._session.fit(loop)
         loop.close()
-        self._meet()
-        self._tell("collectives alone", loop.progress.step)
+        self._sample_clocks()
+        self._report("collectives alone", loop.progress.step)
         collectives = [self._probe(size) for size in self._sizes()] if self._topology.size > 1 else []
         interface = network_interface.interface()
         mine = RankRecord(
@@ -122,7 +123,7 @@ class Participant:
             host=os.environ.get("HOROVOD_HOSTNAME", platform.node()),
             boot=_boot(),
             epoch=(epoch, _epoch()),
-            meetings=self._meetings,
+            meetings=self._clock_samples,
             steps=loop.records,
             collectives=collectives,
             interface=interface,
@@ -136,16 +137,16 @@ class Participant:
             write_atomic(self._part.folder / RECORD, record.model_dump_json() + "\n")
 
     def _steps(self, plan: list[Turn]) -> _Observed:
-        """A loop of the plan's steps that logs, compares and keeps nothing."""
+        """A loop over the plan's steps without logs, rank checks or checkpoints."""
         steps, recipe = sum(turn.steps for turn in plan), self._recipe
         epoch = StepPlan(recipe, len(self._dataset.train), self._topology.size).steps_per_epoch
         changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch)), "log_every": 0, "check_ranks": 0}
         recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None})
         where = self._adapter, self._session, recipe, self._topology, self._dataset
-        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), tell=self._tell)
+        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), tell=self._report)
 
     def _switch(self, turn: Turn | None) -> list[Mark]:
-        """The next turn begins, or none, while no rank is within a step; the marks that come late, of the last one."""
+        """Start the next turn, or none, while no rank is in a step. Returns late trace events of the last turn."""
         self._barrier()
         self._observer.watch(turn.kind if turn else "plain")
         late = trace_events.take()
@@ -170,22 +171,22 @@ class Participant:
         (total,) = self._adapter.allreduce([self._adapter.from_numpy(values)], op="max", name=name)
         return self._adapter.to_numpy(total)
 
-    def _meet(self) -> None:
-        """Begin and end of small collectives: none can end on a rank before the last has begun it."""
+    def _sample_clocks(self) -> None:
+        """Record begin and end of small collectives: none ends on any rank before the last rank has begun it."""
         found = []
-        for _ in range(MEETINGS if self._topology.size > 1 else 0):
+        for _ in range(CLOCK_SAMPLES if self._topology.size > 1 else 0):
             begin = perf_counter_ns()
             self._reduce(np.zeros(1, np.float32), "profile.meeting")
             found.append((begin, perf_counter_ns()))
-        self._meetings.append(found)
+        self._clock_samples.append(found)
 
     def _sizes(self) -> list[int]:
-        """Sizes of collectives that are tried alone, the gradients together among them."""
+        """Sizes of the single collectives in bytes, including the size of all gradients together."""
         whole = sum(value.nbytes for value in self._parameters.values())
         return sorted({*PROBE_BYTES, whole - whole % 4})
 
     def _probe(self, size: int) -> Samples:
-        """An allreduce of so many bytes, again and again; as often on all ranks."""
+        """Time an allreduce of `size` bytes repeatedly, equally often on all ranks."""
         values = self._adapter.from_numpy(np.ones(size // 4, np.float32))
 
         def one() -> tuple[int, int]:
@@ -195,7 +196,7 @@ class Participant:
             self._adapter.synchronize()
             return begin, perf_counter_ns()
 
-        begin, end = one()  # sets up what later ones find
+        begin, end = one()  # the first one negotiates and allocates
         slowest = float(self._reduce(np.array([end - begin], np.float64), "profile.slowest")[0])
         times = int(np.clip(1e9 * PROBE_S / max(1.0, slowest), *PROBE_TIMES))
         return Samples(operation="allreduce", bytes=size, times=[one() for _ in range(times)])
@@ -226,7 +227,7 @@ class Participant:
 
 
 class _Observed(Loop):
-    """The training loop, cut into turns; nothing is logged, evaluated or kept."""
+    """The training loop, divided into turns, without logs, evaluation or checkpoints."""
 
     def __init__(
         self, plan: list[Turn], switch: Callable[[Turn | None], list[Mark]], *arguments: Any, **more: Any
@@ -257,14 +258,14 @@ class _Observed(Loop):
         self._open()
 
     def close(self) -> None:
-        """The last step has been taken."""
+        """End the last turn."""
         self._add(self._switch(None))
 
     def end_epoch(self) -> None:
-        """Nothing is evaluated."""
+        """Skips the evaluation."""
 
     def _open(self) -> None:
-        """A step begins; where a turn has come to its end, with the next one."""
+        """Begin a step, and before it the next turn if the last one is complete."""
         if self._turn is None or self._done == self._turn.steps:
             if not self._left:
                 return
@@ -275,7 +276,7 @@ class _Observed(Loop):
         trace_events.mark(trace_events.OPEN)
 
     def _add(self, late: list[Mark]) -> None:
-        """Marks that are known only now, to the steps in which they were."""
+        """Add trace events that came late to the steps in which they occurred."""
         for record in self.records if late else []:
             first, last = (record.marks[0][1], record.marks[-1][1]) if record.marks else (0, -1)
             more = [each for each in late if first <= each[1] <= last]
@@ -283,7 +284,7 @@ class _Observed(Loop):
 
 
 def _boot() -> str:
-    """What all processes have in common that read the same monotonic clock; empty where that cannot be told."""
+    """An identifier shared by all processes that read the same monotonic clock; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/time').readlink()}"
@@ -292,7 +293,7 @@ def _boot() -> str:
 
 
 def _epoch() -> int:
-    """Nanoseconds that the wall clock is ahead of the monotonic one: the median of a few readings."""
+    """The wall clock minus the monotonic clock in nanoseconds: the median of a few readings."""
     readings = []
     for _ in range(9):
         before = perf_counter_ns()

@@ -1,9 +1,9 @@
-"""One rank of the proof that a runtime works: reduce, gather and broadcast, and check every element of the results.
+"""One rank of a runtime's self-test: allreduce, allgather and broadcast, with every element of the results checked.
 
     python -m hvdkit.worker.proof FRAMEWORK DEVICE
 
-It ends with status 1 and one line on a wrong result. All numbers are small integers, so that every sum is exact in
-float32 whatever its order.
+A wrong result ends it with status 1 and one line. All values are small integers, so that every sum is exact in float32
+in any order.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ RANKS = 2
 
 
 def check(adapter: Adapter, rank: int, size: int) -> None:
-    """Reduce, gather and broadcast over all ranks. Raises RunError where a result is not exactly what it must be."""
+    """Allreduce, allgather and broadcast over all ranks. Raises RunError if a result is not exactly as expected."""
     ranks = np.arange(size, dtype=np.float32)
     own = [np.full((3, 2), rank + 1, np.float32), np.arange(5, dtype=np.float32) * rank]
     sums = adapter.allreduce([adapter.from_numpy(array) for array in own], op="sum", name="proof.reduce")
     _compare("allreduce", rank, adapter.to_numpy(sums[0]), np.full((3, 2), (ranks + 1).sum(), np.float32))
     _compare("allreduce", rank, adapter.to_numpy(sums[1]), np.arange(5, dtype=np.float32) * ranks.sum())
 
-    # Rank r brings r + 1 rows: gathering pieces of unequal length is where a binding is most easily wrong.
+    # Rank r contributes r + 1 rows: unequal lengths are where bindings fail most often.
     rows = adapter.allgather(adapter.from_numpy(np.full((rank + 1, 2), rank, np.float32)), name="proof.gather")
     expected = np.concatenate([np.full((int(other) + 1, 2), other, np.float32) for other in ranks])
     _compare("allgather", rank, adapter.to_numpy(rows), expected)
@@ -48,7 +48,7 @@ def _compare(collective: str, rank: int, got: np.ndarray, expected: np.ndarray) 
 
 
 def main(arguments: list[str]) -> int:
-    """One rank of the proof; its exit status."""
+    """Run one rank of the test and return its exit status."""
     from hvdkit import adapters
 
     framework, device = arguments

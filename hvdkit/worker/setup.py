@@ -1,4 +1,4 @@
-"""What each mode of a rank begins with: Horovod, data, the network, and the session that trains it."""
+"""The start of a rank in every mode: Horovod, the data set, the network, and the session that trains it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Build = Callable[[resnet.ResNet], Any]
 
 
 def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.ResNet]:
-    """Start Horovod, check that the recipe can be done, open its data and draw up its network.
+    """Start Horovod, check that the recipe can run here, open its data set and describe its network.
 
-    Raises RequestError where something of that cannot be.
+    Raises RequestError if the recipe cannot run here, ranks have different recipes, or the data set cannot be opened.
     """
     if rival_of(adapter) is None:
         tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
     restart_names()
-    with _noting_lines(recipe):
+    with _noting_lines_if_elastic(recipe):
         topology = adapter.init(recipe.device, threads)
     each = threads_per_rank(threads, topology.local_size)
     usage.pin_where_asked(topology.local_rank, topology.local_size, each)
@@ -46,7 +46,7 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
 
 
-def _noting_lines(recipe: Recipe) -> AbstractContextManager[None]:
+def _noting_lines_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:
     if recipe.elastic is None:
         return nullcontext()
     from hvdkit.checkpoint import elastic
@@ -55,7 +55,7 @@ def _noting_lines(recipe: Recipe) -> AbstractContextManager[None]:
 
 
 def check_trainable(network: resnet.ResNet, dataset: Dataset, recipe: Recipe) -> None:
-    """Check that no batch norm gets one value a channel, which has no variance. Raises RequestError."""
+    """Check that every batch norm has more than one value per channel, as one has no variance. Raises RequestError."""
     height, width, _ = dataset.shape
     if recipe.batch_size == 1 and resnet.last_map(network, height, width) == (1, 1):
         raise RequestError(
@@ -65,7 +65,7 @@ def check_trainable(network: resnet.ResNet, dataset: Dataset, recipe: Recipe) ->
 
 
 def strategy_of(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
-    """The recipe's strategy, or a baseline's own."""
+    """The recipe's strategy, or the baseline's if the adapter is one."""
     baseline = getattr(adapter, "strategy", None)
     return baseline(topology, recipe) if baseline else choose(adapter, topology, recipe)
 
@@ -73,10 +73,10 @@ def strategy_of(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strateg
 def open_session(
     adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe, strategy: Strategy | None = None
 ) -> Session:
-    """The recipe's network bound to its optimizer, with the initial weights that its seed draws or a file holds.
+    """A session of the recipe's network and optimizer. The initial weights come from the seed, or from a file.
 
-    Without a strategy each rank is alone. Raises RequestError as `Session` does, and where `build` makes other tensors
-    than the table has.
+    Without a strategy, gradients are not averaged over ranks. Raises RequestError like `Session`, and if `build`
+    returns a network whose tensors differ from the table's.
     """
     precision = PRECISIONS[recipe.precision]
     network = replace(

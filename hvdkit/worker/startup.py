@@ -1,9 +1,9 @@
-"""Imported before anything else by a script that trains: settings of the process that frameworks start under.
+"""Process settings for scripts that train. Import this module first, before any framework.
 
-Python's garbage collector waits until training begins. Frameworks load thousands of modules, of which nothing can be
-freed yet; looking through them again and again takes a sixth of their start (PyTorch 2.13, two cores: 0.35 of 2.2 s).
+Python's garbage collector is disabled until training begins. Frameworks load thousands of modules, and none of their
+objects can be freed yet; scanning them takes a sixth of the start-up time (PyTorch 2.13, two cores: 0.35 of 2.2 s).
 
-The C library keeps the memory that a step frees, for the next step. By default it returns each block of more than
+The C library keeps the memory that a step frees for the next step. By default it returns each block of more than
 32 MiB to the kernel, which clears every page again at its next use (docs/benchmarking.md).
 """
 
@@ -17,7 +17,7 @@ _KEPT_BYTES = 2**30
 
 
 def _keep_freed_memory() -> None:
-    """As mallopt(3) does; another C library, or a user who has chosen settings of their own, is left alone."""
+    """Call mallopt(3). Does nothing with another C library, or if the user has set malloc options."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -27,14 +27,14 @@ def _keep_freed_memory() -> None:
 
 
 _keep_freed_memory()
-_waits = gc.isenabled()
+_disabled_here = gc.isenabled()
 gc.disable()
 
 
 def done() -> None:
-    """Everything is loaded: the collector works again, and leaves alone what is there by now."""
-    global _waits
-    if _waits:
-        _waits = False
+    """Enable the garbage collector again once everything is loaded; objects that exist now are not scanned."""
+    global _disabled_here
+    if _disabled_here:
+        _disabled_here = False
         gc.freeze()
         gc.enable()

@@ -1,4 +1,4 @@
-"""One rank's part in `hvdkit train`: train a recipe, from a checkpoint on if asked."""
+"""One rank of `hvdkit train`: train a recipe, from the start or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 def train(
     adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, heartbeat: Heartbeat, resume: bool = False
 ) -> TrainResult:
-    """Train as the recipe says; rank 0 writes `metrics.jsonl`, `result.json`, checkpoints and events into `out`.
+    """Train a recipe; rank 0 writes `metrics.jsonl`, `result.json`, checkpoints and TensorBoard events into `out`.
 
-    With `resume` it goes on from the newest whole checkpoint in `out`, or starts where there is none; without, `out`
-    may hold none. Without `out` nothing is written. Under an elastic
-    launcher it goes on whenever ranks are lost or join.
-    Raises RequestError where framework, device, network, data or checkpoint do not allow what the recipe asks, RunError
-    where a file cannot be written or ranks come to differ, Stopped where a rank was asked to stop; what Horovod and the
-    framework raise passes.
+    With `resume`, training continues from the newest complete checkpoint in `out`, or starts from the beginning if
+    there is none. Without `resume`, `out` must not have checkpoints. Without `out`, nothing is written. Under an
+    elastic launcher, training continues when ranks are lost or join.
+
+    Raises RequestError if the framework, device, network, data or checkpoint does not allow what the recipe asks for,
+    RunError if a file cannot be written or ranks diverge, Stopped if a rank was asked to stop. Errors of Horovod and
+    the framework are not caught.
     """
     if recipe.tensorboard:
         from hvdkit.core import tensorboard
@@ -97,7 +98,7 @@ def _train(
         checkpoints = snapshots.Checkpoints(place, recipe.checkpoint)
     keeper = _Keeper(adapter, session, recipe, topology, strategy, checkpoints, commits)
 
-    def tell(phase: str, step: int) -> None:
+    def report(phase: str, step: int) -> None:
         heartbeat.beat(phase, step)
         if commits and step > first_step:
             commits.stepped(step, topology.size)
@@ -109,7 +110,7 @@ def _train(
         topology,
         dataset,
         _metrics_file(out if topology.is_root else None, recipe, progress, recounted),
-        tell=tell,
+        tell=report,
         progress=progress,
         keep=keeper.keep,
         commit=keeper.commit if commits else None,
@@ -130,7 +131,7 @@ def _train(
     result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
     result.bytes_per_step = strategy.bytes_per_step
     if commits:
-        commits.stepped(result.steps, topology.size)  # a loss behind the last update is one too
+        commits.stepped(result.steps, topology.size)  # ranks lost after the last update count too
         result.recoveries = commits.recoveries
     if topology.is_root:
         if out and checkpoints:
@@ -147,7 +148,7 @@ def _train(
 
 @dataclass(frozen=True)
 class _Keeper:
-    """Keeps a run's state: on the disk, by the rank that has `checkpoints`, and in memory where there are `commits`."""
+    """Saves a run's state: on disk, on the rank that has `checkpoints`, and in memory if there are `commits`."""
 
     adapter: Adapter
     session: Session
@@ -158,16 +159,16 @@ class _Keeper:
     commits: Commits | None
 
     def keep(self, progress: Progress) -> None:
-        """Begin to write a checkpoint; collective."""
-        if self.checkpoints or not isinstance(self.strategy, Dense):  # others ask all ranks for their part
+        """Start writing a checkpoint; collective."""
+        if self.checkpoints or not isinstance(self.strategy, Dense):  # other strategies' states are collective
             taken = self._snapshot(progress)
             if self.checkpoints:
                 self.checkpoints.write(taken)
-        # Whoever goes on from here draws the same random numbers, killed in between or not.
+        # A run resumed from here then draws the same random numbers as one that was never stopped.
         self.adapter.seed(_seed_at(self.recipe, progress))
 
     def commit(self, progress: Progress) -> None:
-        """Keep the state in memory; collective. Raises HostsChanged where ranks come or go."""
+        """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
         if self.commits:
             self.commits.take(self._snapshot(progress))
 
@@ -178,7 +179,7 @@ class _Keeper:
 
 
 def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounted: bool) -> metrics.MetricsFile:
-    """metrics.jsonl and TensorBoard's events up to `progress`; nothing is written without `out`, as on other ranks."""
+    """metrics.jsonl and TensorBoard's events, cut to `progress`; writes nothing if `out` is None."""
     event_file = None
     if out and recipe.tensorboard:
         from hvdkit.core import tensorboard
@@ -216,7 +217,7 @@ def _result(
     train_s: float,
     first_step: int,
 ) -> TrainResult:
-    """Collective: all ranks call it, all get the same figures."""
+    """The result of the run; collective, with the same figures on all ranks."""
     measured, progress = measurement.gather(adapter, recipe, topology, loop), loop.progress
     versions = adapter.versions()
     corrupt = {path for each in adapter.allgather_object(list(dataset.corrupt), name="corrupt") for path in each}
