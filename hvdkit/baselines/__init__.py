@@ -1,6 +1,6 @@
-"""Other ways to train a recipe, behind the same seam, so that they have hvdkit's network, data, loop and clock.
+"""Baselines: other ways to train a recipe, with hvdkit's network, data, training loop and timing.
 
-One module a framework; its `RIVALS` maps the names of `registry.RIVALS` to subclasses of `base.Rival`.
+There is one module for each framework. Its `RIVALS` maps names of `registry.RIVALS` to subclasses of `base.Baseline`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def load(framework: str, name: str) -> Adapter:
-    """A baseline in the place of a framework's adapter.
+    """A baseline, which is used in place of the framework's adapter.
 
-    Raises RequestError where the framework has none of that name, ImportError as `adapters.load` does.
+    Raises RequestError if the framework has no baseline of that name, ImportError like `adapters.load`.
     """
     if name not in RIVALS or framework not in RIVALS[name].frameworks:
         raise RequestError("\n".join(check([name], [framework], [])))

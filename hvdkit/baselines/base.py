@@ -1,4 +1,4 @@
-"""What all baselines share: a framework's own adapter in which some functions are replaced."""
+"""The base classes of all baselines: a framework's adapter with some functions replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from safetensors.numpy import load, save
 
-from hvdkit.baselines.rendezvous import Meeting
+from hvdkit.baselines.rendezvous import Rendezvous
 from hvdkit.core.seam import Op, Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -21,9 +21,9 @@ _REDUCTIONS: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min,
 
 
 class Baseline:
-    """The adapter `own`, but for what a subclass replaces. `RIVAL` is its name on the command line.
+    """The adapter `own`, except for what a subclass replaces. `RIVAL` is the baseline's name on the command line.
 
-    What it does instead of hvdkit's step is in its `strategy`, or in a `session_class` of its own.
+    A baseline replaces hvdkit's training step by its `strategy`, or by its own `session_class`.
     """
 
     RIVAL = ""
@@ -36,42 +36,42 @@ class Baseline:
         return getattr(self.__dict__["own"], name)
 
     def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
-        """How its ranks come to one model."""
+        """How this baseline averages gradients. By default it does not."""
         return Strategy()
 
 
 class Half(Strategy):
-    """Tells a baseline's session whether its gradients go in float16."""
+    """`half` says whether the baseline's session sends gradients in float16."""
 
     def __init__(self, half: bool) -> None:
         self.half = half
 
 
-class Apart(Baseline):
-    """A rival without Horovod. How gradients are averaged is a subclass's; all else, which is rare, goes by a Meeting.
+class WithoutHorovod(Baseline):
+    """A baseline without Horovod. A subclass averages gradients; the rarer collectives use a `Rendezvous`.
 
-    The launcher's Horovod variables say who the ranks are. All ranks are on one machine.
+    Ranks are read from the launcher's Horovod variables. All ranks are on one machine.
     """
 
     def __init__(self, own: Any) -> None:
         super().__init__(own)
-        self.meeting: Meeting
+        self.rendezvous: Rendezvous
 
     def versions(self) -> dict[str, str]:
         return {name: version for name, version in self.own.versions().items() if name != "horovod"}
 
     def init(self, device: str, threads: int | None = None) -> Topology:
         topology = topology_of_launcher()
-        self.meeting = Meeting(topology.rank, topology.size)
+        self.rendezvous = Rendezvous(topology.rank, topology.size)
         self.connect(topology)
         return cast(Topology, self.own.placed(topology, device, threads))
 
     def connect(self, topology: Topology) -> None:
-        """Make ready what averages gradients; the framework has computed nothing yet."""
+        """Set up the averaging of gradients. Called before the framework computes anything."""
 
     def shutdown(self) -> None:
-        self.meeting.exchange(b"leaving")
-        self.meeting.close()
+        self.rendezvous.exchange(b"leaving")
+        self.rendezvous.close()
 
     def allreduce(
         self,
@@ -98,18 +98,18 @@ class Apart(Baseline):
         return self.own.from_numpy(self._exchanged({"tensor": self.own.to_numpy(tensor)})[root_rank]["tensor"])
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
-        """`value` is what JSON can say, which all that core sends is."""
-        return [json.loads(each) for each in self.meeting.exchange(json.dumps(value).encode())]
+        """Every rank's value, by rank. `value` must be JSON-serializable, as everything is that core sends."""
+        return [json.loads(each) for each in self.rendezvous.exchange(json.dumps(value).encode())]
 
     def _exchanged(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        # not ascontiguousarray, which gives an array without dimensions one
+        # not ascontiguousarray, which turns a scalar array into shape (1,)
         packed = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-        return [load(each) for each in self.meeting.exchange(packed)]
+        return [load(each) for each in self.rendezvous.exchange(packed)]
 
 
 @dataclass(frozen=True)
-class Alone(Topology):
-    """One of several processes that train each for itself; `number` counts them."""
+class IndependentTopology(Topology):
+    """The topology of one of several independent processes; `number` is its index."""
 
     number: int = 0
 
@@ -118,14 +118,14 @@ class Alone(Topology):
         return self.number == 0
 
 
-class Independent(Apart):
-    """As many processes at once, each of size 1. They meet before the first step and after the last one only."""
+class Independent(WithoutHorovod):
+    """Independent processes, each of size 1, which synchronize only before the first and after the last step."""
 
     RIVAL = "independent"
 
     def init(self, device: str, threads: int | None = None) -> Topology:
         placed = super().init(device, threads)
-        return Alone(0, 1, placed.local_rank, placed.local_size, 0, 1, placed.device, placed.rank)
+        return IndependentTopology(0, 1, placed.local_rank, placed.local_size, 0, 1, placed.device, placed.rank)
 
     def allreduce(
         self,
@@ -141,12 +141,12 @@ class Independent(Apart):
         return tensor
 
     def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
-        self.meeting.exchange(b"so that all begin at once")
+        self.rendezvous.exchange(b"so that all begin at once")
         return tensor
 
 
 def topology_of_launcher() -> Topology:
-    """Where the launcher's environment says that this rank stands; one process without a launcher."""
+    """This rank's topology from the launcher's environment variables; a single process without a launcher."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     found = {name: os.environ.get(f"HOROVOD_{name.upper()}") for name in names}
     known: dict[str, Any] = {name: int(value) for name, value in found.items() if value is not None}

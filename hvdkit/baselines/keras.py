@@ -1,10 +1,10 @@
-"""Keras's baselines: Horovod by hand, MultiWorkerMirroredStrategy, and no communication at all."""
+"""Keras's baselines: Horovod by hand, MultiWorkerMirroredStrategy, and no communication."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hvdkit.adapters.keras import training  # which quiets TensorFlow's banner
+from hvdkit.adapters.keras import training  # before TensorFlow, as it silences the start-up messages
 from hvdkit.baselines import base
 from hvdkit.baselines import tensorflow as tf_baselines
 from hvdkit.core import trainer
@@ -21,8 +21,8 @@ import tensorflow as tf  # isort: skip
 class Plain(base.Baseline):
     """`model.fit` with an optimizer that reduces all gradients as one group.
 
-    There is no other way by hand: Horovod's own Keras front end does not work under Keras 3. So only Horovod's
-    settings, which are its defaults here, differ from hvdkit's.
+    There is no other way to do it by hand, as Horovod's own Keras API does not work with Keras 3. So the only
+    difference from hvdkit is that Horovod has its default settings.
     """
 
     RIVAL = "plain"
@@ -44,7 +44,7 @@ class _Network(training.Network):
 class MultiWorker(tf_baselines.Distributed):
     """A Keras model trained by a custom loop: `model.fit` does not work under the strategy.
 
-    `fit` says "PerReplica" cannot become a tensor (Keras 3.15).
+    `fit` fails because a "PerReplica" value cannot be converted to a tensor (Keras 3.15).
     """
 
     def bind(self, model: keras.Model, loss: Loss, precision: str) -> _Network:
@@ -54,7 +54,7 @@ class MultiWorker(tf_baselines.Distributed):
 
 
 class Independent(base.Independent):
-    """Gradients stay where they are."""
+    """Gradients are not averaged."""
 
 
 RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": Independent}

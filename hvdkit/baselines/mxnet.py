@@ -1,4 +1,4 @@
-"""MXNet's baselines: Horovod by hand, its own parameter server, and no communication at all."""
+"""MXNet's baselines: Horovod by hand, its own parameter server, and no communication."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ import numpy as np
 
 from hvdkit.adapters import mxnet as own
 from hvdkit.baselines import base
-from hvdkit.baselines.base import Apart, Baseline
+from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
 
 _PR_SET_PDEATHSIG = 1
-# Kept to the end of the process: a store that is deleted waits for a scheduler which may be gone.
+# Kept until the process ends: deleting a store waits for the scheduler, which may have exited.
 _stores: list[mx.kv.KVStore] = []
-_strategies = itertools.count()  # ranks make theirs in the same order
+_strategies = itertools.count()  # all ranks create theirs in the same order
 Gradients = dict[str, mx.nd.NDArray]
 
 
 class OneByOne(Strategy):
-    """A reduction for each gradient, the first layers' first where several wait."""
+    """One allreduce for each gradient; the first layers' gradients have the highest priority."""
 
     def __init__(self, half: bool) -> None:
         self._half, self._number = half, next(_strategies)
@@ -47,10 +47,10 @@ class OneByOne(Strategy):
 
 
 class Plain(Baseline):
-    """As hvd.DistributedTrainer does it.
+    """Averages gradients like hvd.DistributedTrainer.
 
-    The update is the adapter's, by MXNet's kernels: MXNet's own SGD has the learning rate inside the velocity, which is
-    another recipe.
+    The update is the adapter's, with MXNet's kernels. MXNet's own SGD multiplies the velocity by the learning rate,
+    which is a different recipe.
     """
 
     RIVAL = "plain"
@@ -60,7 +60,7 @@ class Plain(Baseline):
 
 
 class KeyValue(Strategy):
-    """Gradients are pushed to a store, which adds them up, and pulled as sums."""
+    """Pushes gradients to a store, which sums them, and pulls the sums."""
 
     def __init__(self, store: mx.kv.KVStore, topology: Topology) -> None:
         self._store, self._size, self._rank = store, topology.size, topology.rank
@@ -86,8 +86,8 @@ class KeyValue(Strategy):
             gradient /= self._size
 
     def _average_exactly(self, gradients: list[mx.nd.NDArray]) -> None:
-        """For float64, which the server would add up in float32: each rank's bits travel in pieces of 16, each rank's
-        in a place of its own where the others have zeros, and are added up here."""
+        """Average float64 gradients exactly. The server would sum them in float32, so each rank sends its bits in
+        pieces of 16, in a slice where the other ranks have zeros, and the mean is computed here."""
         mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
         pieces = np.zeros((self._size, 4, mine.size), np.float32)
         pieces[self._rank] = [(mine.view(np.uint64) >> np.uint64(16 * part)) & np.uint64(0xFFFF) for part in range(4)]
@@ -105,10 +105,10 @@ class KeyValue(Strategy):
             gradient[:] = own.from_numpy(part.reshape(gradient.shape))
 
 
-class KvStore(Apart):
-    """kvstore `dist_sync`: workers push gradients to a server, which adds them up, and pull the sums.
+class KvStore(WithoutHorovod):
+    """kvstore `dist_sync`: workers push gradients to a server, which sums them, and pull the sums.
 
-    Rank 0 starts MXNet's scheduler and one server as its children, which die with it.
+    Rank 0 starts MXNet's scheduler and one server as child processes, which are killed when it exits.
     """
 
     RIVAL = "kvstore"
@@ -122,7 +122,7 @@ class KvStore(Apart):
         port = free_port() if topology.is_root else 0
         settings = {
             "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": self.meeting.exchange(str(port).encode())[0].decode(),
+            "DMLC_PS_ROOT_PORT": self.rendezvous.exchange(str(port).encode())[0].decode(),
             "DMLC_NUM_WORKER": str(topology.size),
             "DMLC_NUM_SERVER": "1",
             "DMLC_INTERFACE": "lo",
@@ -134,7 +134,7 @@ class KvStore(Apart):
         _stores.append(self._store)
 
     def cpu_seconds(self) -> float:
-        """This process's and the helpers', to 0.01 s."""
+        """CPU time of this process, the scheduler and the server, in seconds; resolution 0.01 s."""
         ticks = 0
         for helper in self._helpers:
             fields = Path(f"/proc/{helper.pid}/stat").read_text().rpartition(")")[2].split()
@@ -153,7 +153,7 @@ class KvStore(Apart):
 
 
 def _helper(role: str, settings: dict[str, str]) -> subprocess.Popen[bytes]:
-    """MXNet's scheduler or server: importing MXNet in that role is what runs it."""
+    """Start MXNet's scheduler or server, which importing MXNet in that role runs."""
     rank = os.getpid()
 
     def die_with_rank() -> None:
@@ -166,7 +166,7 @@ def _helper(role: str, settings: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 class Independent(base.Independent):
-    """Gradients stay where they are."""
+    """Gradients are not averaged."""
 
 
 RIVALS = {"plain": Plain, "kvstore": KvStore, "independent": Independent}

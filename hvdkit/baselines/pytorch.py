@@ -1,4 +1,4 @@
-"""PyTorch's baselines: Horovod by hand, DistributedDataParallel, and no communication at all."""
+"""PyTorch's baselines: Horovod by hand, DistributedDataParallel, and no communication."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from hvdkit.core.update_rules import clip, decay_of
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Recipe, Sgd
 
-_TIMEOUT = timedelta(days=1)  # a rank that hangs is the launcher's affair
+_TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 
 
 class _ByHand:
-    """What the baselines' adapters share: PyTorch's own layout of images, as scripts have it."""
+    """Shared by the baselines: PyTorch's default layout of images, as in usual scripts."""
 
     def bind(self, model: torch.nn.Module, loss: Loss, precision: str) -> Network:
         return Network(model, loss, precision, own.device(), torch.contiguous_format)
 
 
 class _Session(Session):
-    """A step as scripts write it: PyTorch adds gradients up over the batches, and something averages them."""
+    """A usual script's training step: PyTorch accumulates gradients over the batches; subclasses average them."""
 
     network: Network
 
@@ -43,21 +43,21 @@ class _Session(Session):
         self._begin(len(batches))
         losses = []
         for number, batch in enumerate(batches):
-            with nullcontext() if number == len(batches) - 1 else self._unsent():
+            with nullcontext() if number == len(batches) - 1 else self._without_communication():
                 losses.append(self._backward_of(batch, len(batches))[1])
         self._synchronize()
         self._step()
         return torch.stack(losses).mean()
 
     def gradients(self, batch: Batch) -> Gradients:
-        """The averaged ones of a second backward pass, where the first has sent none."""
+        """Own gradients of a first backward pass without communication, averaged ones of a second pass."""
         statistics = [buffer.clone() for buffer in self.network.buffers.values()]
         self._begin(2)
-        with self._unsent():
+        with self._without_communication():
             logits, loss = self._backward_of(batch, 1)
         mine = self._arrays(self.update.unscaled(self.network.gradients()))
         for buffer, before in zip(self.network.buffers.values(), statistics, strict=True):
-            buffer.copy_(before)  # the second pass must not count again
+            buffer.copy_(before)  # the second pass must not update them again
         for parameter in self.network.trained.values():
             parameter.grad = None
         self._backward_of(batch, 1)
@@ -75,19 +75,19 @@ class _Session(Session):
         (loss * (self._scale or 1.0) / parts).backward()
         return logits.detach(), loss.detach()
 
-    def _unsent(self) -> AbstractContextManager[Any]:
-        """Backward passes inside send nothing."""
+    def _without_communication(self) -> AbstractContextManager[Any]:
+        """A context in which backward passes send no gradients."""
         return nullcontext()
 
     def _synchronize(self) -> None:
-        """Wait until the gradients are averages."""
+        """Wait until all gradients are averaged."""
 
     def _step(self) -> None:
         self.update(self.network.gradients())
 
 
 class _PlainSession(_Session):
-    """`torch.optim` where it computes what the recipe says; its slots are the session's."""
+    """Uses `torch.optim` if it computes the recipe's update; its state is the session's slots."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class _PlainSession(_Session):
         self._settings, named = optimizer, self.network.trained
         half = getattr(strategy, "half", False)
         plain = _torch_optimizer(optimizer, list(named.values()))
-        # fp16 scales the loss, and the step may be skipped on all ranks: core's
-        self._steps_itself = plain is not None and not PRECISIONS[precision].scales_loss
+        # fp16 scales the loss and may skip a step on all ranks, which core does
+        self._uses_torch_optim = plain is not None and not PRECISIONS[precision].scales_loss
         self._optimizer = hvd.DistributedOptimizer(
             plain or torch.optim.SGD(named.values(), lr=0.0),
             named_parameters=named.items(),
@@ -119,7 +119,7 @@ class _PlainSession(_Session):
         self._optimizer.synchronize()
 
     def _step(self) -> None:
-        if not self._steps_itself:
+        if not self._uses_torch_optim:
             super()._step()
             return
         if self._settings.clip_norm is not None:
@@ -145,7 +145,7 @@ class _PlainSession(_Session):
 
 
 def _torch_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-    """PyTorch's own, where it computes what core's rules say; those that decay spares are in a group of their own."""
+    """PyTorch's optimizer, if it computes core's update rule. Parameters without decay are in a separate group."""
     groups: dict[float, list[torch.nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(decay_of(settings, tuple(parameter.shape)), []).append(parameter)
@@ -158,7 +158,7 @@ def _torch_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) 
 
 
 class Plain(_ByHand, base.Baseline):
-    """hvd.DistributedOptimizer around torch.optim: each gradient is sent as soon as backward has finished it."""
+    """hvd.DistributedOptimizer around torch.optim: each gradient is sent as soon as it is ready."""
 
     RIVAL = "plain"
     session_class = _PlainSession
@@ -172,16 +172,16 @@ class _DdpSession(_Session):
         super().__init__(*arguments)
         self.network.forward = DistributedDataParallel(self.network.model, broadcast_buffers=False)
 
-    def _unsent(self) -> AbstractContextManager[Any]:
-        unsent: AbstractContextManager[Any] = self.network.forward.no_sync()
-        return unsent
+    def _without_communication(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.network.forward.no_sync()
+        return context
 
 
-class Ddp(_ByHand, base.Apart):
-    """DistributedDataParallel in its default settings over Gloo, NCCL on GPUs.
+class Ddp(_ByHand, base.WithoutHorovod):
+    """DistributedDataParallel with its default settings, over Gloo, or NCCL on GPUs.
 
-    But for `broadcast_buffers`: as in the recipe, each rank keeps running statistics of its own, and no time is spent
-    on sending them each step.
+    The exception is `broadcast_buffers=False`: as in the recipe, each rank keeps its own running statistics, and no
+    time is spent on sending them in each step.
     """
 
     RIVAL = "ddp"
@@ -195,13 +195,13 @@ class Ddp(_ByHand, base.Apart):
         return topology
 
     def _store(self, topology: Topology) -> dist.TCPStore:
-        """Torch's own rendezvous, on a port that the kernel chooses."""
+        """PyTorch's key-value store, on a port that the kernel chooses."""
         host, size = "127.0.0.1", topology.size
         if topology.is_root:
             store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
-            self.meeting.exchange(str(store.port).encode())
+            self.rendezvous.exchange(str(store.port).encode())
             return store
-        return dist.TCPStore(host, int(self.meeting.exchange(b"")[0]), size, is_master=False)
+        return dist.TCPStore(host, int(self.rendezvous.exchange(b"")[0]), size, is_master=False)
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -209,7 +209,7 @@ class Ddp(_ByHand, base.Apart):
 
 
 class Independent(_ByHand, base.Independent):
-    """Gradients stay where they are."""
+    """Gradients are not averaged."""
 
 
 RIVALS = {"plain": Plain, "ddp": Ddp, "independent": Independent}

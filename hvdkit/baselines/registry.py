@@ -1,4 +1,4 @@
-"""What hvdkit is measured against: other ways to train the same recipe. No framework is needed to ask about them."""
+"""The baselines that hvdkit is compared with. This module loads no framework."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rival:
-    """One way: under which frameworks it exists, what it is, and how many ranks it needs at least.
+    """A baseline: the frameworks that have it, its description, and the smallest number of ranks.
 
-    One that is not `averaging` trains each process for itself, so nothing can be proved of it. One that does not
-    `travel` runs on this machine only. `compresses` and `accumulates` say whether it knows these keys of a recipe.
+    Without `averaging`, each process trains on its own, so its results cannot be checked for parity. Without
+    `travels`, it runs on this machine only. `compresses` and `accumulates` say whether it supports these recipe keys.
     """
 
     frameworks: tuple[str, ...]
@@ -49,12 +49,12 @@ RIVALS = {
 
 
 def label(framework: str, rival: str | None) -> str:
-    """One name for both: `pytorch`, `pytorch-ddp`."""
+    """The name of a framework with or without a baseline: `pytorch`, `pytorch-ddp`."""
     return f"{framework}-{rival}" if rival else framework
 
 
 def check(names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
-    """What is wrong with asking for these rivals: one line each. One that fits some of the requested runs is right."""
+    """One line for each baseline that fits none of the requested frameworks and numbers of ranks."""
     faults = []
     for name in dict.fromkeys(names):
         rival = RIVALS.get(name)
@@ -74,13 +74,13 @@ def check(names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
 
 
 def fitting(names: list[str], framework: str, np: int) -> list[str]:
-    """Those of the names that are rivals of this framework and number of ranks."""
+    """Those of the names that are baselines of this framework and allow this number of ranks."""
     rivals = [(name, RIVALS[name]) for name in dict.fromkeys(names) if name in RIVALS]
     return [name for name, rival in rivals if framework in rival.frameworks and np >= rival.least_np]
 
 
 def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
-    """Check that a rival can do what the recipe asks, there. Raises RequestError naming what it cannot."""
+    """Check that a baseline supports the recipe and the hosts. Raises RequestError with everything it does not."""
     rival = RIVALS[name]
     faults = []
     able = ("none", "fp16") if rival.compresses else ("none",)

@@ -1,4 +1,4 @@
-"""Ranks of one machine that exchange bytes through rank 0: for what is rare, whatever the rival trains by."""
+"""Ranks of one machine that exchange bytes through rank 0, for the rarer collectives of baselines."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ _LENGTH = struct.Struct("!Q")
 _URL = "http://{address}:{port}/hvdkit/meeting"
 
 
-class Meeting:
-    """All of a job's `size` ranks, once each has come; `rank` is this one.
+class Rendezvous:
+    """Connects all `size` ranks of a job; `rank` is this process's rank. The constructor waits for all of them.
 
-    Rank 0 listens on a port that the kernel chooses, and tells it through the launcher's rendezvous server. Raises
-    RequestError where there is none, RunError where a rank does not come within 120 s.
+    Rank 0 listens on a port that the kernel chooses, and publishes it on the launcher's rendezvous server. Raises
+    RequestError if there is no server, RunError if a rank does not connect within 120 s.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
-        self._peers: list[socket.socket] = []  # of rank 0: ranks 1, 2, …; of the others: rank 0
+        self._peers: list[socket.socket] = []  # on rank 0: ranks 1, 2, …; on the others: rank 0
         if size == 1:
             return
         if rank == 0:
-            self._receive()
+            self._accept()
         else:
-            peer = socket.create_connection((_HOST, int(_ask())), timeout=_TIMEOUT_S)
+            peer = socket.create_connection((_HOST, int(_look_up())), timeout=_TIMEOUT_S)
             _send(peer, str(rank).encode())
             self._peers = [peer]
         for peer in self._peers:
-            peer.settimeout(None)  # a rank that hangs is the launcher's affair
+            peer.settimeout(None)  # the launcher detects ranks that hang
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def _receive(self) -> None:
-        came: dict[int, socket.socket] = {}
+    def _accept(self) -> None:
+        connected: dict[int, socket.socket] = {}
         with socket.create_server((_HOST, 0)) as listener:
             listener.settimeout(_TIMEOUT_S)
-            _tell(str(listener.getsockname()[1]))
-            while len(came) < self._size - 1:
+            _publish(str(listener.getsockname()[1]))
+            while len(connected) < self._size - 1:
                 try:
                     peer, _ = listener.accept()
                 except TimeoutError:
-                    missing = sorted(set(range(1, self._size)) - came.keys())
+                    missing = sorted(set(range(1, self._size)) - connected.keys())
                     raise RunError(
                         f"rank(s) {', '.join(map(str, missing))} did not come within {_TIMEOUT_S:.0f} s"
                     ) from None
                 peer.settimeout(_TIMEOUT_S)
-                came[int(_receive(peer))] = peer
-        self._peers = [came[rank] for rank in sorted(came)]
+                connected[int(_receive(peer))] = peer
+        self._peers = [connected[rank] for rank in sorted(connected)]
 
     def exchange(self, mine: bytes) -> list[bytes]:
-        """Every rank's bytes, by rank. Raises ConnectionError where a rank is gone."""
+        """Every rank's bytes, by rank. Raises ConnectionError if a rank has exited."""
         if self._size == 1:
             return [mine]
         if self._rank > 0:
@@ -69,13 +69,13 @@ class Meeting:
         return everyone
 
     def close(self) -> None:
-        """Leave."""
+        """Close all connections."""
         for peer in self._peers:
             peer.close()
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A port of this machine that is free at the moment."""
     with socket.create_server((_HOST, 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -109,23 +109,23 @@ def _url() -> str:
 
 
 def _open(request: urllib.request.Request) -> bytes:
-    # An opener of its own: a proxy in the environment knows nothing of this machine's ports.
+    # Without the environment's proxy, which cannot reach this machine's ports.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=10) as answer:
         return bytes(answer.read())
 
 
-def _tell(value: str) -> None:
+def _publish(value: str) -> None:
     _open(urllib.request.Request(_url(), data=value.encode(), method="PUT"))
 
 
-def _ask() -> str:
+def _look_up() -> str:
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             return _open(urllib.request.Request(_url())).decode()
         except urllib.error.HTTPError as error:
-            if error.code != 404:  # not told yet
+            if error.code != 404:  # not published yet
                 raise
         except TimeoutError:
             pass

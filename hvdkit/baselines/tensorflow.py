@@ -1,4 +1,4 @@
-"""TensorFlow's baselines: Horovod by hand, MultiWorkerMirroredStrategy, and no communication at all."""
+"""TensorFlow's baselines: Horovod by hand, MultiWorkerMirroredStrategy, and no communication."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import horovod.tensorflow as hvd
 
-from hvdkit.adapters.tensorflow import training  # which quiets TensorFlow's banner
+from hvdkit.adapters.tensorflow import training  # before TensorFlow, as it silences the start-up messages
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core import usage
@@ -23,7 +23,7 @@ Gradients = dict[str, tf.Tensor]
 
 
 class OneByOne(Strategy):
-    """A reduction for each gradient."""
+    """One allreduce for each gradient."""
 
     def __init__(self, half: bool) -> None:
         self._compression = hvd.Compression.fp16 if half else hvd.Compression.none
@@ -42,7 +42,7 @@ class OneByOne(Strategy):
 
 
 class Plain(base.Baseline):
-    """As hvd.DistributedGradientTape does it."""
+    """Averages gradients like hvd.DistributedGradientTape."""
 
     RIVAL = "plain"
 
@@ -51,7 +51,7 @@ class Plain(base.Baseline):
 
 
 class AllReduceInReplica(Strategy):
-    """Inside of `tf.distribute.Strategy.run`."""
+    """Averages gradients in the replica context, inside `tf.distribute.Strategy.run`."""
 
     def average(self, session: Any, gradients: Gradients) -> Gradients:
         context = tf.distribute.get_replica_context()
@@ -60,7 +60,7 @@ class AllReduceInReplica(Strategy):
 
 
 def compiled_in(distribution: tf.distribute.Strategy, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a step as it runs in the strategy's replica, of which each process has one."""
+    """The function compiled to run in the strategy's replica; each process has one replica."""
 
     def run(*arguments: Any) -> Any:
         return distribution.run(function, args=arguments)
@@ -68,10 +68,10 @@ def compiled_in(distribution: tf.distribute.Strategy, function: Callable[..., An
     return cast(Callable[..., Any], tf.function(run, autograph=False))
 
 
-class Distributed(base.Apart):
+class Distributed(base.WithoutHorovod):
     """tf.distribute.MultiWorkerMirroredStrategy in a custom loop: `strategy.run`, gradients by `all_reduce` in it.
 
-    One replica a process, so the network's variables need not be mirrored. TensorFlow chooses how to communicate.
+    Each process has one replica, so the network's variables need not be mirrored. TensorFlow chooses the communication.
     """
 
     RIVAL = "multiworker"
@@ -84,19 +84,19 @@ class Distributed(base.Apart):
         return AllReduceInReplica()
 
     def connect(self, topology: Topology) -> None:
-        workers = [f"127.0.0.1:{int(port)}" for port in self.meeting.exchange(str(free_port()).encode())]
+        workers = [f"127.0.0.1:{int(port)}" for port in self.rendezvous.exchange(str(free_port()).encode())]
         task = {"type": "worker", "index": topology.rank}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
 
     def init(self, device: str, threads: int | None = None) -> Topology:
         topology = super().init(device, threads)
-        # The strategy starts TensorFlow's threads, which others start behind `init`.
+        # The strategy starts TensorFlow's threads here; elsewhere they start after `init`.
         usage.pin_where_asked(topology.local_rank, topology.local_size, threads_per_rank(threads, topology.local_size))
         self.distribution = tf.distribute.MultiWorkerMirroredStrategy()
         return topology
 
     def synchronize(self) -> None:
-        """By fetching a value that the device makes last; TensorFlow's own function does not work in a cluster."""
+        """Fetch a value that the device computes last; TensorFlow's own function does not work in a cluster."""
         tf.zeros([]).numpy()
 
 
@@ -108,7 +108,7 @@ class _Network(training.ModuleNetwork):
 
 
 class MultiWorker(Distributed):
-    """Of a `tf.Module`."""
+    """MultiWorkerMirroredStrategy for a `tf.Module`."""
 
     def bind(self, model: tf.Module, loss: Loss, precision: str) -> _Network:
         network = _Network(model, loss, precision)
@@ -117,7 +117,7 @@ class MultiWorker(Distributed):
 
 
 class Independent(base.Independent):
-    """Gradients stay where they are."""
+    """Gradients are not averaged."""
 
 
 RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": Independent}
