@@ -1,4 +1,4 @@
-"""A pipeline of your own, a torch DataLoader, in the place of hvdkit's:
+"""Your own data pipeline, a torch DataLoader, instead of hvdkit's:
 
 hvdkit train resnet20-digits --framework pytorch -np 2 'data={name: native, module: examples/native_pytorch.py}'
 """

@@ -1,4 +1,4 @@
-"""Random augmentation of training images, which depends on (seed, epoch, sample) alone.
+"""Random augmentation of training images, which depends only on (seed, epoch, sample).
 
 So every framework gets the same bytes, for any number of ranks and in any order of the samples.
 """

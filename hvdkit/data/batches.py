@@ -1,4 +1,4 @@
-"""Batches in an order that depends on (seed, epoch) alone, so that every framework gets the same bytes."""
+"""Batches in an order that depends only on (seed, epoch), so that every framework gets the same bytes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 
 import sys
 
@@ -17,7 +17,7 @@ from hvdkit.adapters.tensorflow.batch_norm import batch_norm
 from hvdkit.tasks import resnet
 from hvdkit.worker.entry import main
 
-import keras  # isort: skip  # after the adapter, which quiets TensorFlow's banner
+import keras  # isort: skip  # after the adapter, which silences TensorFlow's start-up messages
 import tensorflow as tf  # isort: skip
 from keras import layers  # isort: skip
 from keras.saving import register_keras_serializable  # isort: skip
@@ -28,7 +28,7 @@ POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 
 class FromTable:
-    """A layer that a `.keras` archive holds as its row of the table."""
+    """A layer that is saved in a `.keras` archive as its table row."""
 
     def get_config(self):
         row = TypeAdapter(self.ROW).dump_python(self.row, mode="json")
@@ -42,7 +42,7 @@ class FromTable:
 
 @register_keras_serializable("hvdkit")
 class Convolution(FromTable, layers.Conv2D):
-    """Pads both sides alike; Keras's "same" pads one pixel less before than behind where the stride is 2."""
+    """Pads both sides equally; with stride 2, Keras's "same" pads one pixel less before than after."""
 
     ROW = resnet.Conv
 
@@ -58,7 +58,7 @@ class Convolution(FromTable, layers.Conv2D):
 
 @register_keras_serializable("hvdkit")
 class BatchNorm(FromTable, layers.BatchNormalization):
-    """Keras's own keeps a biased running variance; here it is unbiased, as in PyTorch."""
+    """Batch norm with an unbiased running variance, as in PyTorch; Keras's own is biased."""
 
     ROW = resnet.Conv
 
@@ -73,20 +73,20 @@ class BatchNorm(FromTable, layers.BatchNormalization):
         return y
 
     def normalize(self, x, training):
-        """The layer's output, and running statistics that are for `keep`."""
+        """The layer's output, and the new running mean and variance for `keep`."""
         parameters = self.gamma, self.beta, self.moving_mean, self.moving_variance
         parameters = [tf.convert_to_tensor(parameter) for parameter in parameters]
         return batch_norm(x, *parameters, momentum=self.momentum, epsilon=self.epsilon, training=bool(training))
 
     def keep(self, mean, variance):
-        """Take these for the running statistics."""
+        """Assign the running mean and variance, both (channels,)."""
         self.moving_mean.assign(mean)
         self.moving_variance.assign(variance)
 
 
 @register_keras_serializable("hvdkit")
 class Block(FromTable, layers.Layer):
-    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+    """The residual block of a table row: ReLU after each sum and between convolutions."""
 
     ROW = resnet.Block
 
@@ -117,7 +117,7 @@ class Block(FromTable, layers.Layer):
         return y
 
     def compute(self, x, training):
-        """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call it again."""
+        """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call this again."""
         y, shortcut, statistics = x, x, []
         for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             projection = index == self.depth
@@ -132,7 +132,7 @@ def build(table: resnet.ResNet) -> keras.Model:
     policy = POLICIES.get(table.compute_dtype, table.dtype)
     images = keras.Input((None, None, table.stem.inputs))
     x = layers.ReLU(dtype=policy)(BatchNorm(table.stem, policy)(Convolution(table.stem, policy)(images)))
-    if table.max_pool:  # zeros are as good as minus infinity behind a ReLU
+    if table.max_pool:  # after a ReLU, padding with zeros is the same as with minus infinity
         x = layers.MaxPooling2D(3, 2, dtype=policy)(layers.ZeroPadding2D(1, dtype=policy)(x))
     for row in table.blocks:
         x = Block(row, policy, table.recompute)(x)

@@ -6,7 +6,7 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 
 import sys
 
@@ -27,12 +27,12 @@ def convolution(row: resnet.Conv) -> nn.Conv2D:
 
 
 def relu(F, x):
-    """F.relu would leave oneDNN's layout, at the price of a copy each time, backward too."""
+    """ReLU that keeps oneDNN's layout; F.relu would copy the tensor, in backward too."""
     return F.Activation(x, act_type="relu")
 
 
 class Block(nn.HybridBlock):
-    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+    """The residual block of a table row: ReLU after each sum and between convolutions."""
 
     def __init__(self, row: resnet.Block) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Block(nn.HybridBlock):
 
 
 class ResNet(nn.HybridBlock):
-    """Images (n, channels, height, width) to logits (n, classes)."""
+    """A network from images (n, channels, height, width) to logits (n, classes)."""
 
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()

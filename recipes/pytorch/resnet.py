@@ -6,7 +6,7 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 
 import sys
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def batch_norm(row: resnet.Conv) -> nn.BatchNorm2d:
 
 
 class Block(nn.Module):
-    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+    """The residual block of a table row: ReLU after each sum and between convolutions."""
 
     def __init__(self, row: resnet.Block, recompute: bool) -> None:
         super().__init__()
@@ -50,23 +50,23 @@ class Block(nn.Module):
         return checkpoint(self.compute, x, use_reentrant=False, context_fn=self.contexts)
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Those that the first and the second forward pass of a batch are computed in."""
+        """The contexts of the first and the second forward pass of a batch, for `torch.utils.checkpoint`."""
         return nullcontext(), self.statistics_kept()
 
     @contextmanager
     def statistics_kept(self) -> Iterator[None]:
-        """The second forward pass of a batch must not count in the running statistics again."""
+        """A context that leaves the running statistics unchanged, for the second forward pass of a batch."""
         norms = [module for module in self.modules() if isinstance(module, nn.BatchNorm2d)]
         for norm in norms:
             norm.momentum = 0.0
         try:
             yield
-        finally:  # PyTorch leaves the second pass by an exception, as soon as it has what backward needs
+        finally:  # PyTorch ends the second pass by an exception once it has what backward needs
             for norm in norms:
                 norm.momentum = 1 - resnet.BN_MOMENTUM
 
     def compute(self, x: Tensor) -> Tensor:
-        """The block's output, whether or not it is computed again in backward."""
+        """The block's output; with `recompute`, it is computed again in backward."""
         y = x
         for conv, norm in self.pairs:
             y = getattr(self, norm)(getattr(self, conv)(y if y is x else relu(y)))
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images (n, channels, height, width) to logits (n, classes)."""
+    """A network from images (n, channels, height, width) to logits (n, classes)."""
 
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ One process without a launcher works too.
 """
 
 if __name__ == "__main__":
-    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start it hastens
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 
 import sys
 
@@ -15,11 +15,11 @@ from hvdkit.adapters.tensorflow.batch_norm import batch_norm
 from hvdkit.tasks import resnet
 from hvdkit.worker.entry import main
 
-import tensorflow as tf  # isort: skip  # after the adapter, which quiets TensorFlow's banner
+import tensorflow as tf  # isort: skip  # after the adapter, which silences TensorFlow's start-up messages
 
 
 class Convolution(tf.Module):
-    """Convolves in the dtype of what comes in."""
+    """A convolution in the dtype of its input."""
 
     def __init__(self, name: str, row: resnet.Conv, dtype: str) -> None:
         shape = (row.kernel, row.kernel, row.inputs, row.outputs)
@@ -30,7 +30,7 @@ class Convolution(tf.Module):
         kernel = tf.cast(self.kernel, x.dtype)
         if self.stride == 1:
             return tf.nn.conv2d(x, kernel, 1, "SAME")
-        # Here "SAME" would pad one pixel less before than behind; explicit paddings in conv2d itself are slow on CPUs.
+        # "SAME" would pad one pixel less before than after; explicit padding in conv2d itself is slow on CPUs.
         return tf.nn.conv2d(tf.pad(x, self.pad), kernel, self.stride, "VALID")
 
 
@@ -45,18 +45,18 @@ class BatchNorm(tf.Module):
         self.variance = tf.Variable(ones, name=f"{name}.moving_variance", trainable=False)
 
     def __call__(self, x: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The layer's output, and running statistics that are for `keep`."""
+        """The layer's output, and the new running mean and variance for `keep`."""
         parameters = self.gamma, self.beta, self.mean, self.variance
         return batch_norm(x, *parameters, momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, training=training)
 
     def keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Take these for the running statistics."""
+        """Assign the running mean and variance, both (channels,)."""
         self.mean.assign(mean)
         self.variance.assign(variance)
 
 
 class Block(tf.Module):
-    """A residual block by its row of the table: ReLU behind each sum and between convolutions."""
+    """The residual block of a table row: ReLU after each sum and between convolutions."""
 
     def __init__(self, row: resnet.Block, dtype: str, recompute: bool) -> None:
         rows = [*row.convs, *([row.projection] if row.projection else [])]
@@ -75,7 +75,7 @@ class Block(tf.Module):
         return y
 
     def compute(self, x: tf.Tensor, training: bool) -> list[tf.Tensor]:
-        """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call it again."""
+        """The block's output, then each norm's mean and variance. Assigns nothing, as backward may call this again."""
         y, shortcut, statistics = x, x, []
         for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             projection = index == self.depth
@@ -86,7 +86,7 @@ class Block(tf.Module):
 
 
 class ResNet(tf.Module):
-    """Images (n, height, width, channels) to logits (n, classes)."""
+    """A network from images (n, height, width, channels) to logits (n, classes)."""
 
     def __init__(self, table: resnet.ResNet) -> None:
         self.compute_dtype, dtype = table.compute_dtype, table.dtype
@@ -97,13 +97,13 @@ class ResNet(tf.Module):
         self.kernel = tf.Variable(tf.zeros((table.features, table.classes), dtype), name="fc.kernel")
         self.bias = tf.Variable(tf.zeros(table.classes, dtype), name="fc.bias")
 
-    @tf.autograph.experimental.do_not_convert  # it has nothing to convert here, and looks for it for a second or more
+    @tf.autograph.experimental.do_not_convert  # nothing to convert here, and the search takes a second or more
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         x, *statistics = self.norm(self.convolution(tf.cast(x, self.compute_dtype)), training)
         if training:
             self.norm.keep(*statistics)
         x = tf.nn.relu(x)
-        if self.max_pool:  # zeros are as good as minus infinity behind a ReLU
+        if self.max_pool:  # after a ReLU, padding with zeros is the same as with minus infinity
             x = tf.nn.max_pool2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
         for block in self.blocks:
             x = block(x, training)
