@@ -1,4 +1,4 @@
-"""The seam: one module a framework, all with the functions of `hvdkit.core.seam.Adapter`."""
+"""The adapters: one module for each framework, with the functions of `hvdkit.core.seam.Adapter`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NAMES = ("pytorch", "tensorflow", "keras", "mxnet", "local")
 
 
 def load(name: str) -> Adapter:
-    """Import one adapter and with it its framework.
+    """Import an adapter and its framework.
 
-    Raises KeyError for a name not in NAMES, ImportError where the framework or its Horovod is not installed.
+    Raises KeyError for a name not in NAMES, ImportError if the framework or its Horovod is not installed.
     """
     if name not in NAMES:
         raise KeyError(name)

@@ -1,6 +1,6 @@
-"""What each adapter can do, by the keys of `core.adapter.CAPABILITIES`, and what it has chosen to be fast.
+"""What each adapter supports, by the keys of `core.seam.CAPABILITIES`, and its choices for speed.
 
-Here, so that asking loads no framework.
+This is data in a separate module, so that no framework has to be loaded to read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CAPABILITIES: dict[str, frozenset[str]] = {
 
 _THREADS = ("a number of threads, 1 or more", r"|0*[1-9][0-9]{0,3}")
 _POOLS = ("CPU_WORKER", "CPU_PRIORITY", "CPU_NNPACK", "GPU_WORKER", "GPU_COPY", "MP_WORKER")
-# Variables that end a process as it loads the framework, unless they hold this: in words, and as a pattern.
+# Environment variables with which importing the framework ends the process, unless they have these values: in
+# words, and as a pattern.
 ENVIRONMENT: dict[str, dict[str, tuple[str, str]]] = {
     "mxnet": {f"MXNET_{pool}_NTHREADS": _THREADS for pool in _POOLS}
     | {
@@ -39,7 +40,7 @@ def _anywhere(chosen: dict[str, tuple[str, str]]) -> _Chosen:
     return {"cpu": chosen, "gpu": chosen}
 
 
-# By device: what, how, and why.
+# By device: what was chosen, how, and why.
 CHOSEN: dict[str, _Chosen] = {
     "pytorch": {
         "cpu": {

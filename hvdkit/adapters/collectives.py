@@ -1,4 +1,4 @@
-"""What an adapter asks of its framework's Horovod, whose functions are called the same in every framework."""
+"""Collectives of a framework's Horovod, whose functions have the same names in every framework."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hvdkit.core.topology import Topology
 
 
 class Collectives:
-    """The seam's functions of these names, by the module `hvd`: a framework's Horovod.
+    """The collectives of `hvdkit.core.seam.Adapter`. `hvd` is the framework's Horovod module.
 
-    `counts` makes the tensor of whole numbers that the framework's alltoall takes.
+    `counts` converts a list of integers to the tensor that the framework's alltoall takes.
     """
 
     def __init__(self, hvd: Any, counts: Callable[[list[int]], Tensor]) -> None:
@@ -20,14 +20,13 @@ class Collectives:
         self._ops = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 
     def start(self) -> Topology:
-        """Enter Horovod; where this rank stands in it. Its device is not known yet."""
+        """Initialize Horovod and return this rank's topology, in which the device is not set yet."""
         hvd = self._hvd
         hvd.init()
         return Topology(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
 
     def watch_hosts(self) -> HostWatch:
-        """As the seam's."""
-        from hvdkit.adapters.host_updates import Watch  # elastic runs alone need it
+        from hvdkit.adapters.host_updates import Watch  # only elastic runs need it
 
         return Watch(self.allgather_object)
 
@@ -39,32 +38,25 @@ class Collectives:
         within: Any = None,
         overwrite: bool = False,
     ) -> list[Tensor]:
-        """As the seam's."""
         group = within or self._hvd.global_process_set
         return list(self._hvd.grouped_allreduce(tensors, op=self._ops[op], name=name, process_set=group))
 
     def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
-        """As the seam's."""
         return self._hvd.allgather(tensor, name=name)
 
     def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
-        """As the seam's."""
         return self._hvd.broadcast(tensor, root_rank, name=name, process_set=within or self._hvd.global_process_set)
 
     def alltoall(self, tensor: Tensor, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
-        """As the seam's."""
         if splits is None:
             return self._hvd.alltoall(tensor, name=name)
         return self._hvd.alltoall(tensor, self._counts(splits), name=name)[0]
 
     def process_set(self, ranks: list[int]) -> Any:
-        """As the seam's."""
         return self._hvd.add_process_set(ranks)
 
     def reducescatter(self, tensor: Tensor, op: Op = "average", name: str = "reducescatter") -> Tensor:
-        """As the seam's."""
         return self._hvd.reducescatter(tensor, op=self._ops[op], name=name)
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
-        """As the seam's."""
         return list(self._hvd.allgather_object(value, name=name))

@@ -1,4 +1,4 @@
-"""Horovod's news of hosts that come and go, the same for every framework."""
+"""Horovod's notifications of added and removed hosts, the same for every framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.checkpoint.elastic import HostsChanged
 
 
 class Watch:
-    """Listens to Horovod's elastic driver for as long as this process lives; Horovod need not be started yet."""
+    """Listens to Horovod's elastic driver until the process ends. Horovod need not be initialized yet."""
 
     def __init__(self, allgather_object: Callable[..., Any]) -> None:
         def first_ranks(value: Any) -> Any:
@@ -23,12 +23,12 @@ class Watch:
         notification_manager.register_listener(self._state)
 
     def look(self) -> None:
-        """Raise HostsChanged, on all ranks alike, where rank 0 has heard of a change; collective."""
+        """Raise HostsChanged on all ranks if rank 0 has been notified of a change; collective."""
         try:
             self._state.check_host_updates()
         except HostsUpdatedInterrupt as interrupt:
             raise HostsChanged from interrupt
 
     def forget(self) -> None:
-        """What was heard belongs to the past: Horovod is being entered anew."""
+        """Discard earlier notifications, before Horovod is initialized again."""
         self._state.on_reset()

@@ -1,4 +1,4 @@
-"""What most frameworks have in common of the seam's `Trainable`."""
+"""The base class of most frameworks' `hvdkit.core.seam.Trainable`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Network:
-    """Of a framework that runs each operation as it is called, with torchvision's layouts.
+    """A network of a framework that executes eagerly, with torchvision's layouts.
 
-    A subclass sets `parameters`, `buffers` and `stamp`, and has `inputs`, `backward` and `predict`.
+    A subclass sets `parameters`, `buffers` and `stamp`, and defines `inputs`, `backward` and `predict`.
     """
 
     traced = transposed = overlaps = False
@@ -25,25 +25,19 @@ class Network:
     session: Session
 
     def compile(self, function: Function) -> Function:
-        """As the seam's."""
         return function
 
     def outside(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
-        """As the seam's."""
         return function(vector)
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
-        """As the seam's."""
         return None
 
     def on_ready(self, ready: Callable[[str, Tensor], None]) -> None:
-        """As the seam's."""
         raise NotImplementedError
 
     def start_average(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
-        """As the seam's."""
         raise NotImplementedError
 
     def fit(self, hooks: Hooks) -> None:
-        """As the seam's."""
         trainer.drive(self.session, hooks)

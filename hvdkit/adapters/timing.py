@@ -1,4 +1,4 @@
-"""What all observers share; see `hvdkit.core.seam.Observer`."""
+"""The base class of all observers; see `hvdkit.core.seam.Observer`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Of a framework whose marks need nothing to be switched. `hvd` is its Horovod, where there is one."""
+    """For a framework that records trace events without preparation. `hvd` is its Horovod, or None."""
 
     def __init__(self, hvd: Any = None) -> None:
         self._hvd, self._writes = hvd, False
 
     def watch(self, kind: Kind) -> None:
-        """The next steps are of that kind."""
+        """Called before steps of another kind. Does nothing here."""
 
     def timeline(self, path: Path | None) -> None:
-        """Let Horovod write its timeline there from now on, or end it: then the file is whole."""
+        """Start Horovod's timeline at `path`; None stops it, after which the file is complete."""
         if self._hvd is not None and self._writes:
             self._hvd.stop_timeline()
         self._writes = path is not None
@@ -29,15 +29,15 @@ class Observer:
             self._hvd.start_timeline(str(path))
 
     def start_own_profile(self, folder: Path, rank: int) -> None:
-        """The framework has none that is asked for."""
+        """Does nothing: the framework has no profiler that is used."""
 
     def stop_own_profile(self) -> None:
-        """As above."""
+        """Does nothing."""
 
     def device_name(self) -> str:
-        """What this rank computes on."""
+        """The name of the device that this rank computes on."""
         return this_machine().processor
 
     def device_peak_mib(self) -> float | None:
-        """The most memory that the device has had in use; None where it is the machine's own."""
+        """The device's peak memory in MiB; None on a CPU."""
         return None

@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow behind the seam (`hvdkit/core/seam.py`): training goes through `model.fit`."""
+"""The adapter for Keras 3 on TensorFlow (`hvdkit/core/seam.py`): training uses `model.fit`."""
 
 from __future__ import annotations
 

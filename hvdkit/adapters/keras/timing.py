@@ -1,4 +1,4 @@
-"""Keras's marks: as TensorFlow's, in the step that Keras compiles for `model.fit`."""
+"""Keras's trace events: like TensorFlow's, in the step that Keras compiles for `model.fit`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Observer(timing.Observer):
-    """Keras's train function is made once more with marks."""
+    """Makes a second version of Keras's train function, with trace events."""
 
     def __init__(self, hvd: Any, session: Any) -> None:
         super().__init__(hvd, session)
         self._model = session.network.model
-        self._functions: dict[bool, Any] = {}  # the step with marks and without
+        self._functions: dict[bool, Any] = {}  # the step without (False) and with (True) trace events
         self._marked = False
 
     def watch(self, kind: Kind) -> None:

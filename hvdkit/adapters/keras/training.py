@@ -1,6 +1,6 @@
 """A Keras model in training (`hvdkit.core.seam.Trainable`): `model.fit` calls core's step from its optimizer.
 
-Horovod's own Keras front end does not work under Keras 3, so gradients are reduced by `horovod.tensorflow`.
+Horovod's own Keras API does not work with Keras 3, so gradients are reduced by `horovod.tensorflow`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import tensorflow as tf  # isort: skip
 
 
 class Network(TensorFlowNetwork):
-    """Compiled when it is bound, so that the model's own losses count."""
+    """A model in training. It is compiled when it is bound, so that its own losses are included."""
 
     def __init__(self, model: keras.Model, loss: Loss, precision: str) -> None:
         variables = [(_name(variable), variable.value) for variable in model.variables]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model = model
-        with floatx(self.dtype):  # of the sum of losses
+        with floatx(self.dtype):  # the dtype of the sum of losses
             model.compile(
                 optimizer=DistributedOptimizer(self),
                 loss=_CrossEntropy(self),
-                jit_compile=False,  # Horovod's operations know no XLA here
-                auto_scale_loss=False,  # Keras's own scaling lets each rank judge its own gradients
+                jit_compile=False,  # Horovod's operations do not support XLA here
+                auto_scale_loss=False,  # with Keras's own scaling, each rank would check only its own gradients
             )
         model.optimizer.build(model.trainable_variables)
 
@@ -46,17 +46,17 @@ class Network(TensorFlowNetwork):
         return self.model.compute_loss(x=images, y=labels, y_pred=logits)
 
     def mean_loss(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """Cross-entropy, for Keras: the batch's mean; `labels` (n,), `logits` (n, classes)."""
+        """Mean cross-entropy of the batch; `labels` (n,), `logits` (n, classes)."""
         return cross_entropy(logits, tf.cast(labels, tf.int64), self._smoothing)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         return np.asarray(self.model.predict_on_batch(images), self.dtype)
 
     def fit(self, hooks: Hooks) -> None:
-        # Keras counts as many batches in every epoch, so an epoch that was left in its middle has a `fit` of its own.
+        # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.
         while hooks.progress.epoch < hooks.epochs:
             first = hooks.progress.epoch
-            if not hooks.group_sizes:  # its last update was taken before it was left
+            if not hooks.group_sizes:  # the run stopped after the epoch's last update
                 hooks.begin_epoch(first)
                 hooks.end_epoch()
                 hooks.enter_epoch(first + 1)
@@ -67,7 +67,7 @@ class Network(TensorFlowNetwork):
                 initial_epoch=first,
                 epochs=last,
                 steps_per_epoch=sum(hooks.group_sizes),
-                shuffle=False,  # the loop has shuffled
+                shuffle=False,  # the loop has shuffled already
                 callbacks=[_HooksCallback(hooks, self)],
                 verbose=0,
             )
@@ -80,7 +80,7 @@ class Network(TensorFlowNetwork):
                     yield self.images(batch), batch.labels
 
     def accumulate(self) -> None:
-        """Let `fit` keep each batch's gradients for `Session.finish` from now on."""
+        """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
         if not self.model.optimizer.accumulates:
             self.session.sums()
             self.model.optimizer.accumulates = True
@@ -88,22 +88,22 @@ class Network(TensorFlowNetwork):
 
 
 class DistributedOptimizer(keras.optimizers.Optimizer):
-    """Hands Keras's gradients to a session's step, as `model.fit` calls it."""
+    """Passes Keras's gradients to the session's step when `model.fit` applies them."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(learning_rate=0.0, name="distributed")  # the session has the rate
         self._network = network
-        self.accumulates = False  # whether gradients wait for `Session.finish`
+        self.accumulates = False  # whether gradients are accumulated for `Session.finish`
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Keras derives gradients from this, and reports what it was before."""
+        """The scaled loss, which Keras differentiates; it reports the unscaled one."""
         scale = self._network.session.update.scale
         return loss if scale is None else loss * tf.cast(scale.get(), loss.dtype)
 
     def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
-        """Take one batch's gradients. `iterations` counts batches, whether each makes an update or not.
+        """Take one batch's gradients. `iterations` counts batches, with or without an update.
 
-        Raises RequestError where other variables learn than those it was built with.
+        Raises RequestError if the trainable variables are not those that it was built with.
         """
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
@@ -117,20 +117,20 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
 
 class _CrossEntropy(keras.losses.Loss):
-    """The loss in the parameters' dtype. Keras hands over labels in it too; it holds class numbers exactly."""
+    """The loss in the parameters' dtype. Keras casts the labels to it too, which is exact for class numbers."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(name="cross_entropy", dtype=network.dtype)
         self._network = network
 
     def call(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """The batch's mean."""
+        """The batch's mean loss."""
         (logits,) = self._network.stamp((trace_events.FORWARD,), [logits])
         return self._network.mean_loss(labels, logits)
 
 
 class _HooksCallback(keras.callbacks.Callback):
-    """Calls core's hooks from `model.fit`, whose steps are batches: some of them make an update."""
+    """Calls core's hooks from `model.fit`. Its steps are batches, and one or more make an update."""
 
     def __init__(self, hooks: Hooks, network: Network) -> None:
         super().__init__()
@@ -140,14 +140,14 @@ class _HooksCallback(keras.callbacks.Callback):
         self._losses: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Keras counts from 0 too."""
+        """Begin an epoch; both Keras and core count epochs from 0."""
         self._hooks.begin_epoch(epoch)
         self._sizes = iter(self._hooks.group_sizes)
         if max(self._hooks.group_sizes) > 1:
             self._network.accumulate()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Without the reset Keras would report the epoch's running mean instead of the step's loss."""
+        """Reset the metrics, so that Keras reports the step's loss instead of the epoch's running mean."""
         self.model.reset_metrics()
         if not self._losses:
             self._size = next(self._sizes)
@@ -155,7 +155,7 @@ class _HooksCallback(keras.callbacks.Callback):
         trace_events.mark(trace_events.BEGIN)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Stops `fit` in the middle of an epoch where the recipe limits the steps."""
+        """End an update, and stop `fit` after the recipe's last step."""
         self._losses.append((logs or {})["loss"])
         if len(self._losses) == self._size:
             if self.model.optimizer.accumulates:
@@ -166,13 +166,13 @@ class _HooksCallback(keras.callbacks.Callback):
             self.model.stop_training = self._hooks.finished
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Core evaluates; Keras is not asked to."""
+        """End an epoch. Core evaluates, not Keras."""
         self._hooks.end_epoch()
 
 
 @contextmanager
 def floatx(dtype: str) -> Iterator[None]:
-    """Keras's default dtype, for objects of Keras that do not ask for theirs."""
+    """A context with another default dtype, for Keras objects that have no dtype argument."""
     before = keras.config.floatx()
     keras.config.set_floatx(dtype)
     try:

@@ -1,4 +1,4 @@
-"""The null adapter (`hvdkit/core/seam.py`): NumPy, one process, no Horovod.
+"""An adapter without a framework (`hvdkit/core/seam.py`): NumPy, one process, no Horovod.
 
 Core's tests run on it in milliseconds.
 """
@@ -38,7 +38,7 @@ class Linear:
         return images.reshape(len(images), -1) @ self.parameters["fc.weight"].T + self.parameters["fc.bias"]
 
     def gradients(self, images: np.ndarray, error: np.ndarray) -> dict[str, np.ndarray]:
-        """By parameter, from d loss / d logits (n, classes)."""
+        """Gradients by parameter; `error` (n, classes) is d loss / d logits."""
         return {"fc.weight": error.T @ images.reshape(len(images), -1), "fc.bias": error.sum(axis=0)}
 
 
@@ -61,7 +61,7 @@ def watch_hosts() -> HostWatch:
 
 
 def seed(value: int) -> None:
-    pass  # nothing here draws random numbers of its own
+    pass  # nothing here draws random numbers
 
 
 def synchronize() -> None:

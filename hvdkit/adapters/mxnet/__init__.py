@@ -1,11 +1,11 @@
-"""Apache MXNet (Gluon) behind the seam (`hvdkit/core/seam.py`)."""
+"""The adapter for Apache MXNet (Gluon) (`hvdkit/core/seam.py`)."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
 
-# Before Horovod, which lays MXNet's symbols open to all: Pillow must find its own libjpeg, not the one inside of MXNet.
+# Before Horovod, which makes MXNet's symbols global: Pillow must find its own libjpeg, not MXNet's.
 with contextlib.suppress(ImportError):
     import PIL._imaging  # noqa: F401 - for the library that it loads
 
@@ -61,7 +61,7 @@ def init(device: str, threads: int | None = None) -> Topology:
 
 
 def placed(topology: Topology, device: str, threads: int | None) -> Topology:
-    """Pin the rank at this place to its device and threads, as `init` does."""
+    """The part of `init` after Horovod has started: pin the rank to its device and threads."""
     global _context
     mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(threads_per_rank(threads, topology.local_size)))
     if wants_gpu(device, mx.context.num_gpus(), topology.local_size, "MXNet"):
@@ -70,7 +70,7 @@ def placed(topology: Topology, device: str, threads: int | None) -> Topology:
 
 
 def shutdown() -> None:
-    mx.nd.waitall()  # the engine may still be at a collective
+    mx.nd.waitall()  # the engine may still execute a collective
     hvd.shutdown()
 
 

@@ -1,7 +1,7 @@
 """Batch norm for MXNet with PyTorch's running statistics, whose variance is unbiased; MXNet's own is biased.
 
-A static graph's backward changes the running statistics, but declares to MXNet's engine that it only reads them. So
-what reads them before has to be waited for, and what comes after has to write to them first.
+A static graph's backward changes the running statistics, but MXNet's engine treats it as only reading them. So earlier
+reads must be waited for, and later operations must write to them first.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections.abc import Callable
 import mxnet as mx
 from mxnet.gluon import nn
 
-_KERNEL_TENSORS = 60  # what one call of MXNet's multi-tensor kernels takes at most
+_KERNEL_TENSORS = 60  # the most that one call of MXNet's multi-tensor kernels takes
 
 
 class BatchNorm(nn.BatchNorm):
-    """Gluon's, whose running statistics hvdkit corrects after each training step. `keep` is the momentum."""
+    """Gluon's batch norm; hvdkit corrects its running statistics after each training step. `keep` is the momentum."""
 
     def __init__(self, channels: int, momentum: float, epsilon: float) -> None:
         super().__init__(momentum=momentum, epsilon=epsilon, in_channels=channels)
         self.keep = momentum
 
     def leave_statistics(self) -> None:
-        """Put the batch's own mean and biased variance in the place of the running ones; before the first call."""
+        """Store the batch's mean and biased variance instead of running ones. Call this before the first batch."""
         self._kwargs["momentum"] = 0.0
 
 
 class Statistics:
     """Corrects the running statistics of a network's norms, for batches of one shape.
 
-    `old` is what `running` was before the batch, `counts` are the values that the batch has in a channel.
+    `_old` are the values of `_running` before the batch; `_counts` are the batch's values per channel of each norm.
     """
 
     def __init__(self, network: nn.HybridBlock, norms: list[BatchNorm], shape: tuple[int, ...]) -> None:
@@ -43,16 +43,18 @@ class Statistics:
         return [norm.running_var.data() for norm in norms]
 
     def before_step(self) -> None:
-        """Keep them as they are."""
+        """Save the running statistics."""
         for new, old in zip(self._running, self._old, strict=True):
             new.copyto(old)
         for old in self._old:
             old.wait_to_read()
 
     def after_step(self) -> None:
-        """With n values in a channel, MXNet computes  new = keep × old + (1 - keep) × biased,  but the variance wanted
-        is (1 - keep) × n / (n - 1) × biased. With c = n / (n - 1) that is  c × new - keep × (c - 1) × old,  for all
-        norms by one call of a kernel:  w - rate × (g + decay × w)  with new for w and old for g.
+        """Make the running variances unbiased.
+
+        With n values per channel, MXNet computes  new = keep × old + (1 - keep) × biased,  but the last term should be
+        (1 - keep) × c × biased  with c = n / (n - 1). The result is  c × new - keep × (c - 1) × old,  which one kernel
+        call computes for all norms as  w - rate × (g + decay × w)  with w = new and g = old.
         """
         keep = self._keep
         rates = [keep / (count - 1) for count in self._counts]
@@ -64,7 +66,7 @@ class Statistics:
 
 
 class ExactStatistics(Statistics):
-    """For float64: to MXNet's batch norm and kernels 0.9 is 0.89999998. The norms leave the batch's own statistics."""
+    """For float64, where MXNet's kernels round 0.9 to 0.89999998. The norms store the batch's statistics."""
 
     def _watched(self, norms: list[BatchNorm]) -> list[mx.nd.NDArray]:
         return super()._watched(norms) + [norm.running_mean.data() for norm in norms]
@@ -77,7 +79,7 @@ class ExactStatistics(Statistics):
 
 
 def statistics_of(network: mx.gluon.Block, dtype: str) -> Callable[[tuple[int, ...]], Statistics | None]:
-    """What makes a network's `Statistics` for a shape of images; None where it has no `BatchNorm` of this module."""
+    """A function from images' shape to a network's `Statistics`, or to None if it has no `BatchNorm` from here."""
     norms: list[BatchNorm] = []
     network.apply(lambda block: norms.append(block) if isinstance(block, BatchNorm) else None)
     if not norms:
@@ -90,7 +92,7 @@ def statistics_of(network: mx.gluon.Block, dtype: str) -> Callable[[tuple[int, .
 
 
 def _values_a_channel(network: nn.HybridBlock, shape: tuple[int, ...]) -> dict[str, int]:
-    """How many values a batch of images of `shape` has in one channel of each layer, by the layer's name."""
+    """The number of values per channel of each layer for images of `shape`, by the layer's name."""
     inside = network(mx.sym.var("images")).get_internals()
     _, shapes, _ = inside.infer_shape(images=shape)
     sizes = zip(inside.list_outputs(), shapes, strict=True)

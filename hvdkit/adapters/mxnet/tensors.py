@@ -1,6 +1,6 @@
 """MXNet's tensor operations (`hvdkit/core/tensors.py`).
 
-What MXNet 1.9.1 cannot do, NumPy does: bytes, and random numbers that a seed alone decides.
+NumPy does what MXNet 1.9.1 cannot: bytes, and random numbers that depend only on a seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sqrt(tensor: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 def norm(tensor: mx.nd.NDArray) -> mx.nd.NDArray:
-    # mx.nd.norm adds up without care: over a million float32 it is 3e-4 off, this 3e-8.
+    # mx.nd.norm is inexact: for a million float32 values its error is 3e-4, and 3e-8 here.
     return mx.nd.sqrt(mx.nd.sum(tensor * tensor))
 
 

@@ -1,8 +1,8 @@
-"""MXNet's marks: operations of its engine that read what is to be there by then, and note the time.
+"""MXNet's trace events: operations of its engine that depend on tensors and record the time when these are ready.
 
-Each is a call of Python from one of the engine's threads, which must get the interpreter's lock from the thread that
-pushes the step's operations. That one gives it away every 5 ms, which is a quarter of a small network's backward, so
-marked steps ask for it sooner.
+Each is a Python call from one of the engine's threads, which needs the interpreter lock of the thread that pushes the
+step's operations. That thread releases it every 5 ms, which is a quarter of a small network's backward, so steps with
+trace events shorten this interval.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class _Cpu(ctypes.Structure):
-    """The engine's `Context`: on the processor, whatever the tensors are on, as the engine waits for those."""
+    """The engine's `Context`: always the CPU, as the engine itself waits for tensors on other devices."""
 
     _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int))
 
 
-_CPU, _PRIORITISED = _Cpu(1, 0), ctypes.c_int(3)  # in threads of their own (include/mxnet/engine.h, FnProperty)
-_SWITCH_S = 2e-5  # between two threads of Python, in marked steps
-_names: list[str] = []  # of the marks under way and past; an operation gets its index
-_order: mx.nd.NDArray | None = None  # a step's marks write to it, so that one comes behind the other
-_gradients: list[str] | None = None  # names of the parameters whose gradients are marked one by one
+_CPU, _PRIORITISED = _Cpu(1, 0), ctypes.c_int(3)  # runs in separate threads (include/mxnet/engine.h, FnProperty)
+_SWITCH_S = 2e-5  # the switch interval of Python's threads in steps with trace events
+_names: list[str] = []  # of all trace events; an operation gets its name's index
+_order: mx.nd.NDArray | None = None  # a step's trace events write to it, which keeps them in order
+_gradients: list[str] | None = None  # names of the parameters whose gradients have their own trace events
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -40,7 +40,7 @@ def _now(_: Any, index: int | None) -> None:
 
 
 def mark(name: str, after: Sequence[mx.nd.NDArray]) -> None:
-    """Mark when the tensors are there, with all that has been asked of them until now, and behind the mark before."""
+    """Record a trace event once the tensors are ready, and after the previous trace event."""
     global _order
     if not trace_events.recording():
         return
@@ -64,13 +64,13 @@ def _handles(tensors: Sequence[mx.nd.NDArray]) -> Any:
 
 
 def stamp(names: tuple[str, ...], tensors: list[mx.nd.NDArray]) -> list[mx.nd.NDArray]:
-    """Mark when the tensors are there, or now where there are none; returns the tensors.
+    """Record trace events once the tensors are ready, or now if there are none; returns the tensors.
 
-    In detailed steps the gradients behind BACKWARD, which are in the parameters' order, are marked one by one too.
+    In detailed steps, each gradient of BACKWARD has its own trace event; gradients are in the parameters' order.
     """
     if trace_events.recording():
         if trace_events.BACKWARD in names:
-            # Those that are ready together, as MXNet runs backward in segments, come in backward's order then.
+            # Reversed, so that gradients that are ready together (MXNet runs segments) come in backward's order.
             for name, gradient in reversed(list(zip(_gradients or (), tensors, strict=False))):
                 _push(trace_events.READY + name, [gradient])
         for name in names:
@@ -82,7 +82,7 @@ def stamp(names: tuple[str, ...], tensors: list[mx.nd.NDArray]) -> list[mx.nd.ND
 
 
 class Observer(timing.Observer):
-    """`names` are the trained parameters' in their order."""
+    """`names` are the names of the trained parameters, in order."""
 
     def __init__(self, hvd: Any, names: list[str]) -> None:
         super().__init__(hvd)

@@ -19,11 +19,11 @@ from hvdkit.data.dataset import Batch, on_device
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 
-_KERNEL_TENSORS = 60  # what one call of MXNet's multi-tensor kernels takes at most
+_KERNEL_TENSORS = 60  # the most that one call of MXNet's multi-tensor kernels takes
 
 
 class Network(EagerNetwork):
-    """Hybridized with static memory and shapes: a step is one call of the engine instead of one an operation."""
+    """A hybridized block with static memory and shapes: one engine call for a step instead of one per operation."""
 
     def __init__(self, model: mx.gluon.Block, loss: Loss, precision: str, context: mx.Context) -> None:
         self.model, self._context, self._smoothing = model, context, loss.label_smoothing
@@ -33,7 +33,7 @@ class Network(EagerNetwork):
         self._statistics: dict[tuple[int, ...], Statistics | None] = {}  # by the shape of a batch of images
         self._statistics_of = statistics_of(model, self.dtype)
         model.hybridize(static_alloc=True, static_shape=True)
-        # By canonical name: Gluon's own names depend on how many networks a process has made.
+        # By canonical name: Gluon's own names depend on the number of networks created before.
         named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
         self._trained = {name: each for name, each in named.items() if each.grad_req != "null"}
         self.parameters = {name: each.data() for name, each in self._trained.items()}
@@ -60,13 +60,13 @@ class Network(EagerNetwork):
             logits = self.model(images)
             loss = self._criterion(logits, self._targets(labels, logits.shape[1])).mean()
             scaled = loss if scale is None else loss * scale
-        self.stamp((trace_events.FORWARD,), [logits])  # not the loss: backward needs none, and may come before it
+        self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede
         scaled.backward()
         if statistics:
             statistics.after_step()
         for parameter in self._trained.values():
             weight = parameter.data()
-            if not weight._fresh_grad:  # unused in this batch, maybe not in the last one or on other ranks
+            if not weight._fresh_grad:  # unused in this batch, but maybe used in the last one or on other ranks
                 parameter.grad()[:] = 0
             weight._fresh_grad = False
         return logits, loss, {name: parameter.grad() for name, parameter in self._trained.items()}
@@ -75,9 +75,9 @@ class Network(EagerNetwork):
         return np.asarray(self.model(self._images(images)).asnumpy())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
-        """Operation by operation, a small network's update would cost as much as a tenth of its step.
+        """SGD by multi-tensor kernels; with single operations, a small network's update takes a tenth of its step.
 
-        MXNet's multi-tensor kernels know float32 only: 0.9 is 0.89999998 to them.
+        None for float64, as MXNet's multi-tensor kernels round 0.9 to 0.89999998.
         """
         decoupled = isinstance(settings, Sgd) and settings.decoupled and settings.weight_decay > 0
         if not isinstance(settings, Sgd) or decoupled or self.dtype != "float32":
@@ -91,7 +91,7 @@ class Network(EagerNetwork):
         return hot * (1 - self._smoothing) + self._smoothing / classes
 
     def _images(self, images: np.ndarray) -> mx.nd.NDArray:
-        """NHWC to NCHW on the device; features of another shape as they are."""
+        """NHWC images as an NCHW tensor on the device; inputs of other shapes are not transposed."""
         if images.ndim == 4:
             images = images.transpose(0, 3, 1, 2)
         dtype = self.dtype if np.issubdtype(images.dtype, np.floating) else images.dtype
@@ -102,7 +102,7 @@ class Network(EagerNetwork):
 
 
 def _initialize(model: mx.gluon.Block, context: mx.Context) -> None:
-    """Draw what the network's author has not, and move all to the device."""
+    """Initialize parameters that are not initialized yet, and move all to the device. Raises RequestError."""
     parameters = model.collect_params()
     shapeless = [name for name, parameter in parameters.items() if not np.prod(parameter.shape or 0)]
     if shapeless:
@@ -129,7 +129,7 @@ def _sgd(
     rate: float,
     corrections: tuple[float, float],
 ) -> None:
-    """Core's rule for SGD with coupled decay; MXNet's own has the learning rate inside the velocity."""
+    """Core's SGD with coupled decay; MXNet's own multiplies the velocity by the learning rate."""
     for start in range(0, len(weights), _KERNEL_TENSORS):
         part = slice(start, start + _KERNEL_TENSORS)
         velocities = [velocity for (velocity,) in slots[part]]
@@ -142,8 +142,8 @@ def _sgd_part(
     count, momentum = len(weights), settings.momentum
     decays = [decay_of(settings, weight.shape) for weight in weights]
     none, rates = [0.0] * count, [rate] * count
-    # velocity = momentum × velocity + gradient + decay × weight: the kernel's own formula at a rate of -1. Its
-    # weights, the old plus the velocity, are not wanted.
+    # velocity = momentum × velocity + gradient + decay × weight: the kernel's formula at a rate of -1. The weights
+    # that it writes, old weights plus velocity, are not used.
     mx.nd.multi_sgd_mom_update(
         *_interleaved(weights, gradients, velocities),
         lrs=[-1.0] * count, wds=decays, momentum=momentum, num_weights=count, out=scratch,

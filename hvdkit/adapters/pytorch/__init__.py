@@ -1,4 +1,4 @@
-"""PyTorch behind the seam (`hvdkit/core/seam.py`)."""
+"""The adapter for PyTorch (`hvdkit/core/seam.py`)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def init(device: str, threads: int | None = None) -> Topology:
 
 
 def device() -> torch.device:
-    """This rank's."""
+    """This rank's device."""
     return _device
 
 
 def placed(topology: Topology, device: str, threads: int | None) -> Topology:
-    """Pin the rank at this place to its device and threads, as `init` does."""
+    """The part of `init` after Horovod has started: pin the rank to its device and threads."""
     global _device
     torch.set_num_threads(threads_per_rank(threads, topology.local_size))
     if wants_gpu(device, torch.cuda.device_count(), topology.local_size, "PyTorch"):

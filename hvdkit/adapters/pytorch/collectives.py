@@ -1,4 +1,4 @@
-"""Collectives for `hvdkit.adapters.pytorch`: asked for, and then waited for without taking a core."""
+"""Asynchronous collectives for PyTorch, whose results are waited for without a busy wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_S, _POLL_SHARE = 1e-4, 1 / 1000
 
 
 class WaitingCollectives(Collectives):
-    """As other frameworks', but that the thread which asks sleeps until the result is there."""
+    """Collectives whose calling thread sleeps until the result is ready."""
 
     def __init__(self) -> None:
         super().__init__(hvd, lambda splits: torch.tensor(splits, dtype=torch.int32))
@@ -30,33 +30,28 @@ class WaitingCollectives(Collectives):
         within: Any = None,
         overwrite: bool = False,
     ) -> list[torch.Tensor]:
-        """As the seam's."""
         start = hvd.grouped_allreduce_async_ if overwrite else hvd.grouped_allreduce_async
         handle = start(tensors, name=name, op=self._ops[op], process_set=within or hvd.global_process_set)
         return list(_wait_for_ranks(handle))
 
     def allgather(self, tensor: torch.Tensor, name: str = "allgather") -> torch.Tensor:
-        """As the seam's."""
         return _wait_for_ranks(hvd.allgather_async(tensor, name=name))
 
     def broadcast(
         self, tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None
     ) -> torch.Tensor:
-        """As the seam's."""
         group = within or hvd.global_process_set
         return _wait_for_ranks(hvd.broadcast_async(tensor, root_rank, name=name, process_set=group))
 
     def alltoall(self, tensor: torch.Tensor, name: str = "alltoall", splits: list[int] | None = None) -> torch.Tensor:
-        """As the seam's."""
         lengths = None if splits is None else self._counts(splits)
         return _wait_for_ranks(hvd.alltoall_async(tensor, lengths, name=name))[0]
 
     def reducescatter(self, tensor: torch.Tensor, op: Op = "average", name: str = "reducescatter") -> torch.Tensor:
-        """As the seam's."""
         return _wait_for_ranks(hvd.reducescatter_async(tensor, op=self._ops[op], name=name))
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
-        """As the seam's, and as Horovod's own but for how it waits."""
+        """Like Horovod's own function, but without its busy wait."""
         mine = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
         sizes = self.allgather(torch.tensor([len(mine)]), name=f"{name}.size")
         everyone = self.allgather(mine, name=f"{name}.bytes")
@@ -64,17 +59,17 @@ class WaitingCollectives(Collectives):
 
 
 def start_average(tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
-    """Begin to put the mean over all ranks in the tensor's place; what is returned waits for it and returns it."""
+    """Start averaging a tensor over all ranks in place. The returned function waits for the mean and returns it."""
     handle = hvd.allreduce_async_(tensor, op=hvd.Average, name=name)
     return lambda: _wait_for_ranks(handle)
 
 
 def _wait_for_ranks(
     handle: int,
-) -> Any:  # launch/diagnosis/hangs.py knows this name
-    """An operation's result. Horovod's own wait never leaves the core, which those threads need that reduce."""
+) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames
+    """An operation's result. Horovod's own wait is a busy wait, which takes a core from its reducing threads."""
     started = time.perf_counter()
     while not hvd.poll(handle):
-        # On a slow network it takes long, and looking takes time from what sends: late by 1/1000 at most.
+        # Polling takes CPU time from the sending threads: poll less often over time, but at most 1/1000 late.
         time.sleep(max(_POLL_S, _POLL_SHARE * (time.perf_counter() - started)))
     return hvd.synchronize(handle)

@@ -101,4 +101,6 @@ def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format).view(getattr(torch, dtype))  # a copy begins aligned
+    return tensor.clone(memory_format=torch.contiguous_format).view(
+        getattr(torch, dtype)
+    )  # the copy is aligned, as `view` requires

@@ -1,4 +1,4 @@
-"""PyTorch's marks: by the processor's clock, on a GPU by events in its stream; details by hooks."""
+"""PyTorch's trace events: by the CPU's clock, or CUDA events on a GPU. Hooks record the details."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hvdkit.core import trace_events
 if TYPE_CHECKING:
     from hvdkit.results.recording import Kind
 
-_events: list[tuple[str, Any]] = []  # marks whose time only the device knows
+_events: list[tuple[str, Any]] = []  # trace events whose time is only known on the device
 
 
 def mark(name: str, device: torch.device) -> None:
-    """Mark what the device has been asked for until now."""
+    """Record a trace event after all operations that have been queued on the device so far."""
     if not trace_events.recording():
         return
     if device.type != "cuda":
@@ -31,14 +31,14 @@ def mark(name: str, device: torch.device) -> None:
 
 
 def stamp(device: torch.device, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Mark what the device has been asked for until now under several names; returns the tensors."""
+    """Record such trace events under several names; returns the tensors."""
     for name in names:
         mark(name, device)
     return tensors
 
 
 def settle() -> None:
-    """Give the events of this step their times; the device is idle."""
+    """Read the times of this step's CUDA events. The device must be idle."""
     if not _events:
         return
     now = torch.cuda.Event(enable_timing=True)
@@ -51,7 +51,7 @@ def settle() -> None:
 
 
 class Observer(timing.Observer):
-    """Hooks tell when backward has finished a parameter's gradient, and when a layer has made its output."""
+    """In detailed steps, hooks record when each gradient is ready and when each layer's forward pass has ended."""
 
     def __init__(self, hvd: Any, model: torch.nn.Module, device: torch.device) -> None:
         super().__init__(hvd)
@@ -68,13 +68,13 @@ class Observer(timing.Observer):
             return
         for name, module in self._model.named_modules():
             if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-                self._hooks.append(module.register_forward_hook(self._marking(trace_events.LAYER + name)))
+                self._hooks.append(module.register_forward_hook(self._recorder(trace_events.LAYER + name)))
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(self._marking(trace_events.READY + name))
+                hook = parameter.register_post_accumulate_grad_hook(self._recorder(trace_events.READY + name))
                 self._hooks.append(hook)
 
-    def _marking(self, name: str) -> Callable[..., None]:
+    def _recorder(self, name: str) -> Callable[..., None]:
         return lambda *_: mark(name, self._device)
 
     def start_own_profile(self, folder: Path, rank: int) -> None:

@@ -19,16 +19,16 @@ from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, on_device
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
-# A GPU computes while Horovod sends, so there each gradient goes as soon as backward has finished it. On a CPU that
-# would only take cores from backward.
+# A GPU computes while Horovod sends, so each gradient is sent there as soon as it is ready. On a CPU, sending during
+# backward would only take cores from it.
 OVERLAPPED_ON = {"cuda"}
 
 
 class Network(EagerNetwork):
-    """Images have their channels last, as core gives them: a step took 0.83 of the CPU time so in one process with AVX2
-    (docs/benchmarking.md), and tensor cores want it. The weights stay contiguous, as Horovod wants them.
+    """A module in training. Images are channels-last: a step then took 0.83 of the CPU time in one process with AVX2
+    (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires.
 
-    A baseline may take another `layout`, and put a wrapper in `forward`.
+    A baseline may use another `layout`, and set `forward` to a wrapper.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Network(EagerNetwork):
         self._criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
         self.trained = dict(model.named_parameters())
         self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
-        self.buffers = {  # PyTorch alone counts a batch norm's batches, and nothing reads that here
+        self.buffers = {  # without PyTorch's count of batches, which nothing reads here
             name: tensor
             for name, tensor in model.state_dict().items()
             if name not in self.parameters and not name.endswith("num_batches_tracked")
@@ -82,7 +82,7 @@ class Network(EagerNetwork):
         return logits, self._criterion(logits, labels)
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Every parameter's; zeros where it is unused on this rank, maybe not on the others."""
+        """Every parameter's gradient; zeros if it is unused on this rank, as others may use it."""
         return {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.trained.items()
@@ -111,7 +111,7 @@ class Network(EagerNetwork):
         return torch.autocast(self._device.type, getattr(torch, self._precision.compute), enabled=mixed)
 
     def _images(self, images: np.ndarray) -> torch.Tensor:
-        """NHWC to an NCHW tensor on the device in the session's layout; features of another shape as they are."""
+        """NHWC images as an NCHW tensor on the device; inputs of other shapes are not transposed."""
         tensor = torch.from_numpy(np.ascontiguousarray(images))
         if images.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=self._layout)
@@ -126,7 +126,7 @@ Slots = list[tuple[torch.Tensor, ...]]
 def _sgd(
     settings: Sgd, weights: Tensors, gradients: Tensors, slots: Slots, rate: float, corrections: tuple[float, float]
 ) -> None:
-    """Momentum with coupled decay, a call for all tensors; `torch.optim` needs a second more to start."""
+    """SGD with momentum and coupled decay by `_foreach` calls; importing `torch.optim` would take another second."""
     velocities = [velocity for (velocity,) in slots]
     decays = [decay_of(settings, tuple(weight.shape)) for weight in weights]
     gradients = [
@@ -144,7 +144,7 @@ def _sgd(
 def _adamw(
     settings: AdamW, weights: Tensors, gradients: Tensors, slots: Slots, rate: float, corrections: tuple[float, float]
 ) -> None:
-    """As `torch.optim.AdamW`."""
+    """The update of `torch.optim.AdamW`."""
     means, squares = [mean for mean, _ in slots], [square for _, square in slots]
     for weight in weights:
         decay = decay_of(settings, tuple(weight.shape))

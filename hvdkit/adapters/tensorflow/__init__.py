@@ -1,4 +1,4 @@
-"""TensorFlow behind the seam (`hvdkit/core/seam.py`): plain `tf.Module`s and a compiled step."""
+"""The adapter for TensorFlow (`hvdkit/core/seam.py`): plain `tf.Module`s and a compiled step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hvdkit.adapters.loading import without
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read once, when TensorFlow loads: no banner in each rank's log
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read on import; keeps start-up messages out of each rank's log
 with without("sklearn"):
     import tensorflow as tf
 
@@ -36,7 +36,7 @@ class _Collectives(Collectives):
         within: object = None,
         overwrite: bool = False,
     ) -> list[tf.Tensor]:
-        # Ranks wait for one operation inside of different functions: hence without the name scopes of those.
+        # Ranks may run the same collective in different functions, so names must not depend on their name scopes.
         group = within or hvd.global_process_set
         return list(
             hvd.grouped_allreduce(tensors, op=self._ops[op], name=name, process_set=group, ignore_name_scope=True)
@@ -61,14 +61,14 @@ def init(device: str, threads: int | None = None) -> Topology:
 
 
 def placed(topology: Topology, device: str, threads: int | None) -> Topology:
-    """Pin the rank that stands there to its device and threads, as `init` does."""
+    """The part of `init` after Horovod has started: pin the rank to its device and threads."""
     gpus = tf.config.list_physical_devices("GPU")
     use_gpu = wants_gpu(device, len(gpus), topology.local_size, "TensorFlow")
     tf.config.set_visible_devices(gpus[topology.local_rank] if use_gpu else [], "GPU")
     if use_gpu:
         tf.config.experimental.set_memory_growth(gpus[topology.local_rank], True)
     tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank(threads, topology.local_size))
-    # Two operations side by side would be twice the threads; Horovod's wait outside of this pool.
+    # Two operations at a time would use twice the threads. Horovod's operations wait outside this pool.
     tf.config.threading.set_inter_op_parallelism_threads(1)
     return replace(topology, device="gpu" if use_gpu else "cpu")
 

@@ -18,19 +18,19 @@ def batch_norm(
     epsilon: float,
     training: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Normalize `x` (n, height, width, channels): `x` in its dtype, and what the running mean and variance become.
+    """Normalize `x` (n, height, width, channels). Returns `x` normalized, and the new running mean and variance.
 
-    Ioffe and Szegedy 2015, algorithm 1; the running variance is the unbiased one, as in their algorithm 2.
-    `momentum` is their old values' share. They and `scale` and `offset` are (channels,) float32, or float64 where `x`
-    is. Nothing is assigned, so that a pass which computes again what has been computed changes nothing.
+    Ioffe and Szegedy 2015, algorithm 1; the running variance is unbiased, as in their algorithm 2. `momentum` is the
+    weight of the old running values. These, `scale` and `offset` are (channels,) float32, or float64 if `x` is.
+    Nothing is assigned, so that activations can be computed again without updating the statistics twice.
     """
     if training and x.dtype == tf.float32 and not tf.config.list_logical_devices("GPU"):
         y, center, spread = _exact(x, scale, offset, epsilon)
-    elif x.dtype == tf.float64:  # the fused kernel knows no float64
+    elif x.dtype == tf.float64:  # the fused kernel does not support float64
         center, spread = tf.nn.moments(x, [0, 1, 2]) if training else (mean, variance)
         y = (x - center) * (scale / tf.sqrt(spread + epsilon)) + offset
     else:
-        # The raw operation, as tf.nn's raises the epsilon to 1.001e-5; its variance is unbiased, as in PyTorch.
+        # The raw operation, because tf.nn's raises epsilon to 1.001e-5. Its variance is unbiased, as in PyTorch.
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=x,
             scale=scale,
@@ -52,9 +52,10 @@ def batch_norm(
 def _exact(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The normalized `x`, and the batch's mean and biased variance, as exact as PyTorch's on a CPU.
 
-    TensorFlow's fused kernel for CPUs adds up one value after the other: its mean and variance are some 20 times as far
-    off, and as they move whole channels, so are a network's logits. Here sums go axis by axis, a tree in effect; the
-    rest stays with the fused kernels, of which the second takes mean and variance as what the first has kept.
+    TensorFlow's fused CPU kernel sums one value after the other. The errors of its mean and variance are about 20 times
+    as large, and so are those of a network's logits, since they affect whole channels. Here sums are taken axis by
+    axis, which is effectively a tree. The fused kernels do the rest; the backward kernel gets the mean and variance in
+    place of the values that the forward kernel would save.
     """
 
     @tf.custom_gradient

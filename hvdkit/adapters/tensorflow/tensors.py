@@ -19,7 +19,7 @@ def assign(variable: tf.Variable, value: tf.Tensor) -> None:
 
 
 class _Number:
-    """A variable that gradients know nothing of, in float64."""
+    """A float64 variable that is not differentiated."""
 
     def __init__(self, value: float) -> None:
         self._variable = tf.Variable(value, trainable=False, dtype=tf.float64)
@@ -86,7 +86,7 @@ def part(vector: tf.Tensor, shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
 
 
 def _on_cpu(tensor: tf.Tensor) -> bool:
-    """Whether its memory is at hand: NumPy takes a tenth of the time there that an operation for each tensor does."""
+    """Whether NumPy can read its memory, which takes a tenth of the time of one operation for each tensor."""
     return tf.executing_eagerly() and "GPU" not in tensor.device
 
 
@@ -119,7 +119,7 @@ def uniform(like: tf.Tensor, seed: int) -> tf.Tensor:
 
 
 def to_bytes(tensor: tf.Tensor) -> tf.Tensor:
-    spread = tf.bitcast(tensor, tf.uint8)  # with an axis of its own for an element's bytes
+    spread = tf.bitcast(tensor, tf.uint8)  # with an additional axis for each element's bytes
     return tf.reshape(spread, (*tensor.shape[:-1], tensor.shape[-1] * spread.shape[-1]))
 
 

@@ -1,6 +1,6 @@
-"""TensorFlow's trace events: small Python operations in a step that is compiled once more with them.
+"""TensorFlow's trace events: small Python operations in a second compiled version of the step.
 
-Details come from TensorFlow's own profiler.
+TensorFlow's own profiler records the details.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from hvdkit.core.state import layer_of
 if TYPE_CHECKING:
     from hvdkit.results.recording import Kind
 
-_THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # a weight is the same weight behind these
+_THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # operations that pass a weight on unchanged
 
 
 class Observer(timing.Observer):
-    """Of a session whose step is compiled once more with marks."""
+    """Compiles a second version of the session's step, with trace events."""
 
     def __init__(self, hvd: Any, session: Any) -> None:
         super().__init__(hvd)
         self._network, self._plain_stamp = session.network, session.network.stamp
-        self._marking_stamp = self._stamp  # one object, by which the session knows its marked functions again
-        self._forward: set[str] = set()  # names of operations that were there when the logits were
-        self._ends: dict[str, list[str]] = {}  # by operation's name, the marks that its end sets
+        self._recording_stamp = self._stamp  # one object, as the session looks up its compiled functions by it
+        self._forward: set[str] = set()  # names of the operations of the forward pass
+        self._ends: dict[str, list[str]] = {}  # by operation's name, the trace events at its end
         self._folder: Path | None = None  # where the profiler writes
 
     def watch(self, kind: Kind) -> None:
         if self._folder is not None:
             self._stop_details()
-        self._network.stamp = self._plain_stamp if kind == "plain" else self._marking_stamp
+        self._network.stamp = self._plain_stamp if kind == "plain" else self._recording_stamp
         if kind == "detailed":
             self._folder = Path(tempfile.mkdtemp(prefix="hvdkit-profile-"))
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
             tf.profiler.experimental.start(str(self._folder), options=options)
 
     def _stamp(self, names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors, which go on once the marks are set."""
+        """The tensors, which are available once the trace events are recorded."""
         if trace_events.FORWARD in names:
             self._forward = {operation.name for operation in tensors[0].graph.get_operations()}
         elif trace_events.BACKWARD in names:
-            self._ends = _marking(self._network.parameters, tensors, self._forward)
+            self._ends = _events_by_operation(self._network.parameters, tensors, self._forward)
 
         def now(_: np.ndarray) -> np.int32:
             for name in names:
@@ -58,13 +58,13 @@ class Observer(timing.Observer):
             return np.int32(0)
 
         with tf.control_dependencies(tensors):
-            some = tf.reshape(tensors[-1], [-1])[:1]  # which has to be there on the host, wherever it is computed
+            some = tf.reshape(tensors[-1], [-1])[:1]  # copied to the host, so that it has been computed
             seen = tf.numpy_function(now, [some], tf.int32)
         with tf.control_dependencies([seen]):
             return [tf.identity(tensor) for tensor in tensors]
 
     def _stop_details(self) -> None:
-        """Note when each operation of interest has ended in each step, by the profiler's own record."""
+        """Record when each operation of interest ended in each step, from the profiler's output."""
         tf.profiler.experimental.stop()
         assert self._folder is not None
         found = sorted(self._folder.rglob("*.xplane.pb"))
@@ -77,10 +77,12 @@ class Observer(timing.Observer):
         self._folder = None
 
 
-def _marking(named: dict[str, Any], gradients: Sequence[tf.Tensor], forward: set[str]) -> dict[str, list[str]]:
-    """The marks that the end of an operation sets: of those that make gradients, and that read weights in forward.
+def _events_by_operation(
+    named: dict[str, Any], gradients: Sequence[tf.Tensor], forward: set[str]
+) -> dict[str, list[str]]:
+    """Trace events by the operation at whose end they are recorded: gradients, and reads of weights in forward.
 
-    An optimized graph may have lost an operation, so those that it takes from count too, and the last one tells.
+    The optimized graph may not have an operation any more, so its inputs' operations count too; the last one is used.
     """
     found: dict[str, list[str]] = {}
     for name, gradient in zip(named, gradients, strict=True):
@@ -108,7 +110,7 @@ def _users(tensor: tf.Tensor) -> Iterator[Any]:
 
 
 def _ends(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and end of each operation, in nanoseconds of the wall clock, of a profile in TensorFlow's XSpace format."""
+    """Name and end time of each operation in a profile in XSpace format; wall clock, in nanoseconds."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
@@ -123,7 +125,7 @@ def _ends(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _start(space: Any) -> int:
-    """What a profile's times count from, in nanoseconds of the wall clock; 0 where they are the wall clock's."""
+    """The zero of a profile's times: wall clock, in nanoseconds; 0 if they are wall clock times themselves."""
     for plane in space.planes:
         for stat in plane.stats:
             if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":

@@ -24,10 +24,10 @@ Variables = list[tuple[str, tf.Variable]]
 
 
 class Network(EagerNetwork):
-    """`variables` are the model's by canonical name; `trained` are the names of those that learn, in the order in
-    which gradients come. A subclass has `logits`, and may have another `loss`.
+    """A model's variables in training. `variables` have canonical names; `trained` are the names of the trainable
+    ones, in the order of their gradients. A subclass defines `logits`, and may replace `loss`.
 
-    Raises RequestError where two variables share a name, or one that learns is not in the dtype of `precision`.
+    Raises RequestError if two variables have the same name, or a trainable one is not in the dtype of `precision`.
     """
 
     traced = transposed = True
@@ -45,11 +45,11 @@ class Network(EagerNetwork):
         self._predict: Any = None
 
     def logits(self, images: tf.Tensor, training: bool) -> tf.Tensor:
-        """(n, classes) in the parameters' dtype. For a graph."""
+        """Logits (n, classes) in the parameters' dtype. Traced into a graph."""
         raise NotImplementedError
 
     def loss(self, images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """The batch's mean loss. For a graph."""
+        """The batch's mean loss. Traced into a graph."""
         return cross_entropy(logits, labels, self._smoothing)
 
     def inputs(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
@@ -69,7 +69,7 @@ class Network(EagerNetwork):
         return logits, loss, self.named(tape.gradient(scaled, list(self.parameters.values())))
 
     def named(self, gradients: list[tf.Tensor | None]) -> dict[str, tf.Tensor]:
-        """Whole gradients by name: a variable unused on this rank has zeros; an embedding's rows become a matrix."""
+        """Dense gradients by name: zeros for an unused variable, and a matrix for an embedding's `IndexedSlices`."""
         return {
             name: tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
             for (name, variable), gradient in zip(self.parameters.items(), gradients, strict=True)
@@ -80,7 +80,7 @@ class Network(EagerNetwork):
         return np.array(self._predict(tf.constant(images)))
 
     def compile(self, function: Function) -> Function:
-        # AutoGraph would convert every function down to Horovod's, and is half of a run's start.
+        # AutoGraph would convert all functions, including Horovod's, which is half of a run's start-up time.
         return cast(Function, tf.function(function, autograph=False))
 
     def outside(self, function: Callable[[Tensor], Tensor], vector: tf.Tensor) -> tf.Tensor:
@@ -93,7 +93,7 @@ class Network(EagerNetwork):
 
 
 class ModuleNetwork(Network):
-    """A `tf.Module` that is called with images and `training`."""
+    """A `tf.Module` in training, which is called with images and `training`."""
 
     def __init__(self, model: tf.Module, loss: Loss, precision: str) -> None:
         variables = [(_name(variable), variable) for variable in model.variables]
@@ -106,7 +106,7 @@ class ModuleNetwork(Network):
 
 
 def unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The stamp while nobody records."""
+    """The stamp that is used while trace events are not recorded."""
     return tensors
 
 
@@ -132,7 +132,7 @@ def _sgd(
     rate: tf.Tensor,
     corrections: tuple[Any, Any],
 ) -> None:
-    """Core's rule with coupled decay; TensorFlow's momentum kernel has the rate outside the velocity too."""
+    """Core's SGD with coupled decay. TensorFlow's momentum kernel keeps the rate out of the velocity too."""
     for variable, gradient, (velocity,) in zip(weights, gradients, slots, strict=True):
         decay = decay_of(settings, tuple(variable.shape))
         tf.raw_ops.ResourceApplyMomentum(
@@ -146,7 +146,7 @@ def _sgd(
 
 
 def _check_dtypes(trained: dict[str, tf.Variable], wanted: str, precision: str) -> None:
-    """Check that the network has been built for `precision`. Raises RequestError naming a variable that has not."""
+    """Check that the variables have the dtype of `precision`. Raises RequestError naming one that does not."""
     for name, variable in trained.items():
         if variable.dtype.name != wanted:
             raise RequestError(
