@@ -49,8 +49,8 @@ class OneByOne(Strategy):
 class Plain(Baseline):
     """Averages gradients like hvd.DistributedTrainer.
 
-    The update is the adapter's, with MXNet's kernels. MXNet's own SGD multiplies the velocity by the learning rate,
-    which is a different recipe.
+    The update is the adapter's, with MXNet's kernels. MXNet's own SGD includes the learning rate in the velocity, which
+    is a different recipe.
     """
 
     RIVAL = "plain"
@@ -87,7 +87,7 @@ class KeyValue(Strategy):
 
     def _average_exactly(self, gradients: list[mx.nd.NDArray]) -> None:
         """Average float64 gradients exactly. The server would sum them in float32, so each rank sends its bits in
-        pieces of 16, in a slice where the other ranks have zeros, and the mean is computed here."""
+        pieces of 16 bits, in a slice where the other ranks have zeros, and the mean is computed here."""
         mine = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
         pieces = np.zeros((self._size, 4, mine.size), np.float32)
         pieces[self._rank] = [(mine.view(np.uint64) >> np.uint64(16 * part)) & np.uint64(0xFFFF) for part in range(4)]

@@ -37,7 +37,7 @@ def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
     _report_crashes()
     try:
         status = _exit_status(work)
-    except SystemExit as leaving:  # skip the shutdown here too: during a slow one, other ranks would fail first
+    except SystemExit as leaving:  # the shutdown is skipped here too: if it is slow, other ranks fail first
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -66,7 +66,8 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     rounds = -(-steps // every)
     count = min(TURNS, rounds)
     each = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
-    order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]  # for events, some compile the step again
+    # The warm-up has marked steps too, as some frameworks compile the step again for trace events.
+    order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]
     for number, length in enumerate(each):
         pair = [Turn("plain", number, length), Turn("marked", number, length)]
         order += pair if number % 2 == 0 else pair[::-1]

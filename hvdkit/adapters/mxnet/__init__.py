@@ -7,7 +7,7 @@ from dataclasses import replace
 
 # Before Horovod, which makes MXNet's symbols global: Pillow must find its own libjpeg, not MXNet's.
 with contextlib.suppress(ImportError):
-    import PIL._imaging  # noqa: F401 - for the library that it loads
+    import PIL._imaging  # noqa: F401 - imported to load its library
 
 import horovod
 import horovod.mxnet as hvd

@@ -79,7 +79,7 @@ class ExactStatistics(Statistics):
 
 
 def statistics_of(network: mx.gluon.Block, dtype: str) -> Callable[[tuple[int, ...]], Statistics | None]:
-    """A function from images' shape to a network's `Statistics`, or to None if it has no `BatchNorm` from here."""
+    """A function of the images' shape that returns `Statistics`, or None if the network has no `BatchNorm`."""
     norms: list[BatchNorm] = []
     network.apply(lambda block: norms.append(block) if isinstance(block, BatchNorm) else None)
     if not norms:

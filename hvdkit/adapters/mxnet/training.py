@@ -129,7 +129,7 @@ def _sgd(
     rate: float,
     corrections: tuple[float, float],
 ) -> None:
-    """Core's SGD with coupled decay; MXNet's own multiplies the velocity by the learning rate."""
+    """Core's SGD with coupled decay; MXNet's own includes the learning rate in the velocity."""
     for start in range(0, len(weights), _KERNEL_TENSORS):
         part = slice(start, start + _KERNEL_TENSORS)
         velocities = [velocity for (velocity,) in slots[part]]

@@ -64,9 +64,7 @@ def start_average(tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]
     return lambda: _wait_for_ranks(handle)
 
 
-def _wait_for_ranks(
-    handle: int,
-) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames
+def _wait_for_ranks(handle: int) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames
     """An operation's result. Horovod's own wait is a busy wait, which takes a core from its reducing threads."""
     started = time.perf_counter()
     while not hvd.poll(handle):

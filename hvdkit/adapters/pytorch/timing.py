@@ -31,7 +31,7 @@ def mark(name: str, device: torch.device) -> None:
 
 
 def stamp(device: torch.device, names: tuple[str, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Record such trace events under several names; returns the tensors."""
+    """Call `mark` for each of several names; returns the tensors."""
     for name in names:
         mark(name, device)
     return tensors
