@@ -1,4 +1,4 @@
-"""What can go wrong, told in one line: what happened, where, what was expected, what to do."""
+"""Errors whose message is one line: what happened, where, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -10,64 +10,64 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-LARGEST = 2**53  # of the numbers in requests and files: a float holds every whole number up to it
+LARGEST = 2**53  # bound for numbers in requests and files: a float is exact for all whole numbers up to it
 
 
 class HvdkitError(Exception):
-    """Base of every error that hvdkit tells its user; its text is the whole message.
+    """Base of every error that hvdkit reports to its user; its text is the whole message.
 
-    `exit_status` is what a command ends with: 1 where a run failed, 2 where the request was wrong.
+    `exit_status` is the command's exit status: 1 if a run failed, 2 if the request was wrong.
     """
 
     exit_status = 1
 
 
 class RequestError(HvdkitError):
-    """The request was wrong: a bad recipe, option, host string or file. Nothing was started or written.
+    """The request is wrong: a bad recipe, option, host string or file. Nothing was started or written.
 
-    Several faults found at once are told at once, one a line.
+    Several faults are reported together, one per line.
     """
 
     exit_status = 2
 
 
 class RunError(HvdkitError):
-    """Something that was rightly asked for failed while it ran."""
+    """A valid request failed while it ran."""
 
 
 class Stopped(HvdkitError):
-    """Training ended before its last step because it was asked to, and nothing is lost."""
+    """Training stopped before its last step on request; nothing is lost."""
 
     exit_status = 0
 
 
 class Faults(list[str]):
-    """All faults of one request, a line each, which are reported together."""
+    """All faults of one request, one line each, reported together."""
 
     @contextmanager
     def collected(self, kind: type[HvdkitError] = RequestError) -> Iterator[None]:
-        """Add the lines of an error of this kind that is raised inside, each line once, and go on after the block."""
+        """Catch an error of this kind raised in the block and add its lines, each line once."""
         try:
             yield
         except kind as error:
             self += [line for line in str(error).splitlines() if line not in self]
 
     def report(self) -> None:
-        """Raise RequestError if there are any."""
+        """Raise RequestError if there are any faults."""
         if self:
             raise RequestError("\n".join(self))
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first thing that is wrong with a document, by its key and in one line; `file` where it is the whole of it."""
+    """The first validation error of a document, as one line `key: message`; `file` stands for the whole document."""
     fault = error.errors(include_url=False)[0]
     key = ".".join(map(str, fault["loc"])) or "file"
-    told = f"{key}: {fault['msg'].removeprefix('Value error, ')}"
-    return told if told.isprintable() else repr(told)
+    text = f"{key}: {fault['msg'].removeprefix('Value error, ')}"
+    return text if text.isprintable() else repr(text)
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, to end a message with, where a known name is near the given one, or begins so; else ''."""
+    """`; did you mean 'x'?` if a known name resembles or starts with the given one, else ''; ends an error message."""
     known = list(known)
     near = difflib.get_close_matches(given, known, n=1) or [name for name in known if given and name.startswith(given)]
     return f"; did you mean {near[0]!r}?" if near else ""

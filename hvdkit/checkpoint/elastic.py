@@ -1,7 +1,7 @@
-"""Training that outlives its ranks: one attempt after another, each with the ranks that Horovod's rendezvous has then.
+"""Elastic training: attempts, one after another, each with the ranks that Horovod's rendezvous has at that time.
 
-Horovod's elastic driver (`horovodrun --min-np`, or hvdkit's own launcher) notices lost and new ranks. What it needs of
-a rank is to leave Horovod and enter it again, and to have kept a state that all ranks can go on from.
+Horovod's elastic driver (`horovodrun --min-np`, or hvdkit's own launcher) notices lost and new ranks. A rank then shuts
+Horovod down, initializes it again, and continues from a state that it has kept in memory.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ T = TypeVar("T")
 
 
 def active() -> bool:
-    """Whether an elastic launcher has started this rank."""
+    """Whether an elastic launcher started this rank."""
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
-# Horovod is one a process, and so are the sockets that it has opened to its peers: as /proc calls them.
-_lines: set[str] = set()
+# The sockets that Horovod has opened to its peers, by their names in /proc. There is one Horovod per process.
+_peer_sockets: set[str] = set()
 
 
 @contextlib.contextmanager
 def noting_lines() -> Iterator[None]:
-    """What is opened inside are the lines to the other ranks."""
+    """Record the sockets opened in the block as connections to the other ranks."""
     before = set(_sockets().values())
     try:
         yield
-    finally:  # what could not meet all has met some
-        _lines.clear()
-        _lines.update(set(_sockets().values()) - before)
+    finally:  # a failed start may have connected to some ranks
+        _peer_sockets.clear()
+        _peer_sockets.update(set(_sockets().values()) - before)
 
 
 def hang_up() -> None:
-    """Let the other ranks see that this one has left Horovod.
+    """Shut down the sockets to the other ranks, so that they notice that this rank has left Horovod.
 
-    Horovod 0.28.1 keeps the sockets of its process sets until it is entered again (their GlooContext is not `enabled_`,
-    so its Finalize does nothing): a rank that waits for this one would wait for Gloo's timeout of 30 s.
+    Horovod 0.28.1 keeps the sockets of its process sets open until it is initialized again (their GlooContext is not
+    `enabled_`, so its Finalize does nothing): a rank that waits for this one would wait for Gloo's timeout of 30 s.
     """
     for descriptor, name in _sockets().items():
-        if name in _lines:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:
-                line.getpeername()  # raises where it listens
-                line.shutdown(socket.SHUT_RDWR)  # the descriptor stays Gloo's to close
-    _lines.clear()
+        if name in _peer_sockets:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.getpeername()  # raises for a listening socket
+                connection.shutdown(socket.SHUT_RDWR)  # Gloo still closes the descriptor
+    _peer_sockets.clear()
 
 
 def _sockets() -> dict[int, str]:
-    """This process's sockets by their descriptor."""
+    """The names of this process's sockets by descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -68,13 +68,13 @@ def _sockets() -> dict[int, str]:
 
 
 class HostsChanged(Exception):
-    """Hosts have come or gone, and all ranks leave Horovod to enter it again."""
+    """Hosts were added or removed; all ranks shut Horovod down and initialize it again."""
 
 
 class Commits:
-    """The last state that this rank has kept in memory, and what was recovered from so far.
+    """The last state that this rank keeps in memory, and the recoveries so far.
 
-    `look` says whether hosts have come or gone: it raises HostsChanged, on all ranks alike.
+    `look` raises HostsChanged, on all ranks, if hosts were added or removed.
     """
 
     def __init__(self, look: Callable[[], None] = lambda: None) -> None:
@@ -85,16 +85,16 @@ class Commits:
         self._since: tuple[float, Literal["lost", "hosts"], int] | None = None
 
     def take(self, checkpoint: Checkpoint) -> None:
-        """Keep this state instead of the one before."""
+        """Keep this state in place of the previous one; raises HostsChanged as `look` does."""
         self.held = checkpoint
         self._look()
 
     def interrupted(self, why: Literal["lost", "hosts"]) -> None:
-        """An attempt has come to its end before training has."""
+        """Record that an attempt ended before training did."""
         self._since = self._since or (time.monotonic(), why, self._np)
 
     def stepped(self, step: int, np: int) -> None:
-        """An update is done, `step` in all, with `np` ranks."""
+        """Record that update `step` was made with `np` ranks; the first one after an interruption ends the recovery."""
         self._np = np
         if self._since is not None:
             began, why, before = self._since
@@ -104,9 +104,9 @@ class Commits:
 
 
 def persist(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat: Heartbeat) -> T:
-    """Call `attempt` until it comes to its end, again whenever ranks are lost or join; returns what it returns.
+    """Call `attempt`, again whenever ranks are lost or join, until it returns; returns its result.
 
-    An attempt begins with `adapter.init`. What it raises for another reason passes.
+    An attempt starts with `adapter.init`. Exceptions with another cause are raised to the caller.
     """
     hosts = adapter.watch_hosts()
     commits = Commits(hosts.look)
@@ -123,7 +123,7 @@ def persist(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat: Heartb
             print(f"another rank is gone: {first_line(error)}", flush=True)
         commits.interrupted(why)
         heartbeat.beat(WAITING)
-        with contextlib.suppress(Exception):  # it has lost its peers, and may say so
+        with contextlib.suppress(Exception):  # shutdown may fail because its peers are gone
             adapter.shutdown()
         hang_up()
         hosts.forget()

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether it belongs to the recipe, and where training stands then."""
+"""Resuming from a checkpoint: choosing it, checking that it fits the recipe, and restoring the progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.recipe.schema import Recipe, flat
 
-# What may differ between a checkpoint's recipe and the one that goes on from it.
+# Keys that may differ between a checkpoint's recipe and the recipe that resumes from it.
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
     "compression", "allreduce", "recompute", "batch_size", "accumulate", "elastic", "tune",
@@ -28,9 +28,9 @@ _FREE = {
 
 
 def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint in `place`, None where there is none, and a line for each later one that is damaged.
+    """The newest valid checkpoint in `place` (None if there is none), and one line for each later, damaged one.
 
-    Raises RequestError where checkpoints are there and none can be read, or the newest is of another recipe.
+    Raises RequestError if there are checkpoints but none can be read, or if the newest is of another recipe.
     """
     if place.exists() and not place.is_dir():
         raise RequestError(f"{place}: expected a folder of checkpoints, got a file; remove it")
@@ -52,43 +52,45 @@ def resumed(
     place: Path | None,
     held: Checkpoint | None = None,
 ) -> tuple[Progress, bool, int, dict[str, np.ndarray]]:
-    """Load the state of the rank that is furthest (`held` is this rank's), or else rank 0's newest whole checkpoint.
+    """Load the state of the most advanced rank (`held` is this rank's), or else rank 0's newest valid checkpoint.
 
-    Returns where training stands, whether updates are counted anew since they have another size, the rank from which
-    the others get the adapter's state, and, on all ranks, the rest of the state. Collective.
-    Raises RequestError, the same on every rank, as `pick` does, and where the tensors do not fit.
+    Returns the progress; whether updates are recounted because their size has changed; the root rank, from which the
+    others get the session's state; and, on all ranks, the rest of the state. Collective.
+    Raises RequestError, the same on every rank, as `pick` does, and if the tensors do not fit.
     """
     positions = adapter.allgather_object(held and held.record.progress.position, name="held")
     furthest = max((position for position in positions if position is not None), default=None)
-    root = positions.index(furthest)  # the first of those that hold it, or of all where nobody holds anything
-    told: dict[str, Any] = {}
+    root = positions.index(furthest)  # the first rank that holds it; rank 0 if no rank holds a state
+    found_state: dict[str, Any] = {}
     if topology.rank == root:
         try:
             found = held or (pick(place, recipe)[0] if place else None)
             if found:
                 state = without_strategy(found.state)
                 session.load_state(state)
-                told = {"progress": asdict(found.record.progress), "np": found.record.np, "recipe": found.record.recipe}
-                told["rest"] = {name: value for name, value in found.state.items() if name not in state}
+                record = found.record
+                found_state = {"progress": asdict(record.progress), "np": record.np, "recipe": record.recipe}
+                found_state["rest"] = {name: value for name, value in found.state.items() if name not in state}
         except RequestError as error:
-            told = {"error": str(error)}
-    told = adapter.allgather_object(told, name="resume")[root]
-    if "error" in told:
-        raise RequestError(told["error"])
-    if not told:
+            found_state = {"error": str(error)}
+    found_state = adapter.allgather_object(found_state, name="resume")[root]
+    if "error" in found_state:
+        raise RequestError(found_state["error"])
+    if not found_state:
         return Progress(), False, root, {}
-    progress = Progress(**told["progress"])
-    before = told["recipe"]["batch_size"] * told["np"], told["recipe"]["accumulate"]
+    progress = Progress(**found_state["progress"])
+    theirs = found_state["recipe"]
+    before = theirs["batch_size"] * found_state["np"], theirs["accumulate"]
     recounted = before != (recipe.batch_size * topology.size, recipe.accumulate)
     if recounted:
-        # The schedule counts in updates of the new size, the epoch in images: as many are left as the images make.
+        # The schedule counts updates of the new size. The images of the epoch decide how many updates are left.
         progress.step = StepPlan(recipe, len(dataset.train), topology.size).step_at(progress.epoch, progress.images)
-    return progress, recounted, root, told["rest"]
+    return progress, recounted, root, found_state["rest"]
 
 
 def _check_same(record: Record, recipe: Recipe, place: Path) -> None:
     try:
-        before = Recipe.model_validate(record.recipe)  # a key that came later has its default
+        before = Recipe.model_validate(record.recipe)  # a key added in a later version has its default
     except ValidationError as error:
         raise RequestError(f"{place}: the newest checkpoint's recipe cannot be read: {first_fault(error)}") from None
     theirs, mine = deciding(before), deciding(recipe)
@@ -102,13 +104,13 @@ def _check_same(record: Record, recipe: Recipe, place: Path) -> None:
 
 
 def _of_another_kind(key: str, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether the key differs only since its section is another thing altogether, which its name tells already."""
+    """Whether a key differs only because its section has another `name`, which is reported already."""
     name = f"{key.partition('.')[0]}.name"
     return key != name and mine.get(name) != theirs.get(name)
 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
-    """What decides the training, by dotted key; files may have moved, and be read by other threads."""
+    """The settings that determine training, by dotted key; without paths of files and numbers of reader threads."""
     elsewhere = ("data.path", "data.workers", "model.weights")
     settings = flat(recipe).items()
     return {key: value for key, value in settings if key.partition(".")[0] not in _FREE and key not in elsewhere}

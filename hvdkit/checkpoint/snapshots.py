@@ -1,13 +1,13 @@
 """Checkpoints: a folder of safetensors and JSON, the same for every framework.
 
     checkpoints/step-00000440/model.safetensors       parameters and running statistics, torchvision's names and layouts
-                              optimizer.safetensors   slots and counts, as in an adapter's state
-                              communication.safetensors   what compression and Local SGD keep, where they keep anything
-                              checkpoint.json         where training stood, and a digest of each file
+                              optimizer.safetensors   slots and counts, as in `Session.state`
+                              communication.safetensors   the state of compression and Local SGD, if there is any
+                              checkpoint.json         the progress of training, and a digest of each file
     checkpoints/last -> step-00000440                 the newest
     checkpoints/best -> step-00000440                 the highest validation accuracy
 
-A checkpoint is written beside its place and renamed, so it is whole or not there.
+A checkpoint is written to a temporary folder and renamed, so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ State = dict[str, np.ndarray]
 
 
 class Record(BaseModel):
-    """`checkpoint.json`: where training stood, what wrote it, and a digest of the rest.
+    """`checkpoint.json`: the progress of training, the versions that wrote it, and digests of the other files.
 
     `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
     """
@@ -60,14 +60,14 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory: its record, and the state as `Adapter.load_state` takes it."""
+    """A checkpoint in memory: its record, and the state as `Session.load_state` takes it."""
 
     record: Record
     state: State
 
 
 def read(folder: Path) -> Checkpoint:
-    """Read a checkpoint. Raises RequestError, naming the file, where it is missing, torn, damaged or foreign."""
+    """Read a checkpoint. Raises RequestError, naming the file, if one is missing, truncated, damaged or foreign."""
     path = folder / RECORD
     try:
         record = Record.model_validate_json(read_bounded(path))
@@ -105,7 +105,7 @@ def _read_tensors(path: Path, expected: str) -> State:
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint in `folder` that is whole, and a line for each later one that is not."""
+    """The newest valid checkpoint in `folder`, and one line for each later one that is not valid."""
     complaints: list[str] = []
     for place in reversed(_places(folder)):
         try:
@@ -116,30 +116,30 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 class Checkpoints:
-    """A run's folder of checkpoints, on the one rank that writes. It keeps the newest few and the best."""
+    """A run's folder of checkpoints, used on rank 0. It keeps the newest few and the best."""
 
     def __init__(self, folder: Path, settings: Checkpointing) -> None:
         self._folder, self._settings = folder, settings
-        for left in folder.glob(".step-*.making"):  # by a run that was killed
+        for left in folder.glob(".step-*.making"):  # left by a killed run
             shutil.rmtree(left, ignore_errors=True)
         self._writing: threading.Thread | None = None
         self._fault: Exception | None = None
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Start writing; training may go on meanwhile, and the arrays are the caller's again.
+        """Start writing in a thread; training may continue, and the caller may change the arrays.
 
-        What takes processor time is done here, where no step is timed; the thread waits for the disk.
-        Raises RunError where the one before could not be written; older checkpoints stay as they are.
+        The work that takes CPU time is done in this call, which is not timed as a step; the thread waits for the disk.
+        Raises RunError if the previous checkpoint could not be written; older checkpoints stay as they are.
         """
         self.wait()
         files = {name: save(part) for name, part in _parts(checkpoint.state).items()}
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         record = checkpoint.record.model_copy(update={"files": digests})
-        self._writing = threading.Thread(target=self._write_told, args=(record, files), name="checkpoint")
+        self._writing = threading.Thread(target=self._write_and_keep_error, args=(record, files), name="checkpoint")
         self._writing.start()
 
     def wait(self) -> None:
-        """Until all is written. Raises RunError where it could not be, and what else went wrong on the way."""
+        """Wait until all is written. Raises RunError if that failed, and any other exception of the thread."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -148,18 +148,18 @@ class Checkpoints:
             raise fault
 
     def kept(self) -> dict[str, Path]:
-        """The folders to which `last` and, where there are accuracies, `best` point, once all is written."""
+        """The folders that `last` and, if there are accuracies, `best` point to; complete after `wait`."""
         links = {name: self._folder / name for name in (_LAST, _BEST)}
         return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
 
-    def _write_told(self, record: Record, files: Mapping[str, bytes]) -> None:
+    def _write_and_keep_error(self, record: Record, files: Mapping[str, bytes]) -> None:
         try:
             self._write(record, files)
         except OSError as error:
             self._fault = RunError(
                 f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
             )
-        except Exception as error:  # else nobody would hear of it: a thread's own end is silent
+        except Exception as error:  # `wait` raises it; an exception in a thread is not raised elsewhere
             self._fault = error
 
     def _write(self, record: Record, files: Mapping[str, bytes]) -> None:
@@ -173,7 +173,7 @@ class Checkpoints:
                 _write_to_disk(making / name, content)
             write_atomic(making / RECORD, record.model_dump_json(indent=1) + "\n")
             _sync_folder(making)
-            if place.exists():  # written by a run that was killed behind this step, and the same
+            if place.exists():  # the same checkpoint, of a run that was killed after this step
                 shutil.rmtree(place)
             making.rename(place)
             _sync_folder(self._folder)
@@ -183,12 +183,12 @@ class Checkpoints:
         self._prune()
 
     def _prune(self) -> None:
-        """Leave the newest few and the best, and let `last` and `best` point to theirs."""
+        """Delete all but the newest few and the best, and update the links `last` and `best`."""
         places = _places(self._folder)
         whole = [place for place in places if _progress(place) is not None]
         scored = {place: accuracy for place in whole if (accuracy := _accuracy(place)) is not None}
         best = max(scored, key=lambda place: (scored[place], place.name), default=None)
-        self._link(_LAST, whole[-1])  # first: no link ever points to what is gone
+        self._link(_LAST, whole[-1])  # before deleting: no link ever points to a deleted folder
         if best is not None:
             self._link(_BEST, best)
         for place in places[: -self._settings.keep]:
@@ -203,9 +203,9 @@ class Checkpoints:
 
 
 def _places(folder: Path) -> list[Path]:
-    """All checkpoints by how far training was, the least first; those that cannot be read stand behind them.
+    """All checkpoints sorted by progress, the earliest first; unreadable ones come last.
 
-    Not by name: with another number of ranks updates are counted anew.
+    The order is not that of the names, because updates are recounted with another number of ranks.
     """
     return sorted((place for place in folder.glob("step-*") if place.is_dir()), key=_position)
 
@@ -221,7 +221,7 @@ def _accuracy(place: Path) -> float | None:
 
 
 def _progress(place: Path) -> Progress | None:
-    """Where training stood; None where that cannot be read."""
+    """The progress in a checkpoint; None if it cannot be read."""
     try:
         return Record.model_validate_json(read_bounded(place / RECORD)).progress
     except (OSError, ValidationError):
@@ -229,7 +229,7 @@ def _progress(place: Path) -> Progress | None:
 
 
 def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:
-    """A state by the file that holds it."""
+    """The state's tensors by the file that they are written to."""
     parts: dict[str, State] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}}
     for name, array in state.items():
         file = {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL)
@@ -238,7 +238,7 @@ def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:
 
 
 def _write_to_disk(path: Path, content: bytes) -> None:
-    """Write a file to the disk itself."""
+    """Write a file and flush it to the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -246,7 +246,7 @@ def _write_to_disk(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a folder's entries to the disk: without it a rename may be lost in a power cut."""
+    """Flush a folder's entries to the disk; otherwise a power failure may lose a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -255,9 +255,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_fresh(adapter: Adapter, topology: Topology, place: Path) -> None:
-    """Check that `place` has no checkpoints of an earlier run, which a new run's would be mixed with; collective.
+    """Check that `place` has no checkpoints of an earlier run, because a new run's would mix with them; collective.
 
-    Raises RequestError, the same on every rank. `hvdkit train` has emptied the folder; a recipe's script has not.
+    Raises RequestError, the same on every rank. `hvdkit train` empties the folder before; a recipe's script does not.
     """
     found = topology.is_root and any(place.glob("step-*"))
     if adapter.allgather_object(found, name="fresh")[0]:

@@ -1,4 +1,4 @@
-"""A network's weights as one safetensors file with torchvision's names and layouts: to keep, and to start from."""
+"""A network's weights as one safetensors file with torchvision's names and layouts: saving and loading."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ HEAD = ("fc.weight", "fc.bias")
 
 
 def save_weights(state: Mapping[str, np.ndarray], path: Path | str) -> Path:
-    """Write the parameters and running statistics of an adapter's `state` to `path`, whose folder is made; returns it.
+    """Write the parameters and running statistics of `Session.state` to `path`, and return `path`.
 
-    Raises RunError where it cannot be written; a file that is there stays as it was then.
+    The folder is created. Raises RunError if the file cannot be written; an existing file then stays as it was.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another path") from error
-    write_atomic(path, save(network_of(state), metadata={"format": "pt"}))  # as libraries ask that read PyTorch's
+    write_atomic(path, save(network_of(state), metadata={"format": "pt"}))  # readers of PyTorch files ask for it
     return path
 
 
 def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) -> dict[str, np.ndarray]:
-    """The network's `initial` state with what the file holds in its place, in the initial state's dtypes.
+    """The network's `initial` state with its tensors replaced by those of the file, in the initial state's dtypes.
 
-    With `new_head` the last layer stays as it was drawn, whatever the file has. PyTorch's batch counts are left out.
-    Raises RequestError, naming the file and the tensor, where the file cannot be read or does not fit.
+    With `new_head` the last layer keeps its initial values. PyTorch's `num_batches_tracked` is ignored.
+    Raises RequestError, naming the file and the tensor, if the file cannot be read or does not fit.
     """
     try:
         given = load_file(path)

@@ -1,7 +1,7 @@
-"""What a rank reports to its launcher: its progress, and why it failed. Without hvdkit's launcher it reports nothing.
+"""Reports from a rank to its launcher: its progress, and why it failed. Without hvdkit's launcher there are none.
 
-The folder `HVDKIT_RANK_DIR` gets `rank-<r>.beat` (what the rank is doing), `rank-<r>.stack` (on SIGUSR2, what its
-threads are executing) and `rank-<r>.failure.json`, or `HVDKIT_TRACE` in place of `rank-<r>`.
+In the folder `HVDKIT_RANK_DIR` a rank writes `rank-<r>.beat` (its phase), `rank-<r>.stack` (on SIGUSR2, the stacks of
+its threads) and `rank-<r>.failure.json`. `HVDKIT_TRACE` replaces the prefix `rank-<r>`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 
 BEAT_BYTES = 64
-STOP = "stop"  # a file of this name in the folder asks all ranks to write a checkpoint and end
-# Phases that the launcher knows: before Horovod has started; and a wait for other ranks that is no hang.
+STOP = "stop"  # a file of this name in the folder asks all ranks to write a checkpoint and exit
+# Phases that the launcher knows: Horovod has not started yet; a wait for other ranks that is not a hang.
 STARTING, WAITING = "starting", "waiting for ranks"
 
-# The output of a rank that fails only because another one is gone.
+# Matches the output of a rank that fails only because another rank is gone.
 LOST_A_PEER = re.compile(
     r"Horovod has been shut down|Connection (closed|reset) by peer|Connection refused|Broken pipe|"
     r"Application timeout caused pair closure|Timed out waiting|Wait timeout after|"
     r"(Read error|Read timeout|Write timeout|Socket closed|writev|connect) \[|"
     r"ncclSystemError|ncclRemoteError|remote process exited"
 )
-# Marks such a line as Horovod's, Gloo's or NCCL's: otherwise the broken connection may be to anything.
+# Matches lines of Horovod, Gloo or NCCL. In any other line the broken connection may be an unrelated one.
 SAID_BY_HOROVOD = re.compile(
     r"[Hh]orovod|[Gg]loo|nccl|\[[0-9A-Fa-f.:]+\]:\d+|Application timeout|Timed out waiting \d+ms"
 )
 
 
 def lost_a_peer(error: BaseException) -> bool:
-    """Whether `error` means that another rank is gone, whatever the framework wraps Horovod's own error in.
+    """Whether `error` means that another rank is gone, also if the framework wraps Horovod's own error.
 
-    Horovod raises the same type where ranks disagree on a tensor; that is a failure in its own right.
-    An error that is raised while Horovod's is handled is a consequence of it.
+    Horovod raises the same type when ranks disagree on a tensor's shape or dtype; that does not count as a lost rank.
+    An error raised while Horovod's error is being handled counts as its consequence.
     """
     if LOST_A_PEER.search(str(error)):
         return True
@@ -59,12 +59,12 @@ def lost_a_peer(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type where that is empty."""
+    """The first line of an error's message, or its type if the message is empty."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 class Heartbeat:
-    """One rank's reports to the launcher, from the start of its process. A report that cannot be written is dropped."""
+    """Reports one rank's progress to the launcher. A report that cannot be written is dropped."""
 
     def __init__(self) -> None:
         folder = os.environ.get("HVDKIT_RANK_DIR")
@@ -76,9 +76,9 @@ class Heartbeat:
         self._beat_file = -1
         self._catches = self._signalled = False
         if self._folder:
-            # A launcher on another host may have no such folder here.
+            # The launcher may run on another host, and the folder may not exist here.
             with contextlib.suppress(OSError):
-                # faulthandler answers in C, without the interpreter's lock, so a rank stuck in C answers too.
+                # faulthandler runs in C without the GIL, so it also works for a rank that is stuck in C code.
                 beats, stacks = self._folder / f"{self._name}.beat", self._folder / f"{self._name}.stack"
                 self._stack_file = stacks.open("w")
                 faulthandler.register(signal.SIGUSR2, self._stack_file, all_threads=True)
@@ -86,7 +86,7 @@ class Heartbeat:
         self.beat(STARTING)
 
     def asked_to_stop(self) -> bool:
-        """Whether the launcher asks training to end behind a checkpoint; without one, whether SIGTERM has come."""
+        """Whether the launcher asks training to write a checkpoint and exit; without one, whether SIGTERM arrived."""
         if self._folder is not None:
             return (self._folder / STOP).exists()
         if not self._catches:
@@ -98,7 +98,7 @@ class Heartbeat:
         self._signalled = True
 
     def beat(self, phase: str, step: int | None = None) -> None:
-        """Report what the rank does now; costs a few microseconds. `step` counts finished updates."""
+        """Report the rank's current phase; costs a few microseconds. `step` counts finished updates."""
         self._step = self._step if step is None else step
         self._beats += 1
         if self._beat_file >= 0:
@@ -109,8 +109,8 @@ class Heartbeat:
     def failed(self, kind: str, message: str) -> None:
         """Write the record of a failure.
 
-        Its `kind` decides which rank is blamed: `request` and `error` are this rank's own, `communication` means that
-        another rank was gone first.
+        The launcher uses `kind` to find the rank at fault: `request` and `error` are faults of this rank,
+        `communication` means that another rank failed first.
         """
         if self._folder is None:
             return
@@ -118,7 +118,7 @@ class Heartbeat:
             "rank": self._rank,
             "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
             "time": time.time(),
-            "clock": time.monotonic(),  # the same as its agent's
+            "clock": time.monotonic(),  # the same clock as the rank agent's
             "step": self._step,
             "kind": kind,
             "message": message,

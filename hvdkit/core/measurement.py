@@ -1,4 +1,4 @@
-"""What a run's steps come to, gathered from all its ranks."""
+"""Throughput, step times and memory of a run, gathered from all its ranks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hvdkit.core.trainer import Loop
 from hvdkit.core.usage import NOISY, load_of_others, machine, pinned, started_at
 from hvdkit.recipe.schema import Recipe
 
-_MOST_STEPS = 2000  # that a result holds one by one
+_MOST_STEPS = 2000  # the most step times that a result lists
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """`processes` took part; `figures` are those fields of a TrainResult that have to do with time and memory."""
+    """`processes` counts the ranks measured; `figures` holds the fields of a TrainResult about time and memory."""
 
     processes: int
     figures: dict[str, Any]
 
 
 def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> Measurement:
-    """Collective: all ranks call it, all get the same.
+    """Gather the measurement of a run; collective, with the same result on every rank.
 
-    Where ranks train together, a step takes as long as on the rank that was slowest at it. Processes that train each
-    for itself wait for nobody, so there the slowest process counts, times their number. Under Local SGD ranks wait only
-    where they meet: the slowest at one step need not be at the next, so the rank that was slowest over all counts.
+    When ranks train together, a step takes as long as on the slowest rank of that step. Independent processes do not
+    wait for each other, so the slowest process counts, and its throughput is multiplied by their number. Under Local
+    SGD ranks wait for each other only when they synchronize, so the rank with the longest total time counts.
     """
     clock, steps = loop.clock, len(loop.clock.seconds)
     warmup = max(0, min(recipe.warmup_steps, steps - 1))  # at least one step is measured, however short the run
@@ -44,7 +44,7 @@ def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> 
         "cores": pinned(),
     }
     rows = adapter.allgather_object(mine, name="measured")
-    alone = len(rows) // topology.size  # how many train for themselves
+    alone = len(rows) // topology.size  # the number of independent training processes
     if alone > 1 or recipe.sync is not None:
         measured = np.array(max((row["seconds"] for row in rows), key=sum))
     else:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:
-    """The sums over all ranks, in float64; collective, and all ranks give the same names.
+    """The sums over all ranks, in float64; collective. All ranks pass the same names.
 
-    An average over unequal shards is right only as (sum of sums) / (sum of counts), so ranks exchange these and
-    never averages.
+    The average over unequal shards is (sum of sums) / (sum of counts), so ranks reduce sums and counts, never
+    averages.
     """
     vector = adapter.from_numpy(np.array(list(sums.values()), np.float64))
     (total,) = adapter.allreduce([vector], op="sum", name="metrics." + ".".join(sums))
@@ -42,15 +42,15 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def peak_rss_mib() -> float:
-    """The largest resident memory that this process has had, in MiB."""
+    """The peak resident memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class StepClock:
-    """Seconds from the end of one step to the end of the next, input included; pauses between epochs left out.
+    """Seconds from the end of one step to the end of the next, including input, without the pauses between epochs.
 
-    `cpu_seconds` are those of CPU time, of all this process's threads, in the same steps; `first_at` is what the wall
-    clock said at the end of the first. Of the machine, `since_warmup` tells what has been used since step `warmup`.
+    `cpu_seconds` is the CPU time of all threads of this process in the same steps. `first_at` is the wall-clock time
+    (`time.time`) at the end of the first step. `since_warmup` returns the CPU use of the machine since step `warmup`.
     """
 
     def __init__(self, warmup: int = 0, cpu: Callable[[], float] = time.process_time) -> None:
@@ -62,11 +62,11 @@ class StepClock:
         self.resume()
 
     def resume(self) -> None:
-        """Start (again) now: what went before belongs to no step."""
+        """Start or restart the clock; the time before this call counts to no step."""
         self._last, self._last_cpu = time.perf_counter(), self._cpu()
 
     def tick(self) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         now, cpu = time.perf_counter(), self._cpu()
         self.seconds.append(now - self._last)
         self.cpu_seconds.append(cpu - self._last_cpu)
@@ -77,14 +77,14 @@ class StepClock:
             self._begun = Snapshot.take(cpu)
 
     def since_warmup(self) -> dict[str, float]:
-        """CPU time used until now, evaluations included, as `Snapshot.since` tells it."""
+        """CPU time used since the warm-up, including evaluations, as `Snapshot.since` returns it."""
         return Snapshot.take(self._cpu()).since(self._begun)
 
 
 class MetricsFile:
-    """`metrics.jsonl`, one object a line; nothing at all where `path` is None (on ranks other than 0).
+    """`metrics.jsonl`, one JSON object per line. With `path` None (ranks other than 0) nothing is written.
 
-    `events` gets the same lines for TensorBoard. Raises RunError where the file cannot be opened.
+    `events` receives the same lines for TensorBoard. Raises RunError if the file cannot be opened.
     """
 
     def __init__(self, path: Path | None, events: EventFile | None = None) -> None:
@@ -92,18 +92,19 @@ class MetricsFile:
         self._file = _appended(path) if path else None
 
     def forget_after(self, progress: Progress, recounted: bool) -> None:
-        """Leave out what a killed run has written behind the checkpoint, and lines that cannot be read.
+        """Remove the lines that a killed run wrote after the checkpoint, and lines that cannot be read.
 
-        Where updates are `recounted`, only whole epochs stay. Raises RunError where the file cannot be written.
+        If updates are `recounted`, only lines of complete epochs are kept. Raises RunError if the file cannot be
+        written.
         """
         if self._path is None or self._file is None:
             return
-        kept: dict[str, MetricLine] = {}  # by its text
+        kept: dict[str, MetricLine] = {}  # by the text of the line
         for text in read_bounded(self._path).decode("utf-8", "replace").splitlines():
             try:
                 line = MetricLine.model_validate_json(text)
             except ValidationError:
-                continue  # the last line of a killed run
+                continue  # a killed run may leave an incomplete last line
             before = line.step < progress.step or (line.step == progress.step and not line.ends_epoch)
             if line.epoch < progress.epoch or (before and not recounted):
                 kept[text] = line
@@ -114,7 +115,7 @@ class MetricsFile:
             self._events.begin(kept.values())
 
     def write(self, line: MetricLine) -> None:
-        """Append one line, whole. Raises RunError where the disk is full."""
+        """Append one line and flush it. Raises RunError if the disk is full."""
         if self._file is None:
             return
         try:
@@ -126,13 +127,13 @@ class MetricsFile:
             self._events.write(line)
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open without waiting: what lies in the folder of a resumed run may be a FIFO."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open without blocking: the file in the folder of a resumed run may be a FIFO."""
     return os.open(path, flags | os.O_NONBLOCK, 0o644)
 
 
 def _appended(path: Path) -> TextIO:
     try:
-        return open(path, "a", encoding="utf-8", opener=_at_once)
+        return open(path, "a", encoding="utf-8", opener=_open_nonblocking)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,4 +1,4 @@
-"""The network interface by which ranks reach each other, and how fast it says it is."""
+"""The network interface that connects the ranks, and its nominal rate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TC_TIMEOUT_S = 5.0
 
 
 def interface() -> str | None:
-    """The one that Horovod was told to use, else that of the default route; None where that cannot be told."""
-    told = os.environ.get("HOROVOD_GLOO_IFACE", "").split(",")[0]
-    if told:
-        return told
+    """The interface in HOROVOD_GLOO_IFACE, else that of the default route; None if it cannot be determined."""
+    chosen = os.environ.get("HOROVOD_GLOO_IFACE", "").split(",")[0]
+    if chosen:
+        return chosen
     try:
         rows = [line.split() for line in _ROUTES.read_text().splitlines()[1:]]
     except OSError:
@@ -25,7 +25,7 @@ def interface() -> str | None:
 
 
 def rate_mbit_per_s(name: str) -> float | None:
-    """What the interface's hardware can, or what a token bucket (tc-tbf) leaves of it; None where neither is told."""
+    """The lower of the hardware's rate and a token bucket's (tc-tbf) limit, in Mbit/s; None if both are unknown."""
     rates = [rate for rate in (_hardware(name), _bucket(name)) if rate]
     return min(rates, default=None)
 
@@ -33,7 +33,7 @@ def rate_mbit_per_s(name: str) -> float | None:
 def _hardware(name: str) -> float | None:
     try:
         speed = int((_INTERFACES / name / "speed").read_text())
-    except (OSError, ValueError):  # a virtual one, or down
+    except (OSError, ValueError):  # a virtual interface, or one that is down
         return None
     return float(speed) if speed > 0 else None
 
@@ -47,7 +47,7 @@ def _bucket(name: str) -> float | None:
             [tc, "-j", "qdisc", "show", "dev", name], capture_output=True, timeout=_TC_TIMEOUT_S, check=False
         )
         rows = json.loads(done.stdout or b"[]")
-        found = [row["options"]["rate"] for row in rows if row.get("kind") == "tbf"]  # bytes a second
+        found = [row["options"]["rate"] for row in rows if row.get("kind") == "tbf"]  # bytes per second
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, AttributeError, TypeError):
         return None
     return min((8e-6 * float(rate) for rate in found), default=None)

@@ -1,4 +1,4 @@
-"""What `precision` means: dtypes, and dynamic loss scaling for float16."""
+"""The dtypes of each `precision`, and dynamic loss scaling for float16."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hvdkit.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Precision:
-    """`parameters`: the dtype of weights, gradients, buffers and slots; `compute`: of convolutions and activations.
+    """`parameters` is the dtype of weights, gradients, buffers and slots; `compute` of convolutions and activations.
 
-    Both by NumPy's name. Batch-norm statistics, the last layer and the loss stay in the dtype of the parameters.
+    Both are NumPy's names. Batch-norm statistics, the last layer and the loss stay in the dtype of the parameters.
     """
 
     parameters: str
@@ -22,7 +22,7 @@ class Precision:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients would underflow without a scaled loss."""
+        """Whether the loss is scaled, so that gradients do not underflow."""
         return self.compute == "float16"
 
 
@@ -38,8 +38,8 @@ PRECISIONS = {
 class LossScaling:
     """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), with the constants of PyTorch's GradScaler.
 
-    The scaled gradients are reduced first and judged then: an infinity of one rank reaches every rank through the sum,
-    so that all skip the same step and change their scale alike.
+    Scaled gradients are reduced first and then checked: an infinity on one rank reaches every rank through the sum, so
+    all ranks skip the same step and change their scale in the same way.
     """
 
     initial: float = 2.0**16
@@ -52,10 +52,10 @@ LOSS_SCALING = LossScaling()
 
 
 def gaps(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
-    """What the recipe asks and a framework of these capabilities cannot do on the device (`cpu`, `gpu`), each told."""
+    """Error lines for what the recipe needs and a framework with these capabilities cannot do on `cpu` or `gpu`."""
     found = []
-    if not _able(recipe.precision, capabilities, device):
-        able = [name for name in PRECISIONS if _able(name, capabilities, device)]
+    if not _supports(recipe.precision, capabilities, device):
+        able = [name for name in PRECISIONS if _supports(name, capabilities, device)]
         found.append(
             f"precision: {framework} cannot train in {recipe.precision} on a {device}; "
             f"expected one of {', '.join(able)}"
@@ -66,13 +66,13 @@ def gaps(framework: str, capabilities: frozenset[str], recipe: Recipe, device: s
 
 
 def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:
-    """Check that the framework can do what the recipe asks on this rank's device. Raises RequestError."""
+    """Check that the framework supports the recipe on this rank's device. Raises RequestError."""
     found = gaps(adapter.NAME, adapter.CAPABILITIES, recipe, topology.device)
     if found:
         raise RequestError("\n".join(found))
 
 
-def _able(precision: str, capabilities: frozenset[str], device: str) -> bool:
+def _supports(precision: str, capabilities: frozenset[str], device: str) -> bool:
     if precision == "fp32":
         return True
     return (precision if device == "cpu" or precision == "fp64" else f"gpu-{precision}") in capabilities

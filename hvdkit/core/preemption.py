@@ -1,4 +1,4 @@
-"""Ending in good order: has any rank been asked to stop? Looked for at steps that all ranks choose alike."""
+"""Stopping in order: all ranks check, at the same steps, whether any rank was asked to stop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from hvdkit.core.seam import Adapter
 
 LOOK_S = 5.0
-_GROWTH = 8  # so many times as many steps at most from one look to the next: the first steps may be quick
+_GROWTH = 8  # the most by which the interval in steps grows between two checks: the first steps may be quick
 
 
 class Stopping:
-    """Looks after the next update, then about every LOOK_S seconds, after each update where these are longer.
+    """Checks after the next update and then about every LOOK_S seconds, or after each update if updates take longer.
 
-    `step` is the number of updates that are finished, `asked` whether this rank has been asked.
+    `step` is the number of finished updates; `asked()` says whether this rank was asked to stop.
     """
 
     def __init__(self, adapter: Adapter, topology: Topology, asked: Callable[[], bool], step: int) -> None:
@@ -26,14 +26,14 @@ class Stopping:
         self._last, self._next = step, step + 1
 
     def wanted(self, step: int, seconds: list[float]) -> bool:
-        """Whether any rank has been asked by update `step`; collective where it looks, else False.
+        """Whether any rank was asked to stop; collective at the steps that check, False at the others.
 
-        `seconds` are of the updates up to this one, at least since the last look.
+        `seconds` holds the durations of the updates up to `step`, at least those since the last check.
         """
         if step < self._next:
             return False
         steps = step - self._last
-        # Whole microseconds add up exactly in whatever order, so that all ranks come to the same next step.
+        # Sums of whole microseconds are exact in any order, so all ranks compute the same next step.
         taken_us = round(1e6 * sum(seconds[-steps:]))
         sums = metrics.reduce_sums(self._adapter, stop=float(self._asked()), taken_us=taken_us)
         fitting = int(1e6 * LOOK_S * steps * self._topology.size / max(1.0, sums["taken_us"]))

@@ -1,4 +1,4 @@
-"""The learning rate, by the step."""
+"""The learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hvdkit.recipe.schema import Recipe, Schedule
 class LearningRate:
     """Learning rate as a function of the step, the same in every framework.
 
-    `reference` is the recipe's rate for its base batch, `peak` the rate for the global batch at hand; the first
-    `warmup` steps rise from one to the other by a constant amount (Goyal et al. 2017, section 2.2), then it decays
-    until step `total`. `milestones` are in steps, `gamma` is the factor at each. Steps are updates.
+    `reference` is the recipe's rate for its base batch, `peak` the rate for the actual global batch. During the first
+    `warmup` steps the rate rises linearly from `reference` to `peak` (Goyal et al. 2017, section 2.2); then it decays
+    until step `total`. `milestones` are in steps; `gamma` is the factor at each milestone. A step is one update.
     """
 
     reference: float
@@ -27,7 +27,7 @@ class LearningRate:
     power: float
 
     def __call__(self, step: int) -> float:
-        """The rate for the update of 0-based `step`."""
+        """The learning rate of update `step`, counted from 0."""
         if step < self.warmup:
             return self.reference + (self.peak - self.reference) * step / self.warmup
         progress = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
@@ -35,12 +35,12 @@ class LearningRate:
             # Loshchilov and Hutter 2017, equation 5, one cycle down to 0
             return self.peak * 0.5 * (1.0 + math.cos(math.pi * progress))
         if self.decay == "polynomial":
-            return self.peak * math.pow(1.0 - progress, self.power)  # You et al. 2017, section 5, there of power 2
+            return self.peak * math.pow(1.0 - progress, self.power)  # You et al. 2017, section 5, with power 2 there
         return self.peak * self.gamma ** sum(step >= milestone for milestone in self.milestones)
 
 
 def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRate:
-    """The recipe's schedule for `size` ranks. It spans the recipe's epochs, also where `steps` ends the run before.
+    """The recipe's schedule for `size` ranks. It spans the recipe's epochs, even if `steps` ends the run earlier.
 
     `steps_per_epoch` counts updates, not batches.
     """
@@ -57,9 +57,9 @@ def learning_rate(recipe: Recipe, size: int, steps_per_epoch: int) -> LearningRa
 def scaled_rate(
     reference: float, plan: Schedule, *, batch_size: int, size: int, epochs: int, steps_per_epoch: int
 ) -> LearningRate:
-    """The schedule of `plan` for `size` ranks that each give `batch_size` samples to an update.
+    """The schedule of `plan` for `size` ranks that each contribute `batch_size` samples to an update.
 
-    Linear scaling (Goyal et al. 2017, section 2.1): where the global batch is k times the base batch, the rate is k
+    Linear scaling (Goyal et al. 2017, section 2.1): if the global batch is k times the base batch, the rate is k
     times the reference. `steps_per_epoch` counts updates.
     """
     factor = batch_size * size / plan.base_batch_size if plan.scale == "linear" else 1.0

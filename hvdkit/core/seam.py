@@ -1,7 +1,7 @@
-"""The seam: what a framework must offer so that everything else need not know its name.
+"""The adapter interface: the functions that each framework provides, so that no other code depends on a framework.
 
-An adapter is a module with these functions. Validation, arithmetic and order of things are core's; an adapter does the
-bare act in its framework. Tensors are the framework's own; core speaks NumPy, images NHWC, kernels OIHW.
+An adapter is a module with these functions. Core does the validation, the arithmetic and the ordering; an adapter only
+calls its framework. Tensors are the framework's own; core uses NumPy arrays, with images NHWC and kernels OIHW.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Loss, Optimizer
 
-if TYPE_CHECKING:  # the command line asks for capabilities, and starts without NumPy
+if TYPE_CHECKING:  # the command line reads CAPABILITIES and starts without NumPy
     import numpy as np
 
     from hvdkit.core.counters import Progress
     from hvdkit.data.batches import Batch
     from hvdkit.results.recording import Kind
 
-# Every capability that there is, and what it says. An adapter lists those that it has; the contract suite checks that
-# what it lists works and that what it does not list fails.
+# Every capability and its meaning. An adapter lists those that it has; the contract tests check that what it lists
+# works and that what it does not list fails.
 CAPABILITIES = {
     "gpu": "can run on a GPU, given a build for it",
     "fp64": "trains with `precision: fp64`",
@@ -47,32 +47,32 @@ CAPABILITIES = {
 }
 
 Op = Literal["sum", "average", "min", "max"]
-Session = Any  # core.session.Session, which is built over this module
+Session = Any  # core.session.Session, which imports this module
 Tensor = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def rival_of(adapter: Adapter) -> str | None:
-    """Which of `hvdkit.baselines.registry` stands behind the seam; None where it is hvdkit's own adapter."""
+    """The name in `hvdkit.baselines.registry` of the baseline behind this adapter; None for hvdkit's own adapters."""
     return getattr(adapter, "RIVAL", None)
 
 
 class Hooks(Protocol):
-    """What a framework's way to train calls: `core.trainer.Loop`.
+    """The hooks that a framework's training loop calls; `core.trainer.Loop` implements them.
 
-    `begin_epoch`; then for each group of batches `begin_step`, the update, `end_step`; then `end_epoch`.
+    The order is `begin_epoch`; then for each group of batches `begin_step`, the update, `end_step`; then `end_epoch`.
     """
 
     epochs: int
     progress: Progress
-    group_sizes: list[int]  # batches of each update that the epoch has left
+    group_sizes: list[int]  # batches of each update that is left in the epoch
 
     @property
     def finished(self) -> bool:
         """Whether the last step has been taken."""
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
-        """This rank's batches of what is left of an epoch, one list an update."""
+        """This rank's batches for the rest of an epoch, one list per update."""
 
     def enter_epoch(self, epoch: int) -> None:
         """Set `group_sizes`."""
@@ -95,12 +95,12 @@ Stamp = Callable[[tuple[str, ...], list[Tensor]], list[Tensor]]
 
 
 class Trainable(Protocol):
-    """A model of this framework in training: what only the framework can do with it. `core.session` does the rest.
+    """A model of this framework in training: the operations that only the framework can do, used by `core.session`.
 
-    `parameters` and `buffers` are tensors by torchvision's names, which `Tensors.assign` changes; where `transposed`,
-    kernels are HWIO and matrices (in, out). Where `traced`, functions are compiled once and run many times.
-    `stamp(names, tensors)` returns the tensors, and notes the time when they are there under these names of
-    `core.trace_events`, while somebody records. `overlaps` says whether gradients may be sent during backward here.
+    `parameters` and `buffers` map torchvision's names to tensors, which `Tensors.assign` changes. If `transposed`,
+    kernels are HWIO and matrices (in, out). If `traced`, functions are compiled once and run many times.
+    `stamp(names, tensors)` returns the tensors; while trace events are recorded it also records, under these names of
+    `core.trace_events`, when the tensors are ready. `overlaps` says whether gradients may be sent during backward.
     """
 
     parameters: dict[str, Tensor]
@@ -109,106 +109,107 @@ class Trainable(Protocol):
     traced: bool
     overlaps: bool
     stamp: Stamp
-    session: Session  # which uses it, set by the session
+    session: Session  # the session that uses it; set by the session
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The batch's images and labels on the device."""
 
     def backward(self, images: Tensor, labels: Tensor, scale: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Logits (n, classes), mean loss and, by parameter, the gradients of loss × `scale` (None: of the loss).
+        """Logits (n, classes), mean loss, and the gradients of loss × `scale` by parameter (None: of the loss).
 
-        Gradients are whole, zero where a parameter is unused, and may be overwritten by the next call. Stamps FORWARD.
+        Each parameter has a gradient, zero for an unused one. The next call may overwrite the gradients.
+        Stamps FORWARD.
         """
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Logits (n, classes) of images (n, height, width, channels), in evaluation mode."""
 
     def compile(self, function: Function) -> Function:
-        """The function as this framework runs it fastest; it takes and returns tensors."""
+        """The function compiled in the framework's fastest way; it takes and returns tensors."""
 
     def outside(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
-        """Call Python from within a compiled function, on a vector; the result has its shape and dtype."""
+        """Call a Python function on a vector from a compiled function; the result has the vector's shape and dtype."""
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
-        """What updates weights in place, by the framework's own kernels, as `core.update_rules` says; None for those.
+        """The framework's own kernel for the rule of `core.update_rules`, or None to use that rule; updates in place.
 
-        Its arguments: weights, gradients, slots by weight, the learning rate, and both bias corrections.
+        The kernel takes weights, gradients, slots by weight, the learning rate, and both bias corrections.
         """
 
     def on_ready(self, ready: Callable[[str, Tensor], None]) -> None:
-        """Call `ready(name, gradient)` from now on as soon as backward has finished a gradient. Where it `overlaps`."""
+        """Call `ready(name, gradient)` as soon as backward has computed a gradient. Only used if `overlaps`."""
 
     def start_average(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
-        """Begin to average a tensor over all ranks; what is returned waits for the mean. Where it `overlaps`."""
+        """Start averaging a tensor over all ranks; the result waits for the mean. Only used if `overlaps`."""
 
     def fit(self, hooks: Hooks) -> None:
         """Train: call the loop's hooks in this framework's usual way."""
 
 
 class HostWatch(Protocol):
-    """News of hosts that come and go (`hvdkit/adapters/host_updates.py`)."""
+    """Notifications of added and removed hosts (`hvdkit/adapters/host_updates.py`)."""
 
     def look(self) -> None:
-        """Raise `hvdkit.checkpoint.elastic.HostsChanged`, on all ranks alike, where there is news; collective."""
+        """Raise `hvdkit.checkpoint.elastic.HostsChanged` on all ranks if hosts have changed; collective."""
 
     def forget(self) -> None:
-        """Horovod is being entered anew."""
+        """Discard pending notifications, because Horovod is about to be initialized again."""
 
 
 class Observer(Protocol):
-    """What `hvdkit profile` asks of an adapter beside the marks of `core.trace_events` (each adapter's `timing.py`).
+    """The adapter's part of `hvdkit profile`, beside the events of `core.trace_events` (each adapter's `timing.py`).
 
-    Between two steps, on all ranks alike.
+    The functions are called between two steps, on all ranks.
     """
 
     def watch(self, kind: Kind) -> None:
-        """The next steps are plain, marked, or detailed: with a mark for each gradient, and for each layer."""
+        """Set what the next steps record: nothing, the step's trace events, or also one per gradient and layer."""
 
     def timeline(self, path: Path | None) -> None:
-        """Let Horovod write its timeline there from now on (rank 0 does), or end it: then the file is whole."""
+        """Start Horovod's timeline at `path` (rank 0 writes it); None stops it and completes the file."""
 
     def start_own_profile(self, folder: Path, rank: int) -> None:
-        """Let the framework profile by its own means."""
+        """Start the framework's own profiler."""
 
     def stop_own_profile(self) -> None:
-        """End that, and write `rank-<rank>.json` into the folder."""
+        """Stop the framework's profiler and write `rank-<rank>.json` into the folder."""
 
     def device_name(self) -> str:
-        """What this rank computes on."""
+        """The name of the device that this rank computes on."""
 
     def device_peak_mib(self) -> float | None:
-        """The most memory that the device has had in use; None where it is the machine's own."""
+        """The peak device memory in MiB; None if the device uses the machine's main memory."""
 
 
 class Adapter(Protocol):
     """The functions of an adapter module. `name` labels a collective and must be the same on all ranks."""
 
     NAME: str
-    CAPABILITIES: frozenset[str]  # of the keys above
-    CHOSEN: dict[str, dict[str, tuple[str, str]]]  # by device: what was chosen to be fast, how, and why
+    CAPABILITIES: frozenset[str]  # keys of the dictionary above
+    CHOSEN: dict[str, dict[str, tuple[str, str]]]  # by device: name of a setting -> (value, reason)
     tensors: Tensors
 
     def versions(self) -> dict[str, str]:
-        """Versions by package: at least `framework`; `horovod` where there is one."""
+        """Versions by package: `framework`, and `horovod` if it is used."""
 
     def init(self, device: str, threads: int | None = None) -> Topology:
-        """Start Horovod and pin this rank to its device: `cpu`, `gpu`, or `auto` for a GPU where there is one.
+        """Initialize Horovod and bind this rank to its device: `cpu`, `gpu`, or `auto` for a GPU if there is one.
 
-        `threads` are CPU threads for this rank; None shares the cores among the host's ranks.
-        Raises RequestError for `gpu` where the framework sees none.
+        `threads` is the number of CPU threads of this rank; None divides the cores among the host's ranks.
+        Raises RequestError for `gpu` if the framework finds none.
         """
 
     def shutdown(self) -> None:
-        """Leave Horovod; `init` may enter it again."""
+        """Shut Horovod down; `init` may start it again."""
 
     def watch_hosts(self) -> HostWatch:
-        """Listen to the elastic launcher that has started this rank; before `init`."""
+        """Register with the elastic launcher that started this rank; called before `init`."""
 
     def seed(self, value: int) -> None:
-        """Seed the framework's own random numbers."""
+        """Seed the framework's random number generator."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that was asked of it. For clocks only."""
+        """Wait until the device has finished all queued work. Used for timing only."""
 
     def from_numpy(self, array: np.ndarray) -> Tensor:
         """A tensor on this rank's device with the array's shape, dtype and values; a copy."""
@@ -217,7 +218,7 @@ class Adapter(Protocol):
         """The tensor's values as an array; waits for the device."""
 
     def dtype(self, tensor: Tensor) -> str:
-        """NumPy's name of the tensor's dtype."""
+        """The tensor's dtype by NumPy's name."""
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         """The tensor in another dtype, by NumPy's name."""
@@ -230,43 +231,42 @@ class Adapter(Protocol):
         within: Any = None,
         overwrite: bool = False,
     ) -> list[Tensor]:
-        """Reduce each tensor over all ranks, or those `within` a process set; a list is reduced as one group.
+        """Reduce each tensor over all ranks, or over the ranks of the process set `within`, as one group.
 
-        With `overwrite` the results may take the tensors' place.
-
-        Where ranks disagree on a shape or dtype, Horovod's error, which names both, is raised on all of them.
+        With `overwrite` the results may overwrite the tensors.
+        If ranks disagree on a shape or dtype, all of them raise Horovod's error, which names both.
         """
 
     def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
-        """The ranks' tensors joined along the first axis, which may differ between ranks."""
+        """The ranks' tensors concatenated along the first axis, whose length may differ between ranks."""
 
     def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
-        """The root's tensor on every rank, or each one `within` a process set; all bring one of its shape and dtype."""
+        """The root's tensor on every rank (of the process set `within`); all pass a tensor of its shape and dtype."""
 
     def alltoall(self, tensor: Tensor, name: str = "alltoall", splits: list[int] | None = None) -> Tensor:
-        """Give rank r the r-th part along the first axis; returns the parts got, joined in the order of ranks.
+        """Send rank r the r-th part along the first axis; returns the received parts, concatenated in rank order.
 
-        Parts are equal, or as long as `splits` says, which is never nothing for any rank.
+        Parts have equal lengths, or those in `splits`, of which each is at least 1.
         """
 
     def process_set(self, ranks: list[int]) -> Any:
-        """A group of ranks, for `within`; all ranks ask for the same ones in the same order.
+        """Create a process set of `ranks`, for `within`; all ranks create the same sets in the same order.
 
         Horovod must have been started with HOROVOD_DYNAMIC_PROCESS_SETS=1.
         """
 
     def reducescatter(self, tensor: Tensor, op: Op = "average", name: str = "reducescatter") -> Tensor:
-        """This rank's share of the reduced tensor, which is cut evenly along its first axis; op is sum or average."""
+        """This rank's part of the reduced tensor, split evenly along the first axis; `op` is sum or average."""
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
-        """Every rank's value, by rank."""
+        """The values of all ranks, in rank order."""
 
     def bind(self, model: Any, loss: Loss, precision: str) -> Trainable:
-        """Make a model of this framework ready to train, in a precision that `CAPABILITIES` has.
+        """Prepare a model of this framework for training, in a precision that `CAPABILITIES` lists.
 
-        Where a framework cannot change a model's dtypes afterwards, it has been built in them already. Raises
-        RequestError for a model that cannot be trained so, for example where variables share a name.
+        If the framework cannot change a model's dtypes later, the model must already have them. Raises RequestError
+        for a model that cannot be trained, for example because variables share a name.
         """
 
     def observer(self, session: Session) -> Observer:
-        """What watches this session's steps."""
+        """The observer of this session's steps."""

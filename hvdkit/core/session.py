@@ -1,8 +1,8 @@
-"""A model bound to its optimizer and strategy, and its one training step, the same for every framework and strategy.
+"""A model with its optimizer and strategy, and the training step, the same for every framework and strategy.
 
     accumulate → average → unscale → clip → update → count
 
-A framework that traces (TensorFlow, Keras) compiles the methods of this class; the others call them as they are.
+Frameworks that trace (TensorFlow, Keras) compile the methods of this class; the others call them directly.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one batch makes of a model in training mode: `logits` (n, classes), the rank's mean `loss`, and gradients
-    by parameter: the rank's `own`, and `averaged` over all ranks as the optimizer takes them, before any clipping.
+    """The results of one batch in training mode: `logits` (n, classes), the rank's mean `loss`, and gradients by
+    parameter: the rank's `own`, and those `averaged` over all ranks that the optimizer takes, before clipping.
 
-    Arrays are in the parameters' dtype, names and layouts as in `Session.state`. The loss scale is taken out.
+    Arrays have the parameters' dtype, and names and layouts as in `Session.state`. They are divided by the loss
+    scale.
     """
 
     logits: np.ndarray
@@ -43,7 +44,7 @@ class Gradients:
 class Session:
     """`network` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
 
-    Raises RequestError for a model that cannot be trained so, for example where two variables share a name.
+    Raises RequestError for a model that cannot be trained, for example because two variables share a name.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Session:
         self.shapes = {name: self._turned_shape(parameter) for name, parameter in parameters}
         self.dtype = adapter.dtype(parameters[0][1])
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
-        self._sums: dict[str, Tensor] = {}  # of the gradients of an update's first batches
-        self._parts = 1  # batches of the update under way
-        self._sends = False  # whether gradients that are ready now are the update's
+        self._sums: dict[str, Tensor] = {}  # sums of the gradients of an update's earlier batches
+        self._parts = 1  # batches in the current update
+        self._sends = False  # whether gradients from `_ready` belong to the update's last batch
         if self.network.overlaps and self.strategy.overlaps:
             self.network.on_ready(self._ready)
         self._compiled: dict[Any, dict[str, Any]] = defaultdict(dict)
@@ -74,10 +75,10 @@ class Session:
     # The step
 
     def train_step(self, batches: Sequence[Batch]) -> Tensor:
-        """One update by the mean of the batches' gradients, which goes over the wire once.
+        """One update by the mean of the batches' gradients, which is communicated once.
 
-        Returns this rank's mean loss over the batches, one element, on the device: nothing waits for it here. With
-        `precision: fp16` an update that overflows on any rank is skipped on all.
+        Returns this rank's mean loss over the batches, a tensor of one element; the device may still be computing it.
+        With `precision: fp16` an update that overflows on any rank is skipped on all ranks.
         """
         if len(batches) == 1:
             self._sends = True
@@ -96,7 +97,7 @@ class Session:
         return loss
 
     def _part(self, batch: Batch, number: int, count: int) -> Tensor:
-        self.sums()  # before a compiled function needs them
+        self.sums()  # create them before a compiled function uses them
         self._parts, self._sends = count, number == count - 1
         return self.compiled(self._accumulate)(*self._inputs(batch))
 
@@ -106,20 +107,20 @@ class Session:
         return loss
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Keep one batch's gradients for `finish`."""
+        """Add one batch's gradients to the sums for `finish`."""
         gradients = self._stamped((trace_events.BACKWARD,), gradients)
         for name, total in self.sums().items():
             self.adapter.tensors.assign(total, total + gradients[name])
 
     def sums(self) -> dict[str, Tensor]:
-        """The sums of gradients since the last update, made when they are first needed."""
+        """The sums of gradients since the last update, created on first use."""
         if not self._sums:
             ops = self.adapter.tensors
             self._sums = {name: ops.variable(parameter) for name, parameter in self.network.parameters.items()}
         return self._sums
 
     def finish(self, count: int) -> None:
-        """Update by the mean of `count` batches' gradients, which `add` has kept."""
+        """Update by the mean of the gradients of `count` batches, which `add` has summed."""
         self._parts = count
         self.compiled(self._finish)(float(count))
         self._parts = 1
@@ -132,7 +133,7 @@ class Session:
             ops.assign(total, total * 0)
 
     def take(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update by one batch's gradients, of the scaled loss: average, unscale, clip, apply, count."""
+        """Update by the gradients of one batch's scaled loss: average, unscale, clip, apply, count."""
         self.update(self._averaged(self._stamped((trace_events.BACKWARD,), gradients)))
 
     def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -140,15 +141,15 @@ class Session:
         return self._stamped((trace_events.REDUCED,), means)
 
     def _ready(self, name: str, gradient: Tensor) -> None:
-        """Backward has finished a gradient: send it, if the update's last batch is at hand."""
+        """Send a gradient that backward has computed, if it belongs to the update's last batch."""
         if self._sends:
             whole = gradient if self._parts == 1 else (self.sums()[name] + gradient) / self._parts
             self.strategy.begin(self, name, whole)
 
     def gradients(self, batch: Batch) -> Gradients:
-        """What a training step would compute and send, without the update; all ranks call it.
+        """What a training step computes and sends, without the update; collective.
 
-        Buffers take part as in a training step.
+        Buffers change as in a training step.
         """
         with self.strategy.peek():
             logits, loss, own, averaged = self.compiled(self._probe)(*self._inputs(batch))
@@ -166,7 +167,7 @@ class Session:
         return self.network.predict(images)
 
     def set_learning_rate(self, value: float) -> None:
-        """The rate of the next updates."""
+        """Set the learning rate of the next updates."""
         self.update.rate.set(value)
 
     def fit(self, hooks: Hooks) -> None:
@@ -183,10 +184,10 @@ class Session:
         self._mark(trace_events.INPUTS)
         return inputs
 
-    # What a profiler changes from outside
+    # Trace events for the profiler
 
     def compiled(self, function: Any) -> Any:
-        """A method of the step as the framework compiles it, once for each way to mark it (`network.stamp`)."""
+        """A method of the step, compiled by the framework once for each `network.stamp`."""
         made, name = self._compiled[self.network.stamp], function.__name__
         if name not in made:
             made[name] = self.network.compile(function)
@@ -196,7 +197,7 @@ class Session:
         return dict(zip(tensors, self.network.stamp(names, list(tensors.values())), strict=True))
 
     def _mark(self, name: str) -> None:
-        """Between two compiled functions."""
+        """Record a trace event between two compiled functions."""
         if self.network.traced:
             trace_events.mark(name)
         else:
@@ -208,14 +209,14 @@ class Session:
         else:
             self.network.stamp((trace_events.UPDATED,), list(self.network.parameters.values()))
 
-    # The state, a walk over named tensors
+    # The state
 
     def state(self) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts, the optimizer's slots as `optimizer.SLOT.NAME`.
 
-        The slots are there from the start, zero before the first step. Beside them, as arrays without dimensions:
-        `optimizer.step` (int64, updates made, where the optimizer counts them), `optimizer.loss_scale` (float64) and
-        `optimizer.good_steps` (int64, steps since the scale has changed) where the loss is scaled.
+        Slots are always present, zero before the first step. There are also arrays without dimensions: `optimizer.step`
+        (int64, number of updates) if the optimizer counts them, and, if the loss is scaled, `optimizer.loss_scale`
+        (float64) and `optimizer.good_steps` (int64, steps since the scale last changed).
         """
         numbers = {
             name: np.asarray(number.get()).astype(dtype) for name, (number, dtype) in self.update.numbers().items()
@@ -223,7 +224,7 @@ class Session:
         return self._arrays(self._tensors()) | numbers
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Set what `state` holds. Optimizer slots may be absent. Raises RequestError naming tensors that do not fit."""
+        """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit."""
         tensors, adapter = self._tensors(), self.adapter
         check_fits({name: self._turned_shape(tensor) for name, tensor in tensors.items()}, state)
         for name, tensor in tensors.items():
@@ -235,7 +236,7 @@ class Session:
                 number.set(float(state[name]))
 
     def broadcast_state(self, root_rank: int = 0) -> None:
-        """Give every rank the root's parameters, buffers and optimizer state; one collective a dtype."""
+        """Broadcast the root's parameters, buffers and optimizer state to every rank; one collective per dtype."""
         state, adapter = self.state(), self.adapter
         by_dtype: dict[str, list[str]] = defaultdict(list)
         for name, value in state.items():
@@ -256,7 +257,7 @@ class Session:
         return self.pack(self.network.parameters)
 
     def set_weights(self, weights: Tensor) -> None:
-        """The inverse of `weights`, which may be of other values."""
+        """Set the parameters from a vector such as `weights` returns."""
         self.compiled(self._set_weights)(weights)
 
     def _set_weights(self, weights: Tensor) -> None:

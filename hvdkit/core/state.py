@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdkit.errors import RequestError
 
-# What other frameworks call the parts of a layer, and what torchvision calls them.
+# Other frameworks' names of a layer's tensors, and torchvision's names for them.
 _LEAVES = {
     "kernel": "weight",
     "gamma": "weight",
@@ -19,17 +19,17 @@ _LEAVES = {
     "moving_variance": "running_var",
 }
 
-_TOLD = 5  # tensors that do not fit; another network's state has hundreds
+_MOST_LISTED = 5  # tensors that do not fit; another network's state has hundreds of them
 
 
 def canonical_name(name: str) -> str:
-    """`layer1.0.conv1/kernel` or `bn1.gamma` as torchvision would name it."""
+    """torchvision's name of a tensor such as `layer1.0.conv1/kernel` or `bn1.gamma`."""
     *path, leaf = name.replace("/", ".").split(".")
     return ".".join([*path, _LEAVES.get(leaf, leaf)])
 
 
 def layer_of(tensor: str) -> str:
-    """`layer1.0.conv1` of `layer1.0.conv1.weight`."""
+    """The layer of a tensor: `layer1.0.conv1` for `layer1.0.conv1.weight`."""
     return tensor.rpartition(".")[0] or tensor
 
 
@@ -44,7 +44,7 @@ def check_distinct(names: list[str]) -> None:
 
 
 def slot_name(slot: str, name: str) -> str:
-    """The name under which the optimizer's `slot` of parameter `name` stands in a state."""
+    """The name of the optimizer's `slot` of parameter `name` in a state."""
     return f"optimizer.{slot}.{name}"
 
 
@@ -54,18 +54,18 @@ def is_statistic(name: str) -> bool:
 
 
 def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The trainable ones: those for which the optimizer has a slot."""
+    """The trainable parameters: the tensors for which the optimizer has a slot."""
     trained = {".".join(name.split(".")[2:]) for name in state if name.startswith("optimizer.")}
     return {name: value for name, value in state.items() if name in trained}
 
 
 def network_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parameters and running statistics, without the parts of optimizer and communication."""
+    """Parameters and running statistics, without the state of the optimizer and of communication."""
     return {name: value for name, value in state.items() if not name.startswith(("optimizer.", "communication."))}
 
 
 def to_canonical(array: np.ndarray) -> np.ndarray:
-    """HWIO kernels to OIHW, (in, out) matrices to (out, in); the rest as it is."""
+    """HWIO kernels to OIHW, (in, out) matrices to (out, in); other arrays stay as they are."""
     if array.ndim == 4:
         array = array.transpose(3, 2, 0, 1)
     elif array.ndim == 2:
@@ -85,8 +85,8 @@ def from_canonical(array: np.ndarray) -> np.ndarray:
 def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray]) -> None:
     """Check that `state` has each wanted tensor in its shape and no unknown one.
 
-    Slots (`slot_name`) are all there or none; the optimizer's scalars are not looked at.
-    Raises RequestError naming those that do not fit, the first few of many.
+    Either all slots (`slot_name`) are present or none; the optimizer's scalars are not checked.
+    Raises RequestError naming the tensors that do not fit, at most the first few.
     """
     given = [name for name in state if not name.startswith("optimizer.") or name.count(".") > 1]
     slots = any(name.startswith("optimizer.") for name in given)
@@ -98,14 +98,15 @@ def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.nda
         for name in needed
         if name in state and state[name].shape != wanted[name]
     ]
-    if len(faults) > _TOLD:
-        faults[_TOLD:] = [f"and {len(faults) - _TOLD} more tensors that do not fit; is it another network's state?"]
+    if len(faults) > _MOST_LISTED:
+        more = len(faults) - _MOST_LISTED
+        faults[_MOST_LISTED:] = [f"and {more} more tensors that do not fit; is it another network's state?"]
     if faults:
         raise RequestError("\n".join(faults))
 
 
 def digest(state: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of names: equal exactly where the states are."""
+    """SHA-256 over names, dtypes, shapes and bytes, sorted by name: equal if and only if the states are equal."""
     total = hashlib.sha256()
     for name in sorted(state):
         array = np.ascontiguousarray(state[name])

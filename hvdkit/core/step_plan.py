@@ -1,4 +1,4 @@
-"""How many updates a run makes, and of how many batches each: counted from numbers alone."""
+"""How many updates a run makes and how many batches each update takes, computed without building a trainer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hvdkit.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The plan of a recipe over a training split of `samples`, which `size` ranks share.
+    """The plan of a recipe for a training split of `samples` samples and `size` ranks.
 
-    An update takes `accumulate` batches of each rank, the last of an epoch what is left. Raises RequestError where the
-    split is smaller than one global batch.
+    An update takes `accumulate` batches of each rank; the last update of an epoch takes the remaining ones. Raises
+    RequestError if the split is smaller than one global batch.
     """
 
     recipe: Recipe
@@ -40,29 +40,29 @@ class StepPlan:
         return self.recipe.batch_size * self.size
 
     def group_sizes(self, samples: int = 0) -> list[int]:
-        """Batches in each update of an epoch, of which so many samples have been used."""
+        """Batches in each remaining update of an epoch of which `samples` samples have been used."""
         groups, rest = divmod((self.samples - samples) // self.global_batch, self.recipe.accumulate)
         return [self.recipe.accumulate] * groups + ([rest] if rest else [])
 
     @property
     def steps_per_epoch(self) -> int:
-        """Updates in a whole epoch."""
+        """Updates in a complete epoch."""
         return len(self.group_sizes())
 
     @property
     def total_steps(self) -> int:
-        """Updates in all: the recipe's epochs, or its `steps` if they are fewer."""
+        """Updates in the run: those of the recipe's epochs, or `steps` if that is fewer."""
         whole = self.recipe.epochs * self.steps_per_epoch
         return min(whole, self.recipe.steps or whole)
 
     @property
     def epochs(self) -> int:
-        """Epochs that these updates begin."""
+        """Epochs that are started in these updates."""
         return -(-self.total_steps // self.steps_per_epoch)
 
     @property
     def rate(self) -> LearningRate:
-        """The learning rate by the update."""
+        """The learning rate as a function of the update."""
         return learning_rate(self.recipe, self.size, self.steps_per_epoch)
 
     def step_at(self, epoch: int, samples: int) -> int:
@@ -72,11 +72,11 @@ class StepPlan:
     def groups(
         self, split: Split, shard: Shard, epoch: int, samples: int = 0, sizes: list[int] | None = None
     ) -> Iterator[list[Batch]]:
-        """A rank's batches of what is left of an epoch, one list an update."""
+        """A rank's batches for the rest of an epoch, one list per update."""
         recipe = self.recipe
         batches = epoch_batches(
             split, recipe.batch_size, recipe.seed, epoch, shard.rank, shard.size, recipe.data.augment, samples
         )
-        with closing(batches):  # ends what reads ahead, wherever training stops
+        with closing(batches):  # stops the prefetching threads wherever training stops
             for size in self.group_sizes(samples) if sizes is None else sizes:
                 yield list(islice(batches, size))

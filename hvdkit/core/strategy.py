@@ -1,7 +1,6 @@
-"""How the ranks come to one model: the part of a training step that differs between strategies.
+"""The base class of strategies: the part of a training step that makes one model out of the ranks' gradients.
 
-`hvdkit/strategies/` has hvdkit's own, `hvdkit/baselines/` those that it is measured against. One strategy is chosen for
-a run and passed on as data.
+`hvdkit/strategies/` has hvdkit's own strategies, `hvdkit/baselines/` those that it is compared with. A run uses one.
 """
 
 from __future__ import annotations
@@ -16,68 +15,68 @@ if TYPE_CHECKING:
     from hvdkit.recipe.schema import Optimizer
 
 Tensor = Any
-PREFIX = "communication."  # of a strategy's part in a checkpoint's state
+PREFIX = "communication."  # of the names of a strategy's tensors in a checkpoint's state
 
 
 class Strategy:
-    """Each rank keeps its own gradients, which is right for one rank alone. Subclasses average them.
+    """Each rank uses its own gradients, which is correct for a single rank. Subclasses average them.
 
-    The training loop calls the hooks `begin_epoch`, `begin_step` and `end_step`, on all ranks alike.
+    The training loop calls the hooks `begin_epoch`, `begin_step` and `end_step` on all ranks.
     """
 
     overlaps = False  # whether `begin` may send a gradient while backward still computes others
 
     def bind(self, session: Any, parameters: int) -> None:
-        """Work for this session (`core.session.Session`), whose model has so many parameters."""
+        """Attach to a session (`core.session.Session`) whose model has `parameters` elements."""
 
     def optimizer(self, settings: Optimizer) -> Optimizer:
-        """The optimizer's settings without what the strategy does in its place."""
+        """The optimizer's settings without the parts that the strategy does itself."""
         return settings
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks by name; collective. The gradients may be overwritten.
 
-        Part of the step that a traced framework compiles. Where the loss is scaled and a gradient of any rank is not
-        finite, some mean is not finite on all ranks.
+        Part of the step that a tracing framework compiles. If the loss is scaled and a gradient on any rank is not
+        finite, at least one mean is not finite on every rank.
         """
         return gradients
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> None:
-        """Send one gradient, which backward has just finished; `average` waits for it."""
+        """Start sending one gradient that backward has just computed; `average` waits for it."""
         raise NotImplementedError
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """What is averaged inside leaves no trace."""
+        """A context in which averaging does not change the strategy's state."""
         yield
 
     def begin_epoch(self, epoch: int) -> None:
-        """Epochs count from 0."""
+        """Called before an epoch. Epochs count from 0."""
 
     def begin_step(self, step: int, steps_per_epoch: int) -> None:
-        """Before an update; `step` counts those before it."""
+        """Called before an update; `step` counts the updates before it."""
 
     def end_step(self) -> None:
-        """After an update."""
+        """Called after an update."""
 
     @property
     def diverged(self) -> bool:
-        """Whether ranks have weights of their own at this moment."""
+        """Whether the ranks' weights differ at this moment."""
         return False
 
     def synchronize(self) -> None:
-        """Make one model of the ranks' models; collective."""
+        """Make the weights of all ranks equal; collective."""
 
     def settle(self) -> None:
-        """As `synchronize`, and the optimizers' slots become their mean too."""
+        """As `synchronize`, and also average the optimizers' slots."""
 
     @property
     def bytes_per_step(self) -> float | None:
-        """Bytes that a rank has sent for an update, on average over this process; None where nobody counts them."""
+        """Bytes that a rank sends per update, averaged over this process; None if they are not counted."""
         return None
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint keeps of it, by name; collective, when ranks have one model."""
+        """The strategy's tensors for a checkpoint, by name; collective. Called when the ranks' weights are equal."""
         return {}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -85,5 +84,5 @@ class Strategy:
 
 
 def without_strategy(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What of a checkpoint's state is the session's."""
+    """The session's part of a checkpoint's state."""
     return {name: value for name, value in state.items() if not name.startswith(PREFIX)}

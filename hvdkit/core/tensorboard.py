@@ -1,4 +1,4 @@
-"""TensorBoard's event file: `tensorboard/events.out.tfevents.…`, from the same lines as `metrics.jsonl`."""
+"""TensorBoard's event file `tensorboard/events.out.tfevents.…`, written from the lines of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = "tensorboard"
 
 
 def check_installed() -> None:
-    """Raises RequestError where the library that writes events is missing."""
+    """Check that the library that writes events is installed. Raises RequestError."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise RequestError(
             "tensorboard: tensorboardX, which writes TensorBoard's files, is not installed beside the framework; "
@@ -24,7 +24,7 @@ def check_installed() -> None:
 
 
 def scalars(line: MetricLine) -> dict[str, float]:
-    """What TensorBoard shows of a line, by tag; its step is the line's. Figures that are None are left out."""
+    """A line's values for TensorBoard, by tag; they belong to the line's step. Values that are None are left out."""
     if line.ends_epoch:
         found = {
             "epoch/train_loss": line.loss,
@@ -41,18 +41,18 @@ def scalars(line: MetricLine) -> dict[str, float]:
 
 
 class EventFile:
-    """The event file in `folder`, on the one rank that writes. TensorBoard's scalars are float32."""
+    """The event file in `folder`, written by rank 0. TensorBoard's scalars are float32."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: Any = None
 
     def begin(self, lines: Iterable[MetricLine]) -> None:
-        """Replace what earlier runs have left by a file that holds `lines`; their times are lost and become now.
+        """Replace the event files of earlier runs by one that holds `lines`, with the current time as their time.
 
-        Raises RunError where the folder cannot be written.
+        Raises RunError if the folder cannot be written.
         """
-        # Here, as it takes a tenth of a second, two where it finds PyTorch beside it.
+        # Imported here because the import is slow, more so if PyTorch is installed.
         from tensorboardX.event_file_writer import EventsWriter
 
         try:
@@ -67,7 +67,7 @@ class EventFile:
             raise self._cannot_be_written(error) from error
 
     def write(self, line: MetricLine) -> None:
-        """Append one line's scalars. Raises RunError where the disk is full."""
+        """Append one line's scalars. Raises RunError if the disk is full."""
         try:
             self._append(line)
             self._file.flush()

@@ -1,7 +1,7 @@
-"""The tensor operations over which the training step, optimizers and compression are written once.
+"""The tensor operations with which the training step, optimizers and compression are written once for all frameworks.
 
-An adapter brings them as its `tensors`. They change no argument, `assign` and `scatter_add` excepted. Beside them core
-uses what all tensors know: +, -, *, /, ==, abs, `.shape`, and slices.
+An adapter provides them as its `tensors`. Only `assign` and `scatter_add` change an argument. Core also uses what all
+tensors support: +, -, *, /, ==, abs, `.shape`, and slices.
 """
 
 from __future__ import annotations
@@ -13,100 +13,100 @@ Tensor = Any
 
 
 class Number(Protocol):
-    """A number that changes from step to step: where a step is compiled, a variable of the framework (float64)."""
+    """A number that changes from step to step; for a compiled step, a float64 variable of the framework."""
 
     def get(self) -> Any:
-        """Its value; in a compiled step the one that it has when the step runs."""
+        """Its value; in a compiled step, the value at the time when the step runs."""
 
     def set(self, value: Any) -> None:
-        """Give it another value, which may depend on `get`."""
+        """Set its value, which may be computed from `get`."""
 
 
 class PlainNumber:
-    """A `Number` of a framework that runs each operation as it is called."""
+    """A `Number` for frameworks that run operations eagerly."""
 
     def __init__(self, value: float) -> None:
         self._value = value
 
     def get(self) -> float:
-        """Its value."""
+        """The current value."""
         return self._value
 
     def set(self, value: float) -> None:
-        """Give it another value."""
+        """Set the value."""
         self._value = value
 
 
 class Tensors(Protocol):
-    """Tensors are on the rank's device. A matrix's rows are its first axis."""
+    """An adapter's tensor operations, on the rank's device. The rows of a matrix are its first axis."""
 
     def variable(self, like: Tensor) -> Tensor:
-        """A tensor of zeros with the shape and dtype of `like`, which `assign` may change, in a compiled step too."""
+        """A tensor of zeros with the shape and dtype of `like`, for `assign`, also in a compiled step."""
 
     def assign(self, variable: Tensor, value: Tensor) -> None:
         """Overwrite a variable or a parameter with a tensor of its shape and dtype."""
 
     def number(self, value: float) -> Number:
-        """A number that changes from step to step."""
+        """Create a `Number`."""
 
     def scalar(self, value: Any, like: Tensor) -> Any:
-        """A number's value, such as `Number.get` returns, as arithmetic with `like` takes it."""
+        """Convert a value that `Number.get` returned for arithmetic with `like`."""
 
     def when(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
-        """Call one of two functions, which return nothing, by a condition of one element."""
+        """Call `then` or `otherwise`, which return nothing, depending on a condition of one element."""
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        """Axis i of the result is axis `axes[i]` of the tensor."""
+        """Permute the axes: axis i of the result is axis `axes[i]` of the tensor."""
 
     def sqrt(self, tensor: Tensor) -> Tensor:
-        """Element by element."""
+        """The elementwise square root."""
 
     def norm(self, tensor: Tensor) -> Tensor:
         """The Euclidean norm over all elements, as a tensor of one element and the same dtype."""
 
     def where(self, condition: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
-        """Choose by a comparison's result; the three have one element each."""
+        """`if_true` where the condition holds, else `if_false`; each argument has one element."""
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """The same elements in the same order; one -1 stands for what is left."""
+        """The same elements in the same order in another shape; one size may be -1 and is then inferred."""
 
     def concat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Joined along an axis; all have one dtype."""
+        """Concatenate tensors of one dtype along an axis."""
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """All elements of tensors of one dtype, as one vector."""
+        """Flatten tensors of one dtype and concatenate them into one vector."""
 
     def part(self, vector: Tensor, shapes: Sequence[Sequence[int]]) -> Sequence[Tensor]:
-        """The inverse of `join`: tensors of these shapes, which fill the vector."""
+        """The inverse of `join`: split a vector into tensors of these shapes, which use all its elements."""
 
     def floor(self, tensor: Tensor) -> Tensor:
-        """Element by element, in the same dtype."""
+        """The elementwise floor, in the same dtype."""
 
     def largest(self, matrix: Tensor) -> Tensor:
-        """Each row's greatest element: (rows, columns) -> (rows, 1)."""
+        """The largest element of each row: (rows, columns) -> (rows, 1)."""
 
     def top_k(self, matrix: Tensor, count: int) -> Tensor:
-        """Where each row's `count` greatest elements are: (rows, columns) -> (rows, count), int32, in any order."""
+        """Indices of each row's `count` largest elements: (rows, columns) -> (rows, count), int32, in any order."""
 
     def gather(self, vector: Tensor, indices: Tensor) -> Tensor:
         """The vector's elements at `indices` (int32)."""
 
     def scatter_add(self, vector: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-        """The vector with `values` added at `indices` (int32), of which no two are equal; may change the vector."""
+        """The vector with `values` added at `indices` (int32, all different); may change the vector in place."""
 
     def matmul(
         self, left: Tensor, right: Tensor, transpose_left: bool = False, transpose_right: bool = False
     ) -> Tensor:
-        """The product of two matrices, each of which may be transposed first."""
+        """The product of two matrices, each optionally transposed first."""
 
     def uniform(self, like: Tensor, seed: int) -> Tensor:
-        """Random numbers from 0 up to, not including, 1, of the shape and dtype of `like`; `seed` alone decides them.
+        """Random numbers in [0, 1) with the shape and dtype of `like`, determined by `seed` alone.
 
-        `seed` is from 0 to 2^63 - 1. Each framework draws its own.
+        `seed` is from 0 to 2^63 - 1. Frameworks draw different numbers for the same seed.
         """
 
     def to_bytes(self, tensor: Tensor) -> Tensor:
-        """The elements' bytes, the lowest first: uint8, the last axis as many times as long as an element has bytes."""
+        """The elements' bytes, little-endian: uint8, the last axis longer by the number of bytes per element."""
 
     def from_bytes(self, tensor: Tensor, dtype: str) -> Tensor:
         """The inverse of `to_bytes`; `dtype` by NumPy's name."""

@@ -1,4 +1,4 @@
-"""Where a rank stands among the others."""
+"""A rank's place among all ranks: rank, world size, local and cross rank, and device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hvdkit.errors import RequestError
 
 @dataclass(frozen=True)
 class Topology(Shard):
-    """Ranks count all processes, local ranks those of a host, cross ranks the hosts of one local rank.
+    """Ranks number all processes, local ranks those of one host, cross ranks the hosts with the same local rank.
 
-    With data parallelism alone every rank reads a shard of its own. `device` is `cpu` or `gpu`.
+    With data parallelism every rank reads a shard of its own. `device` is `cpu` or `gpu`.
     """
 
     cross_rank: int = 0
@@ -27,16 +27,16 @@ class Topology(Shard):
 
 
 def threads_per_rank(requested: int | None, local_size: int) -> int:
-    """CPU threads for a rank: as requested, or as OMP_NUM_THREADS says, or the host's cores shared among its ranks."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    asked = requested or (int(said) if said.isdecimal() else 0)
-    return asked or max(1, len(os.sched_getaffinity(0)) // local_size)
+    """CPU threads for a rank: `requested`, else OMP_NUM_THREADS, else the host's cores divided among its ranks."""
+    from_environment = os.environ.get("OMP_NUM_THREADS", "")
+    given = requested or (int(from_environment) if from_environment.isdecimal() else 0)
+    return given or max(1, len(os.sched_getaffinity(0)) // local_size)
 
 
 def wants_gpu(device: str, found: int, local_size: int, framework: str) -> bool:
-    """Whether this host's ranks compute on GPUs, of which the framework sees `found`; one a rank.
+    """Whether this host's ranks compute on GPUs, one per rank, if the framework finds `found` of them.
 
-    Raises RequestError where `device` is `gpu` or `auto` and there are too few.
+    Raises RequestError if there are too few for `gpu`, or some but too few for `auto`.
     """
     if device == "cpu" or (device == "auto" and not found):
         return False

@@ -1,4 +1,4 @@
-"""Training as a set of hooks, which `drive` calls for most frameworks and a callback calls for Keras."""
+"""The training loop as a set of hooks, called by `drive` for most frameworks and by a callback for Keras."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hvdkit.results.train import MetricLine
 
 
 class Loop:
-    """One run: what happens at each epoch and step, whoever turns the crank.
+    """The hooks of one run, independent of the framework's training loop.
 
-    The crank begins with epoch `progress.epoch` and calls begin_epoch, then for each of `groups`: begin_step, the
-    update, end_step; then end_epoch. A group has `accumulate` batches, the last of an epoch what is left.
-    `plan` counts updates, `group_sizes` are the batches of each update that the epoch has left.
-    `tell(phase, step)` hears what the rank does and how many updates it has finished. `keep` writes a checkpoint of the
-    progress, `commit` keeps it in memory (all ranks call them); where `asked_to_stop` says so on any rank, an update
-    within seconds ends in Stopped. Raises RequestError as `StepPlan` does.
+    The framework's loop starts with epoch `progress.epoch` and calls begin_epoch, then for each of `groups`
+    begin_step, the update and end_step, then end_epoch. A group has `accumulate` batches; the last group of an epoch
+    has the remaining ones. `plan` counts updates; `group_sizes` are the batches of each update left in the epoch.
+    `tell(phase, step)` is called with the rank's current phase and its number of finished updates. `keep` writes a
+    checkpoint of the progress, `commit` keeps it in memory; all ranks call both. If `asked_to_stop` returns true on
+    any rank, an update within seconds raises Stopped. Raises RequestError as `StepPlan` does.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Loop:
         self._recipe, self._topology, self._dataset = recipe, topology, dataset
         self._metrics_file, self._tell = metrics_file, tell
         self._keep, self._commit, self._strategy = keep, commit, session.strategy
-        self._unchecked = False  # whether ranks are to be compared as soon as they have one model
+        self._unchecked = False  # whether to compare the ranks when their weights are next equal
         self.plan = StepPlan(recipe, len(dataset.train), topology.size)
         self.total_steps, self.epochs, self.rate = self.plan.total_steps, self.plan.epochs, self.plan.rate
         self.progress = progress or Progress()
-        if self.progress.images:  # begun under another size of updates, of which `steps` allowed more epochs
+        if self.progress.images:  # started with updates of another size, for which `steps` allowed more epochs
             self.epochs = max(self.epochs, self.progress.epoch + 1)
         self._stopping = asked_to_stop and Stopping(adapter, topology, asked_to_stop, self.progress.step)
         if self.progress.step > self.total_steps:
             raise RequestError(
                 f"epochs, steps: the recipe ends at step {self.total_steps}, the checkpoint is at {self.progress.step}"
             )
-        self.group_sizes: list[int] = []  # batches in each update of the epoch that is left to do
-        self.step_images: list[int] = []  # of all ranks, for each update of this process, beside clock.seconds
+        self.group_sizes: list[int] = []  # batches in each remaining update of the epoch
+        self.step_images: list[int] = []  # images of all ranks, for each update in clock.seconds
         self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
         self._unread: list[Tensor] = []  # losses still on the device
         self.enter_epoch(self.progress.epoch)
@@ -75,7 +75,7 @@ class Loop:
         return self.progress.step >= self.total_steps
 
     def enter_epoch(self, epoch: int) -> None:
-        """Set `group_sizes`; an epoch that has been left in its middle goes on from there."""
+        """Set `group_sizes`; an interrupted epoch continues where it stopped."""
         if epoch != self.progress.epoch:
             self.progress.epoch, self.progress.images = epoch, 0
             self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
@@ -83,7 +83,7 @@ class Loop:
         self._step_in_epoch = 0
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
-        """This rank's batches of what is left of an epoch, one list an update."""
+        """This rank's batches for the rest of an epoch, one list per update."""
         left = self.progress.epoch == epoch
         samples, sizes = (self.progress.images, self.group_sizes) if left else (0, None)
         return self.plan.groups(self._dataset.train, self._topology, epoch, samples, sizes)
@@ -104,8 +104,8 @@ class Loop:
     def end_step(self, loss: Tensor) -> None:
         """Take the rank's mean loss of the step; every `log_every` steps write the mean over all ranks.
 
-        Raises Stopped where a rank has been asked to, behind a checkpoint where the recipe has them, RunError where
-        ranks have come to differ (`check_ranks`) or a file cannot be written.
+        Raises Stopped if a rank was asked to stop, after a checkpoint if the recipe has them. Raises RunError if the
+        ranks' weights differ (`check_ranks`) or a file cannot be written.
         """
         self._tell("end of step", self.progress.step)
         self._strategy.end_step()
@@ -122,7 +122,7 @@ class Loop:
         if self._unchecked and not self._strategy.diverged:
             self._unchecked = False
             self._tell("comparing ranks", progress.step)
-            check_ranks(self._adapter, self._session, self._topology, progress.step)  # its time counts to the next step
+            check_ranks(self._adapter, self._session, self._topology, progress.step)  # timed as part of the next step
         stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
         if _due(self._recipe.log_every, progress.step):
             self._read_losses()
@@ -136,13 +136,13 @@ class Loop:
             self._tell("commit", progress.step)
             self._strategy.settle()
             self._read_losses()
-            self._commit(progress)  # its time counts to the next step
+            self._commit(progress)  # timed as part of the next step
         if stopping:
             raise Stopped(f"stopped after step {progress.step} of {self.total_steps}, as asked")
         self._tell("input", progress.step)
 
     def end_epoch(self) -> None:
-        """Evaluate, write the epoch's line and a checkpoint where one is due. Raises RunError where that cannot be."""
+        """Evaluate, write the epoch's line, and write a checkpoint if one is due. Raises RunError if writing fails."""
         self._read_losses()
         progress = self.progress
         progress.train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
@@ -153,18 +153,18 @@ class Loop:
             progress.train_loss, speed, ends_epoch=True, val_accuracy=progress.val_accuracy, val_loss=progress.val_loss
         )
         if self._topology.is_root:
-            told = f"loss {progress.train_loss:.4f}, {speed:.1f} images/s"
+            summary = f"loss {progress.train_loss:.4f}, {speed:.1f} images/s"
             if progress.val_accuracy is not None:
-                told += f", validation accuracy {progress.val_accuracy:.4f}"
-            print(f"epoch {progress.epoch + 1}/{self.epochs}: {told}", flush=True)
+                summary += f", validation accuracy {progress.val_accuracy:.4f}"
+            print(f"epoch {progress.epoch + 1}/{self.epochs}: {summary}", flush=True)
         settings = self._recipe.checkpoint
         if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
-            if not self.plan.group_sizes(progress.images):  # `steps` may have ended it before
+            if not self.plan.group_sizes(progress.images):  # false if `steps` ended the epoch early
                 self.enter_epoch(progress.epoch + 1)
             self._checkpoint()
 
     def evaluate(self) -> tuple[float | None, float | None]:
-        """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as `evaluate` below."""
+        """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as the function `evaluate`."""
         self._strategy.synchronize()
         merge_statistics(self._adapter, self._session, self._topology)
         split, batch_size = self._dataset.val, self._recipe.batch_size
@@ -179,7 +179,7 @@ class Loop:
         self._read_losses()
         merge_statistics(self._adapter, self._session, self._topology)
         self._keep(self.progress)
-        # Rank 0 alone copies and waits for its disk; without a word from it the others would time that as their step.
+        # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
         metrics.reduce_sums(self._adapter, kept=1.0)
         self.clock.resume()
 
@@ -201,7 +201,7 @@ class Loop:
         self._unread.clear()
 
     def _speed(self, steps: int) -> float:
-        """Images per second over all ranks in the last `steps` steps of this process, by this rank's clock."""
+        """Images per second over all ranks in the last `steps` steps of this process, measured by this rank."""
         seconds = self.clock.seconds[-steps:]
         return sum(self.step_images[-steps:]) / sum(seconds) if seconds else 0.0
 
@@ -225,7 +225,7 @@ def _due(every: int, count: int) -> bool:
 
 
 def drive(session: Session, loop: Hooks) -> None:
-    """The plain loop."""
+    """Train: the loop over epochs and updates that calls the hooks."""
     for epoch in range(loop.progress.epoch, loop.epochs):
         loop.begin_epoch(epoch)
         for group in loop.groups(epoch):
@@ -235,9 +235,9 @@ def drive(session: Session, loop: Hooks) -> None:
 
 
 def merge_statistics(adapter: Adapter, session: Session, topology: Topology) -> None:
-    """Give every rank the mean over all ranks of batch norm's running statistics; collective.
+    """Average batch norm's running statistics over all ranks; collective.
 
-    Each rank keeps its own of its own batches. What is evaluated and kept is one network, not one a rank.
+    Each rank's statistics come from its own batches. Averaging makes the ranks evaluate and save the same network.
     """
     if topology.size == 1:
         return
@@ -258,9 +258,9 @@ def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: in
     mine = {name: digest({name: value}) for name, value in parameters.items()}
     everyone = adapter.allgather_object(mine, name="check_ranks")
     for name in mine:
-        apart = [rank for rank in range(topology.size) if everyone[rank][name] != everyone[0][name]]
-        if apart:
-            ranks = f"rank{'s' if len(apart) > 1 else ''} {', '.join(map(str, apart))}"
+        differing = [rank for rank in range(topology.size) if everyone[rank][name] != everyone[0][name]]
+        if differing:
+            ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))}"
             raise RunError(
                 f"check_ranks: after step {step} the weights of {ranks} differ from rank 0's, first in {name}; "
                 "expected the same bits everywhere"
@@ -277,7 +277,7 @@ def evaluate(
 ) -> tuple[float | None, float | None]:
     """Accuracy (a fraction of 1) and mean cross-entropy over all ranks, each sample counted once.
 
-    None where the split is empty. No label smoothing. Collective: all ranks call it, all get the same figures.
+    (None, None) if the split is empty. Without label smoothing. Collective, with the same result on all ranks.
     """
     correct, total, loss = count(adapter, session, split, batch_size, topology, on_batch)
     return (correct / total, loss / total) if total else (None, None)
@@ -291,9 +291,9 @@ def count(
     topology: Topology,
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[int, int, float]:
-    """How many samples of the split are classified rightly, how many there are, and the sum of their cross-entropies.
+    """The number of correctly classified samples of the split, the number of samples, and their summed cross-entropy.
 
-    Collective, as `evaluate`.
+    Collective, like `evaluate`.
     """
     correct, loss, total = 0, 0.0, 0
     for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):

@@ -1,9 +1,9 @@
-"""What a run chooses by itself so that it is fast, and why. None of it changes what is computed.
+"""Horovod's settings that a run chooses for speed, with a reason for each. They do not change what is computed.
 
-Horovod reads its settings from the environment when it starts, so that is where they go; what the user has put there
-stays. hvdkit's launcher chooses, and brings settings and reasons along (`HVDKIT_TUNED`, JSON): to change the
-environment of a process whose framework already has threads that read it is not safe. Under another launcher there is
-no other way.
+Horovod reads its settings from the environment when it starts; variables that the user has set stay as they are.
+hvdkit's launcher chooses the settings and passes them with their reasons (`HVDKIT_TUNED`, JSON), because changing the
+environment of a process is not safe once the framework has threads that read it. Under another launcher the rank has
+to change its own environment.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks import resnet
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
-IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` makes (runtimes/edits.py)
+IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` builds (runtimes/edits.py)
 CHOSEN = "HVDKIT_TUNED"
-# Horovod 0.28.1's own: milliseconds, bytes, tensors
+# The defaults of Horovod 0.28.1: milliseconds, bytes, tensors
 _CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
 LONGER_CYCLE_MS, IDLE_MS = 5, 100
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting's value, None for the library's own, and why it is that."""
+    """A setting's value (None: the library's default) and the reason for it."""
 
     value: Any
     why: str
@@ -39,7 +39,7 @@ _applied: dict[str, Choice] = {}
 
 
 def apply(recipe: Recipe) -> dict[str, Choice]:
-    """See that Horovod's settings for the recipe are in force, once a process and before `init`; what was chosen."""
+    """Put Horovod's settings for the recipe into the environment, once per process before `init`; returns them."""
     if not _applied:
         _applied.update(choose(recipe, os.environ))
         wanted = _values(_applied) | needed(recipe)
@@ -48,19 +48,19 @@ def apply(recipe: Recipe) -> dict[str, Choice]:
 
 
 def in_force(recipe: Recipe) -> dict[str, float]:
-    """The cycle time in milliseconds, the fusion threshold in bytes, the cache's tensors: chosen or the library's."""
+    """The cycle time (ms), fusion threshold (bytes) and cache capacity (tensors) in force, chosen or default."""
     own, chosen = {CYCLE: _CYCLE_MS, FUSION: _FUSION_BYTES, CACHE: _CACHED}, apply(recipe)
     return {name: float(value if chosen[name].value is None else chosen[name].value) for name, value in own.items()}
 
 
 def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
-    """What a launcher adds to the environment that is `given`, so that a rank has nothing to change."""
+    """The variables that a launcher adds to the environment `given`, so that a rank need not change its own."""
     choices = choose(recipe, given)
     return _values(choices) | needed(recipe) | {CHOSEN: json.dumps(told(choices, {}))}
 
 
 def needed(recipe: Recipe) -> dict[str, str]:
-    """What Horovod must find in the environment to do what the recipe asks for at all."""
+    """The variables without which Horovod cannot run the recipe."""
     return {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if recipe.allreduce == "hierarchical" else {}
 
 
@@ -69,7 +69,7 @@ def _values(choices: Mapping[str, Choice]) -> dict[str, str]:
 
 
 def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
-    """Horovod's settings for a recipe, by name of the variable, where the environment is this."""
+    """Horovod's settings for a recipe in this environment, by the name of the variable."""
     found = _brought_along(environment)
     choices = {IDLE: _idle(recipe, environment), CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
     for name in choices.keys() & environment.keys():
@@ -79,7 +79,7 @@ def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
 
 
 def _brought_along(environment: Mapping[str, str]) -> dict[str, Choice]:
-    """What the launcher has chosen; nothing where another program has put something else there."""
+    """The launcher's choices; empty if the variable holds anything else."""
     try:
         return {name: Choice(**each) for name, each in json.loads(environment.get(CHOSEN, "{}")).items()}
     except (AttributeError, TypeError, ValueError, RecursionError):
@@ -87,7 +87,7 @@ def _brought_along(environment: Mapping[str, str]) -> dict[str, Choice]:
 
 
 def faults(environment: Mapping[str, str]) -> list[str]:
-    """What of Horovod's settings that the user has put into the environment is none, each told by its name."""
+    """Error lines for Horovod's settings in the environment that are not numbers of at least 0, each with its name."""
     found = []
     for name in (CYCLE, FUSION, CACHE, IDLE):
         try:
@@ -100,13 +100,13 @@ def faults(environment: Mapping[str, str]) -> list[str]:
 
 
 def told(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """As a result holds them, and the adapter's own: value and why by name."""
+    """The choices and the adapter's own settings as a result file stores them: value and reason by name."""
     own = {name: {"value": value, "why": why} for name, (value, why) in adapters.items()}
     return {name: asdict(choice) for name, choice in choices.items()} | own
 
 
 def _idle(recipe: Recipe, environment: Mapping[str, str]) -> Choice:
-    """How long Horovod's background thread may sleep while nothing is to be reduced, in milliseconds."""
+    """How long Horovod's background thread may sleep while there is nothing to reduce, in milliseconds."""
     if recipe.tune == "none":
         return Choice(None, "Horovod's own, a wake each cycle: tune is none")
     if recipe.device == "gpu":
@@ -117,15 +117,15 @@ def _idle(recipe: Recipe, environment: Mapping[str, str]) -> Choice:
 
 
 def _cycle(recipe: Recipe) -> Choice:
-    """How often Horovod's background thread wakes, in milliseconds, where it is not woken by tensors."""
+    """The cycle time in milliseconds, after which Horovod's background thread wakes if no tensor wakes it."""
     own = f"Horovod's own, {_CYCLE_MS} ms"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
     if recipe.device == "gpu":
         return Choice(None, f"{own}: no core is short where GPUs compute")
     if recipe.elastic:
-        # A rank that enters Horovod 0.28.1 for the second time with a cycle time given takes its milliseconds for the
-        # fusion threshold's MiB (parameter_manager.cc, SetValue), and dies as soon as it reduces with a new rank.
+        # If a cycle time is set, a rank that initializes Horovod 0.28.1 for the second time uses its milliseconds as
+        # the fusion threshold in MiB (parameter_manager.cc, SetValue), and crashes when it reduces with a new rank.
         return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
     return Choice(
         LONGER_CYCLE_MS,
@@ -135,7 +135,7 @@ def _cycle(recipe: Recipe) -> Choice:
 
 
 def _fusion(recipe: Recipe) -> Choice:
-    """How many bytes are reduced as one."""
+    """The fusion threshold: how many bytes are reduced together."""
     whole = 8 * resnet.parameter_count(resnet.architecture(recipe.model.name, recipe.model.classes))
     if recipe.tune == "none" or whole <= _FUSION_BYTES or recipe.elastic:
         return Choice(None, f"Horovod's own, {_FUSION_BYTES >> 20} MiB: it holds all gradients of most networks")
@@ -143,9 +143,9 @@ def _fusion(recipe: Recipe) -> Choice:
 
 
 def _cache(recipe: Recipe) -> Choice:
-    """How many tensors' negotiations Horovod remembers."""
+    """The cache capacity: for how many tensors Horovod caches the negotiation."""
     parameters = len(resnet.parameter_shapes(resnet.architecture(recipe.model.name, recipe.model.classes)))
-    # Broadcast at the start: parameters, about as many running statistics, slots; reduced at each step: gradients.
+    # At the start parameters, about as many running statistics, and slots are broadcast; each step reduces gradients.
     needed = (3 + len(slot_names(recipe.optimizer))) * parameters
     if recipe.tune == "none" or needed <= _CACHED:
         return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this network's {needed} fit")

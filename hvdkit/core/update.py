@@ -1,4 +1,4 @@
-"""From averaged gradients to new weights: unscale, clip, the optimizer's rule, count. Written once, over tensors."""
+"""The update of weights by averaged gradients: unscale, clip, apply the optimizer's rule, count."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Tensor = Any
 
 
 class Update:
-    """An optimizer of a model's parameters, with its slots and counts.
+    """An optimizer of a model's parameters, with its slots and counters.
 
-    `slots` are tensors by parameter, in the order of `update_rules.slot_names`, zero at first; `rate` is the learning
-    rate of the next update. `scale` is the factor of the loss, None where the precision needs none.
+    `slots` maps parameters to tensors in the order of `update_rules.slot_names`, initially zero. `rate` is the
+    learning rate of the next update, `scale` the loss scale (None if the precision needs none).
     """
 
     def __init__(self, ops: Tensors, network: Trainable, settings: Optimizer, precision: str) -> None:
@@ -37,7 +37,7 @@ class Update:
         self._kernel = network.update_kernel(settings)
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update by averaged gradients of the scaled loss, which are the same on all ranks: all skip a step or none."""
+        """Update by averaged gradients of the scaled loss, equal on all ranks: all ranks skip a step or none does."""
         if self.scale is None:
             self._apply(list(gradients.values()))
             return
@@ -46,7 +46,7 @@ class Update:
         self._ops.when(finite, lambda: self._apply_and_grow(list(unscaled.values())), self._back_off)
 
     def unscaled(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients of the loss itself."""
+        """The gradients divided by the loss scale."""
         if self.scale is None:
             return dict(gradients)
         scale = self.scale.get()
@@ -87,7 +87,7 @@ class Update:
                 ops.assign(slot, value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The slots by their names in a state."""
+        """The slots, by their names in a state."""
         return {
             slot_name(slot, name): tensor
             for name, held in self.slots.items()
@@ -95,7 +95,7 @@ class Update:
         }
 
     def numbers(self) -> dict[str, tuple[Number, str]]:
-        """What a state has of it without dimensions, with the dtype that it has there."""
+        """The optimizer's scalars in a state, with their dtypes there."""
         found: dict[str, tuple[Number, str]] = {}
         if counts_steps(self._settings):
             found["optimizer.step"] = self.steps, "int64"

@@ -1,7 +1,7 @@
-"""What optimizers do, once for every framework: the rules work on any tensors that know +, -, * and /.
+"""The optimizers' update rules, written once for all frameworks over tensors that support +, -, * and /.
 
-An adapter uses its framework's own optimizer where that computes the same; elsewhere it calls `update`. Learning
-rates come by the step and, LARS excepted, stay outside of every slot, so that a change of rate acts at once.
+An adapter uses its framework's own kernel if that computes the same, otherwise `update`. The learning rate is passed at
+each step and, except in LARS, is not part of any slot, so a change of the rate takes effect at once.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ Tensor = Any
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """What the optimizer keeps for each parameter, in the order in which `update` takes it; all start at zero."""
+    """Names of the optimizer's slots for each parameter, in the order that `update` takes; slots start at zero."""
     return ("exp_avg", "exp_avg_sq") if isinstance(optimizer, AdamW | Lamb) else ("momentum",)
 
 
 def counts_steps(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's arithmetic depends on how many updates it has made."""
+    """Whether the optimizer's rule depends on the number of updates made."""
     return isinstance(optimizer, AdamW | Lamb)
 
 
 def decay_of(optimizer: Optimizer, shape: tuple[int, ...]) -> float:
-    """The weight decay of a parameter of this shape; `decay: weights` spares vectors: biases and batch norm."""
+    """The weight decay of a parameter of this shape; 0 for vectors (biases, batch norm) with `decay: weights`."""
     return 0.0 if _spared(optimizer, shape) else optimizer.weight_decay
 
 
 def bias_corrections(optimizer: Optimizer, step: Any) -> tuple[Any, Any]:
-    """1 - beta1^t and 1 - beta2^t for the t-th update, from 1; in `step`'s own type, which must be float64 or better.
+    """1 - beta1^t and 1 - beta2^t for update t = `step`, counted from 1, in the type of `step`: float64 or wider.
 
-    Kingma and Ba 2015, algorithm 1. (1, 1) where the optimizer has no such terms.
+    Kingma and Ba 2015, algorithm 1. (1, 1) if the optimizer has no such terms.
     """
     if not isinstance(optimizer, AdamW | Lamb):
         return 1.0, 1.0
@@ -48,7 +48,7 @@ def update(
     rate: Any,
     corrections: tuple[Any, Any] = (1.0, 1.0),
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One parameter's update: (new weight, new slots), nothing changed in place.
+    """One parameter's update: returns (new weight, new slots) and changes nothing in place.
 
     `weight`, `gradient` and each of `slots` have one shape and dtype; `rate` and `corrections` are numbers, or tensors
     of one element and that dtype.
@@ -90,7 +90,7 @@ def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
 def _sgd(
     optimizer: Sgd, weight: Tensor, gradient: Tensor, slots: tuple[Tensor, ...], rate: Any, decay: float
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Sutskever et al. 2013, section 2, in PyTorch's form: the learning rate is not inside the velocity.
+    """Sutskever et al. 2013, section 2, in PyTorch's form: the learning rate is not part of the velocity.
 
     Decoupled decay is SGDW's (Loshchilov and Hutter 2019, algorithm 1), times the rate as in PyTorch's AdamW.
     """
@@ -115,9 +115,9 @@ def _lars(
     decay: float,
     spared: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """You et al. 2017, algorithm 1: the learning rate, local and global, is inside the velocity.
+    """You et al. 2017, algorithm 1: the local and the global learning rate are part of the velocity.
 
-    The local rate is 1 where a norm is 0, which the paper leaves open, and for parameters that decay spares.
+    The local rate is 1 if a norm is 0, which the paper leaves open, and for parameters exempt from decay.
     """
     (velocity,) = slots
     local: Any = 1.0
@@ -155,7 +155,7 @@ def _lamb(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """You et al. 2020, algorithm 2, with the identity as phi.
 
-    The trust ratio is 1 where a norm is 0, which the paper leaves open, and for parameters that decay spares.
+    The trust ratio is 1 if a norm is 0, which the paper leaves open, and for parameters exempt from decay.
     """
     direction, slots = _adam(optimizer, ops, gradient, slots, corrections)
     if decay:
@@ -165,7 +165,7 @@ def _lamb(
 
 
 def _ratio(ops: Tensors, above: Tensor, below: Tensor) -> Tensor:
-    """above / below of two norms, 1 where either is 0."""
+    """The quotient above / below of two norms, or 1 if either is 0."""
     ratio = ops.where(above > 0, above / ops.where(below > 0, below, _one(below)), _one(above))
     return ops.where(below > 0, ratio, _one(above))
 

@@ -1,4 +1,4 @@
-"""What a run uses of its machine, and what others use meanwhile."""
+"""CPU time that a run uses on its machine, and that other processes use in the same time; CPU pinning."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 _STAT = Path("/proc/stat")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# Beyond this share of the machine's CPU time used by others, a figure says more about them (docs/benchmarking.md).
+# If others use more than this share of the machine's CPU time, measurements are marked noisy (docs/benchmarking.md).
 NOISY = 0.10
 _pinned: list[int] | None = None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Seconds of CPU time up to a moment: by this process, and of the whole machine in use and in all."""
+    """CPU seconds up to a point in time: of this process, and of the machine, busy and in total."""
 
     own_s: float
     busy_s: float
@@ -28,17 +28,17 @@ class Snapshot:
 
     @classmethod
     def take(cls, own_s: float) -> Snapshot:
-        """Now. What the hypervisor gives to others counts as in use."""
+        """Take a snapshot now. Time that the hypervisor steals counts as busy."""
         try:
             fields = [int(field) for field in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
-        except (OSError, ValueError):  # no such kernel: then nothing is known of others
+        except (OSError, ValueError):  # no such file on this kernel: the use by others is unknown
             return cls(own_s, 0.0, 0.0)
         user, nice, system, idle, iowait, irq, softirq, steal = fields
         busy, tick = user + nice + system + irq + softirq + steal, os.sysconf("SC_CLK_TCK")
         return cls(own_s, busy / tick, (busy + idle + iowait) / tick)
 
     def since(self, earlier: Snapshot) -> dict[str, float]:
-        """The differences, by name."""
+        """The differences to an earlier snapshot, in seconds by name."""
         return {
             "own_s": self.own_s - earlier.own_s,
             "busy_s": self.busy_s - earlier.busy_s,
@@ -47,9 +47,9 @@ class Snapshot:
 
 
 def load_of_others(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The share of a machine's CPU time that went to others, 0 to 1.
+    """The share of a machine's CPU time that other processes used, 0 to 1.
 
-    `rows` are what `Snapshot.since` gave on each rank of the machine, over about the same time.
+    `rows` are the results of `Snapshot.since` on each rank of the machine, over about the same period.
     """
     capacity = max((row["capacity_s"] for row in rows), default=0.0)
     if capacity <= 0:
@@ -59,7 +59,7 @@ def load_of_others(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def machine() -> str:
-    """Names the kernel whose CPU time a `Snapshot` tells; hosts that are namespaces of one machine share it."""
+    """An identifier of the kernel whose CPU time a `Snapshot` reads; containers on one machine share it."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -67,10 +67,10 @@ def machine() -> str:
 
 
 def pin_where_asked(local_rank: int, local_size: int, threads: int) -> None:
-    """Where the launcher asks (`HVDKIT_PIN`), give this thread and those that it starts from now on `threads` cores.
+    """If the launcher sets `HVDKIT_PIN`, pin this thread and the threads that it starts later to `threads` cores.
 
-    Threads that run already stay free: those of communication, which an adapter starts first. Where the machine has too
-    few cores for all its ranks, nothing is changed. Asked again, nothing happens.
+    Threads that already run, such as the communication threads that an adapter starts first, are not pinned. If the
+    machine has too few cores for all its ranks, nothing changes. A second call does nothing.
     """
     global _pinned
     if "HVDKIT_PIN" not in os.environ or _pinned is not None:
@@ -83,21 +83,21 @@ def pin_where_asked(local_rank: int, local_size: int, threads: int) -> None:
 
 
 def pinned() -> list[int] | None:
-    """The cores that `pin_where_asked` gave, none where there were too few; None where nobody asked."""
+    """The cores that `pin_where_asked` pinned to: empty if there were too few, None if pinning was not requested."""
     return _pinned
 
 
 def started_at() -> float:
-    """When the command that started this rank began, in seconds of the wall clock; without a launcher, this process."""
-    with contextlib.suppress(ValueError):  # what no launcher of hvdkit's has put there counts for nothing
-        told = float(os.environ.get("HVDKIT_STARTED", "nan"))
-        if 0 < told <= time.time():
-            return told
+    """When the command that started this rank began, in `time.time` seconds; without a launcher, this process."""
+    with contextlib.suppress(ValueError):  # a value that hvdkit's launcher did not set is ignored
+        began = float(os.environ.get("HVDKIT_STARTED", "nan"))
+        if 0 < began <= time.time():
+            return began
     return process_began()
 
 
 def process_began() -> float:
-    """When this process was started, in seconds of the wall clock, to a hundredth of one."""
+    """When this process started, in `time.time` seconds, to a hundredth of a second."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - uptime + int(stat[19]) / os.sysconf("SC_CLK_TCK")

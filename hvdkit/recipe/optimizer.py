@@ -1,4 +1,4 @@
-"""The recipe's `optimizer` section: what each optimizer is told. `hvdkit/recipe/schema.py` has the rest."""
+"""The recipe's `optimizer` section: the keys of each optimizer. `hvdkit/recipe/schema.py` has the others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hvdkit.recipe.data import Strict
 
 
 class Optimizer(Strict):
-    """What all optimizers have; the recipe's `optimizer.name` chooses one of the classes below.
+    """Base of all optimizers; the recipe's `optimizer.name` chooses one of the classes below.
 
-    `learning_rate` belongs to a global batch of `schedule.base_batch_size` images. Weight decay acts on all parameters
-    or, with `decay: weights`, not on biases and batch-norm parameters. Formulas: `hvdkit/core/update_rules.py`.
+    `learning_rate` is for a global batch of `schedule.base_batch_size` images. Weight decay applies to all parameters
+    or, with `decay: weights`, to all but biases and batch-norm parameters. Formulas: `hvdkit/core/update_rules.py`.
     """
 
     name: str
@@ -24,9 +24,9 @@ class Optimizer(Strict):
 
 
 class Sgd(Optimizer):
-    """Stochastic gradient descent with momentum, as PyTorch defines it: the learning rate stays outside the velocity.
+    """Stochastic gradient descent with momentum, as in PyTorch: the learning rate is not part of the velocity.
 
-    Weight decay is added to the gradient (coupled) or, with `decoupled`, taken from the weights beside the update.
+    Weight decay is added to the gradient (coupled) or, with `decoupled`, subtracted from the weights.
     """
 
     name: Literal["sgd"] = "sgd"
@@ -52,7 +52,7 @@ class AdamW(Optimizer):
 
 
 class Lars(Optimizer):
-    """SGD with a rate of its own for each layer (You et al. 2017). What decay spares has no such rate either."""
+    """SGD with a learning rate per layer (You et al. 2017). Parameters exempt from decay use the global rate."""
 
     name: Literal["lars"] = "lars"
     momentum: float = Field(0.9, ge=0, lt=1)
@@ -60,7 +60,7 @@ class Lars(Optimizer):
 
 
 class Lamb(Optimizer):
-    """Adam with a rate of its own for each layer (You et al. 2020). What decay spares has no such rate either."""
+    """Adam with a learning rate per layer (You et al. 2020). Parameters exempt from decay use the global rate."""
 
     name: Literal["lamb"] = "lamb"
     weight_decay: float = Field(1e-2, ge=0)
@@ -70,7 +70,7 @@ class Lamb(Optimizer):
 
 
 def _optimizer_name(value: Any) -> str:
-    """Which optimizer a mapping asks for: `sgd` where it names none."""
+    """The optimizer that a mapping names; `sgd` if it names none."""
     name = value.get("name", "sgd") if isinstance(value, dict) else getattr(value, "name", "sgd")
     return name if isinstance(name, str) else repr(name)
 

@@ -16,7 +16,7 @@ from hvdkit.runtimes.store import unknown
 
 @dataclass(frozen=True)
 class Entry:
-    """One recipe: its name, the first line of the comment that opens its file, and the file."""
+    """One recipe: its name, the first comment line of its file as description, and the file's path."""
 
     name: str
     description: str
@@ -24,15 +24,15 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All recipes that come with hvdkit, by name."""
+    """All recipes that come with hvdkit, sorted by name."""
     return [Entry(path.stem, _description(path), path) for path in sorted(paths.recipes().glob("*.yaml"))]
 
 
 def locate(given: Path) -> Path:
-    """The file of a recipe that a user names: a path of their own, or the bare name of one that hvdkit has.
+    """The file of a recipe that a user gives as a path, or as the name of a recipe that comes with hvdkit.
 
-    What is in the current folder goes first. A path that is not there is returned as it is, for the reader to refuse;
-    a bare name that is not known raises RequestError.
+    A file in the current folder takes precedence. A path that does not exist is returned as it is, and reading it fails
+    later; an unknown name raises RequestError.
     """
     if given.suffix or len(given.parts) != 1 or os.path.lexists(given):
         return given
@@ -43,10 +43,10 @@ def locate(given: Path) -> Path:
 
 
 def copy(name: str, destination: Path) -> Path:
-    """Copy a recipe (`NAME.yaml`) or a framework's script (`FRAMEWORK/resnet.py`) into a folder; the copy.
+    """Copy a recipe (`NAME.yaml`) or a framework's script (`FRAMEWORK/resnet.py`) into a folder.
 
-    The folder is made where it is not there. Raises RequestError where the name is neither a recipe's nor a
-    framework's, where something lies in the copy's place already, and where the folder cannot be written.
+    Returns the path of the copy. The folder is created if it does not exist. Raises RequestError if the name is neither
+    a recipe nor a framework, if the target exists already, or if the folder cannot be written.
     """
     known = {entry.name: entry.path for entry in entries()}
     source = paths.script(name) if name in FRAMEWORKS else known.get(name.removesuffix(".yaml"))
@@ -59,7 +59,7 @@ def copy(name: str, destination: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     except OSError as error:
-        with contextlib.suppress(OSError):  # half a copy would be in the way of the next one
+        with contextlib.suppress(OSError):  # an incomplete copy would block the next attempt
             target.unlink()
         raise RequestError(f"{target}: cannot be written ({error.strerror}); name another folder") from error
     return target

@@ -1,7 +1,7 @@
 """The recipe: one YAML file for all four frameworks, typed and strict.
 
-`load` tells every fault of a file and its overrides at once, each with its key, what was expected and
-what was received, before anything is started or written.
+`load` reports all faults of a file and its overrides together, each with its key, what was expected and what was
+received, before anything is started or written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from hvdkit.errors import RequestError, nearest
 from hvdkit.recipe import communication, yaml_files
 from hvdkit.recipe.communication import METHODS, AnyCompression, Outer, Sync, Uncompressed
-from hvdkit.recipe.data import (  # noqa: F401 - the recipe's classes, wherever they are written
+from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
     DATA_KINDS,
     AnyData,
     Cifar10,
@@ -27,7 +27,7 @@ from hvdkit.recipe.data import (  # noqa: F401 - the recipe's classes, wherever 
     Strict,
     Synthetic,
 )
-from hvdkit.recipe.optimizer import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - as those
+from hvdkit.recipe.optimizer import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
 from hvdkit.recipe.yaml_files import brief, named
 
 ModelName = Literal[
@@ -57,7 +57,7 @@ class Model(Strict):
 
 
 class Schedule(Strict):
-    """Learning rate by the step: linear scaling, gradual warm-up (Goyal et al. 2017), then decay.
+    """The learning-rate schedule: linear scaling, gradual warm-up (Goyal et al. 2017), then decay.
 
     Formulas: `hvdkit/core/schedule.py`.
     """
@@ -80,7 +80,7 @@ class Schedule(Strict):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Schedule:
-        # By their values, as a run's resolved recipe has all keys.
+        # Compares values, because a run's resolved recipe has all keys.
         for key, reads_it, needed in (
             ("gamma", self.decay == "step", "decay is 'step'"),
             ("power", self.decay == "polynomial", "decay is 'polynomial'"),
@@ -95,14 +95,14 @@ class Schedule(Strict):
 class Loss(Strict):
     """Softmax cross-entropy, averaged over the batch.
 
-    `label_smoothing` is the share that is spread evenly over all classes (Szegedy et al. 2016, section 7).
+    `label_smoothing` is the share distributed evenly over all classes (Szegedy et al. 2016, section 7).
     """
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
 
 class Checkpointing(Strict):
-    """When the state of training is written, and how many are kept beside the best. The end is always kept."""
+    """When checkpoints are written, and how many are kept besides the best. The end of training is always kept."""
 
     every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, behind the evaluation; 0: none")
     every_steps: int = Field(0, ge=0, description="updates between two checkpoints; 0: none")
@@ -116,9 +116,10 @@ class Checkpointing(Strict):
 
 
 class Elastic(Strict):
-    """Training that outlives lost ranks and takes in new ones, with `min_np` to `max_np` ranks.
+    """Training that continues when ranks are lost or added, with `min_np` to `max_np` ranks.
 
-    Every `commit_every` updates all ranks copy the state into their memory: what a lost rank throws training back to.
+    Every `commit_every` updates all ranks copy the state into memory; after the loss of a rank training continues from
+    that copy.
     """
 
     min_np: int = Field(1, ge=1)
@@ -133,7 +134,7 @@ class Elastic(Strict):
 
 
 class Recipe(Strict):
-    """Everything that decides what is computed. The framework and the number of ranks are no part of it."""
+    """Everything that determines what is computed, except the framework and the number of ranks."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     model: Model
@@ -181,7 +182,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
 }
 
 
-# Keys that are 'auto' or a number; pydantic tells what each half of such a key expects.
+# Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
 _AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
 
 
@@ -194,7 +195,7 @@ def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
 
 
 def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """The recipe of a document that has been read, with overrides; `where` it comes from stands before each fault.
+    """Validate a document that has been read, with overrides; each fault of the document starts with `where`.
 
     Raises RequestError with all faults, one a line.
     """
@@ -229,7 +230,7 @@ def _explain(error: ValidationError) -> list[str]:
             lines |= dict.fromkeys(fault["msg"].splitlines())
             continue
         loc = [str(part) for part in fault["loc"]]
-        # pydantic names the chosen kind of data or optimizer as if it were a key
+        # pydantic includes the chosen kind of data or optimizer in the location as if it were a key
         kind = None
         if len(loc) > 1 and loc[1] in _KINDS.get(loc[0], ()):
             kind = _KINDS[loc[0]][loc.pop(1)]
@@ -239,7 +240,7 @@ def _explain(error: ValidationError) -> list[str]:
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
         key = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in loc) or "recipe"
-        # of a file that is something else altogether nobody reads more, and looking for near names takes its time
+        # more faults are not printed, and looking for similar names takes time
         lines[f"{key}: {_reason(fault, loc, kind) if number <= _MOST_FAULTS else fault['type']}"] = None
     return list(lines)
 
@@ -282,7 +283,7 @@ def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """The recipe by dotted key."""
+    """The recipe's values by dotted key."""
     found: dict[str, Any] = {}
     for key, value in recipe.model_dump(mode="json").items():
         inner = value.items() if isinstance(value, dict) else [(None, value)]

@@ -1,4 +1,4 @@
-"""Reads YAML files of users: with a size limit, strictly, and with short messages that name the place of a fault."""
+"""Reads users' YAML files strictly, with a size limit and short error messages that name the place of a fault."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from hvdkit.errors import RequestError
 from hvdkit.files import read_bounded
 
-# Hundreds of times the size of recipes and cluster files. Parsing that much takes seconds.
+# Hundreds of times the size of a recipe or cluster file; parsing a file of this size takes seconds.
 MOST_BYTES = 2**20
-# The most values of a document with its aliases expanded: nine levels of nine aliases make 10^9.
+# Limit for the values of a document with aliases expanded: nine levels of nine aliases make 10^9.
 MOST_VALUES = 10**6
-# Far above any number of a recipe or cluster file; Python cannot convert larger ones to float.
+# Far above any number in a recipe or cluster file; Python cannot convert much larger ones to float.
 _MOST_BITS = 1000
 
 
@@ -43,7 +43,7 @@ def load(path: Path, expected: str, missing: str | None = None) -> Any:
 def parse(text: str, where: str) -> Any:
     """The content of a YAML text. Raises RequestError, one line that begins with `where`, if it is damaged."""
     try:
-        return copy.deepcopy(_parsed(text))  # callers change what they get
+        return copy.deepcopy(_parsed(text))  # callers modify the result
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -60,7 +60,7 @@ def _parsed(text: str) -> Any:
 
 
 def override(document: dict[str, Any], text: str) -> str | None:
-    """Set one `key=value` in the document; returns the fault, if any."""
+    """Apply one `key=value` to the document; returns an error line, or None."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
@@ -79,13 +79,13 @@ def override(document: dict[str, Any], text: str) -> str | None:
 
 
 def named(path: Path | str) -> str:
-    """A path or another name as it is shown in a message of one line."""
+    """A path or another name, as shown in a one-line message."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 
 
 def brief(value: Any) -> str:
-    """A value as it is shown in a message, in at most 60 characters."""
+    """A value as shown in a message, at most 60 characters long."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -105,7 +105,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        # If a value does not fit its tag (`!!bool maybe`, the date 2026-13-01), PyYAML raises various errors.
+        # PyYAML raises various errors for a value that does not fit its tag (`!!bool maybe`, the date 2026-13-01).
         try:
             value = super().construct_object(node, deep=deep)
         except (AttributeError, LookupError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""From the ranks' gradients to one model: a `core.strategy.Strategy` for each way, chosen once for a run."""
+"""Strategies: how the ranks' gradients become one model. A run chooses one `core.strategy.Strategy`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hvdkit.strategies.dense import Dense
 
 
 def choose(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
-    """What the recipe's `compression`, `sync` and `allreduce` ask for."""
+    """The strategy for the recipe's `compression`, `sync` and `allreduce`."""
     compression = recipe.compression
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
         return Dense(adapter, topology.size, half=compression.method == "fp16")
-    # Most runs need none of these.
+    # Imported here because most runs need none of these.
     from hvdkit.strategies.compressed import Compressed
     from hvdkit.strategies.local_sgd import LocalSgd
     from hvdkit.strategies.reducer import Reducer

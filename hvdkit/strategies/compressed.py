@@ -1,4 +1,4 @@
-"""Gradients averaged by a codec and a transport of hvdkit's, outside of what the framework compiles."""
+"""Gradients averaged by a codec and a transport of hvdkit, outside the framework's compiled functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensor = Any
 
 
 class Compressed(Strategy):
-    """Gradients are averaged by a `Reducer`, at each update."""
+    """Averages gradients by a `Reducer` at each update."""
 
     def __init__(self, reducer: Reducer) -> None:
         self._gradients = reducer
@@ -24,16 +24,16 @@ class Compressed(Strategy):
         self._session: Any = None
 
     def bind(self, session: Any, parameters: int) -> None:
-        """As `Strategy.bind`."""
+        """Remember the session."""
         self._session = session
 
     def optimizer(self, settings: Optimizer) -> Optimizer:
-        """Without clipping where the codec corrects momentum, which clips before it accumulates."""
+        """Without clipping if the codec corrects momentum, because it then clips before it accumulates."""
         corrects = getattr(self._gradients.compression, "momentum_correction", False)
         return settings.model_copy(update={"clip_norm": None}) if corrects else settings
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As `Strategy.average`; all gradients go as one vector."""
+        """The means over all ranks; gradients are averaged as one vector."""
         means: dict[str, Tensor] = session.unpack(session.network.outside(self._mean, session.pack(gradients)))
         return means
 
@@ -43,29 +43,29 @@ class Compressed(Strategy):
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """As `Strategy.peek`."""
+        """A context in which averaging does not change the codec's state."""
         with self._gradients.peek():
             yield
 
     def begin_epoch(self, epoch: int) -> None:
-        """As `Strategy.begin_epoch`."""
+        """Pass the epoch to the codec, whose ratio may depend on it."""
         self._gradients.epoch = epoch
 
     def end_step(self) -> None:
-        """As `Strategy.end_step`."""
+        """Count the update."""
         self._updates += 1
 
     @property
     def bytes_per_step(self) -> float:
-        """As the transport counts them."""
+        """Bytes per update that the transport has counted."""
         return self._gradients.transport.sent / max(1, self._updates)
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `Strategy.state`, each name with PREFIX."""
+        """The codec's state, each name with PREFIX; collective."""
         return _prefixed({"gradients": self._gradients.state()})
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """As `Strategy.load_state`; see `Reducer.load_state`."""
+        """Load the codec's state; see `Reducer.load_state`."""
         self._gradients.load_state(parts_of(state).get("gradients", {}))
 
 
@@ -74,7 +74,7 @@ def _prefixed(parts: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.nda
 
 
 def parts_of(state: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    """What a checkpoint's state has of a strategy, by part."""
+    """The strategy's tensors in a checkpoint's state, by part."""
     parts: dict[str, dict[str, np.ndarray]] = {}
     for key, value in state.items():
         if key.startswith(PREFIX):

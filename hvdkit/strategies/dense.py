@@ -1,4 +1,4 @@
-"""Dense gradients by Horovod's own reduction: as one group behind backward, or each as soon as it is finished."""
+"""Dense gradients reduced by Horovod: as one group after backward, or each one as soon as it is computed."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from hvdkit.core.seam import Adapter
 from hvdkit.core.strategy import Strategy
 
 Tensor = Any
-_names = itertools.count()  # ranks make their strategies in the same order
+_names = itertools.count()  # names agree because all ranks create their strategies in the same order
 
 
 def ring_bytes(payload: float, size: int) -> float:
-    """What each of `size` ranks sends where `payload` bytes are reduced in a ring (Patarasuk and Yuan 2009)."""
+    """Bytes that each of `size` ranks sends in a ring allreduce of `payload` bytes (Patarasuk and Yuan 2009)."""
     return 2 * (size - 1) / size * payload
 
 
 def restart_names() -> None:
-    """Ranks enter Horovod together: one that joins an elastic run counts from the beginning, and so do the others."""
+    """Number names from 0 again when ranks initialize Horovod together: new ranks of an elastic run start at 0."""
     global _names
     _names = itertools.count()
 
 
 class Dense(Strategy):
-    """Gradients go in their own dtype, or in float16 where `half`: half the bytes of float32. Values beyond 65,504
-    become infinite then.
+    """Sends gradients in their own dtype or, with `half`, in float16, where values beyond 65,504 become infinite.
 
-    Each strategy names its reduction, as a framework that works in the background may have two under way at once.
+    Each instance has its own name for the reduction, because a framework may run two of them concurrently.
     """
 
     overlaps = True
@@ -39,21 +38,21 @@ class Dense(Strategy):
     def __init__(self, adapter: Adapter, size: int, half: bool = False) -> None:
         self._adapter, self._size, self._half = adapter, size, half
         self._name = f"gradients.{next(_names)}"
-        self._under_way: dict[str, tuple[Callable[[], Tensor], str | None]] = {}  # by gradient, with its own dtype
+        self._under_way: dict[str, tuple[Callable[[], Tensor], str | None]] = {}  # by gradient: wait, own dtype
         self._bytes = 0.0
 
     def bind(self, session: Any, parameters: int) -> None:
-        """As `Strategy.bind`."""
+        """Compute the bytes per step from the number of parameters."""
         itemsize = 2 if self._half else np.dtype(session.dtype).itemsize
         self._bytes = ring_bytes(parameters * itemsize, self._size)
 
     @property
     def bytes_per_step(self) -> float:
-        """What a ring sends (`transports.ring_bytes`)."""
+        """Bytes per update in a ring (`ring_bytes`)."""
         return self._bytes
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As `Strategy.average`."""
+        """The means over all ranks by name; waits for gradients that `begin` has sent."""
         if session.network.overlaps:
             return self._awaited(session, gradients)
         sent = {name: self._on_wire(gradient) for name, gradient in gradients.items()}
@@ -63,13 +62,13 @@ class Dense(Strategy):
         return {name: self._back(mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> None:
-        """As `Strategy.begin`."""
+        """Start averaging one gradient."""
         tensor, dtype = self._on_wire(gradient)
         self._under_way[name] = session.network.start_average(tensor, f"{self._name}.{name}"), dtype
 
     def _awaited(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, gradient in gradients.items():
-            if name not in self._under_way:  # unused in this batch, maybe not on other ranks
+            if name not in self._under_way:  # unused in this batch, but maybe used on other ranks
                 self.begin(session, name, gradient)
         session.network.stamp((trace_events.SENT,), [])
         means = {name: (self._under_way[name][0](), self._under_way[name][1]) for name in gradients}
@@ -78,7 +77,7 @@ class Dense(Strategy):
         return {name: self._back(mean, dtype) for name, (mean, dtype) in means.items()}
 
     def _on_wire(self, gradient: Tensor) -> tuple[Tensor, str | None]:
-        """What is sent, and the dtype that it had before, if another."""
+        """The tensor to send, and the gradient's own dtype if that is different."""
         dtype = self._adapter.dtype(gradient)
         if not self._half or dtype not in ("float32", "float64"):
             return gradient, None

@@ -1,4 +1,4 @@
-"""Local SGD (Stich 2019): ranks update by their own gradients, and average their weights now and then."""
+"""Local SGD (Stich 2019): ranks update by their own gradients and average their weights periodically."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ Tensor = Any
 
 
 class LocalSgd(Compressed):
-    """From `sync.start` on ranks update alone, and every `sync.every` updates their weights become their mean.
+    """From epoch `sync.start` on, ranks update independently and average their weights every `sync.every` updates.
 
-    With an outer optimizer this is DiLoCo (Douillard et al. 2023). `synchronize` ends such a round before its time, so
-    that there is one model to evaluate or keep.
+    With an outer optimizer this is DiLoCo (Douillard et al. 2023). `synchronize` may end a round early, so that there
+    is one model to evaluate or save.
     """
 
     def __init__(self, gradients: Reducer, differences: Reducer, sync: Sync) -> None:
         super().__init__(gradients)
         self._sync, self._differences = sync, differences
         self._adapter = differences.transport.adapter
-        self._alone = False  # whether the update at hand is by the rank's own gradients
+        self._local = False  # whether the current update uses only the rank's own gradients
         self._taken = 0  # updates since the weights were averaged
-        # As one vector each, as `Session.weights` has them: the last common weights, the outer optimizer's velocity.
+        # The last common weights and the outer optimizer's velocity, each one vector as `Session.weights` returns.
         self._anchor: Tensor = None
         self._velocity: Tensor = None
         self._velocity_shapes: dict[str, tuple[int, ...]] = {}
 
     def _mean(self, vector: Tensor) -> Tensor:
-        return vector if self._alone else super()._mean(vector)
+        return vector if self._local else super()._mean(vector)
 
     def begin_epoch(self, epoch: int) -> None:
-        """As `Strategy.begin_epoch`."""
+        """Pass the epoch to both codecs."""
         super().begin_epoch(epoch)
         self._differences.epoch = epoch
 
     def begin_step(self, step: int, steps_per_epoch: int) -> None:
-        """As `Strategy.begin_step`."""
-        self._alone = step >= round(self._sync.start * steps_per_epoch)
-        if self._alone and self._anchor is None:
+        """Start local updates from `sync.start` on."""
+        self._local = step >= round(self._sync.start * steps_per_epoch)
+        if self._local and self._anchor is None:
             self._anchor = self._session.weights()
             self._gradients.reset()
 
     def end_step(self) -> None:
-        """As `Strategy.end_step`; averages the weights where it is time to."""
+        """Count the update, and average the weights if `sync.every` updates have been made."""
         super().end_step()
-        if self._alone:
+        if self._local:
             self._taken += 1
             if self._taken >= self._sync.every:
                 self.synchronize()
 
     @property
     def diverged(self) -> bool:
-        """As `Strategy.diverged`."""
+        """Whether there were local updates since the weights were averaged."""
         return self._taken > 0
 
     def synchronize(self) -> None:
-        """One model on all ranks; nothing where there is one already.
+        """Make the weights of all ranks equal, if they differ; collective.
 
-        The mean difference from the last common weights is subtracted from those, by SGD with Nesterov's momentum where
-        the recipe has an outer optimizer: v = μ v + Δ, w = w - η (Δ + μ v) (Douillard et al. 2023, algorithm 1).
+        The mean difference Δ from the last common weights w is subtracted from w. With an outer optimizer the step is
+        SGD with Nesterov momentum: v = μ v + Δ, w = w - η (Δ + μ v) (Douillard et al. 2023, algorithm 1).
         """
         if not self.diverged:
             return
@@ -84,7 +84,7 @@ class LocalSgd(Compressed):
         self._taken = 0
 
     def settle(self) -> None:
-        """As `Strategy.settle`."""
+        """Synchronize, and average the optimizers' slots; collective."""
         self.synchronize()
         if self._anchor is None or self._differences.transport.topology.size == 1:
             return
@@ -96,7 +96,7 @@ class LocalSgd(Compressed):
         self._session.load_state(state | merged)
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `Strategy.state`."""
+        """The state of both codecs and the outer velocity, each name with PREFIX; collective."""
         state = super().state()
         state |= {f"{PREFIX}differences.{name}": value for name, value in self._differences.state().items()}
         if self._velocity is not None:
@@ -107,7 +107,7 @@ class LocalSgd(Compressed):
         return state
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """As `Strategy.load_state`."""
+        """Load the state of both codecs and the outer velocity."""
         super().load_state(state)
         parts = parts_of(state)
         self._differences.load_state(parts.get("differences", {}))

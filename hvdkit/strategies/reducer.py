@@ -1,4 +1,4 @@
-"""What stands between gradients and their mean where more is to be done than Horovod's own reduction does."""
+"""Averages tensors over all ranks by a compression method and a transport."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _STEP = "step"
 
 
 class Reducer:
-    """Makes means over all ranks of named tensors by a method of compression and a transport.
+    """Averages named tensors over all ranks by a compression method and a transport.
 
-    Names, layouts and so all that is sent are the same in every framework: tensors are in torchvision's layouts
-    (`Adapter.state`), and go in the order of their names. `momentum` and `clip_norm` are of the optimizer that takes
-    the means; a method with momentum correction does their work. `epoch` is set by the loop.
+    All frameworks send the same data: tensors are in torchvision's layouts (`Session.state`) and sorted by name.
+    `momentum` and `clip_norm` are those of the optimizer that takes the means; a method with momentum correction
+    applies them in the optimizer's place. The training loop sets `epoch`.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Reducer:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._state: State = {}
         self._step = 0
-        self._loaded: dict[str, np.ndarray] = {}  # waits for the first call, which tells shapes and dtype
+        self._loaded: dict[str, np.ndarray] = {}  # installed at the first call, which has the shapes and the dtype
 
     def __call__(self, tensors: Mapping[str, Tensor], scale: float | None = None) -> dict[str, Tensor]:
         """The means by name; collective.
 
-        `scale` is a factor that the tensors have and the means will have too, None where there is none. With one, an
-        infinity or NaN on any rank makes all means NaN on all ranks, and is not kept.
+        `scale` is the loss scale by which the tensors are multiplied, and the means too; None if there is none. With
+        a scale, an infinity or NaN on any rank makes all means NaN on all ranks, and the state does not change.
         """
         ops = self.transport.adapter.tensors
         shapes = self._shapes or {name: tuple(int(size) for size in tensors[name].shape) for name in sorted(tensors)}
@@ -52,7 +52,7 @@ class Reducer:
         return dict(zip(shapes, ops.part(mean, list(shapes.values())), strict=True))
 
     def packed(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]], scale: float | None = None) -> Tensor:
-        """As `__call__`, of all tensors as one vector: one behind the other in the order of `shapes`, by name."""
+        """As `__call__`, for all tensors concatenated into one vector in the order of `shapes` (sorted by name)."""
         self._bind(vector, shapes)
         if scale is not None:
             vector = vector / scale
@@ -65,7 +65,7 @@ class Reducer:
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """What is called inside leaves no trace."""
+        """A context in which calls do not change the state."""
         held = self._state, self._step, self.transport.sent, self._loaded
         try:
             yield
@@ -73,13 +73,13 @@ class Reducer:
             self._state, self._step, self.transport.sent, self._loaded = held
 
     def reset(self) -> None:
-        """Forget what is left of earlier calls."""
+        """Discard the state of earlier calls."""
         self._state, self._loaded = {}, {}
 
     def state(self) -> dict[str, np.ndarray]:
-        """All that a later call depends on; collective, and the same on every rank.
+        """The state that later calls depend on; collective, with the same result on every rank.
 
-        `step`; `SLOT.NAME` in the tensor's shape; where each rank has its own, with an axis of ranks before it.
+        It has `step`, and `SLOT.NAME` in the tensor's shape, with a first axis of ranks if each rank has its own.
         """
         if self._loaded:
             return dict(self._loaded)
@@ -105,10 +105,10 @@ class Reducer:
         return found
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` has returned, on any number of ranks; an empty one is a beginning.
+        """Continue from a result of `state`, on any number of ranks; an empty one starts afresh.
 
-        As many ranks as there were each get their own back, bit by bit. Otherwise each gets the ranks' mean: so nothing
-        is lost of what was still owed to the mean. What belongs to another method is left out.
+        With the same number of ranks each rank gets its own slots back, bit by bit. Otherwise each gets the mean over
+        the ranks, which keeps the mean of error-feedback residuals. Slots of other methods are ignored.
         """
         self._state, self._loaded = {}, dict(state)
         self._step = int(state.get(_STEP, 0))
@@ -140,7 +140,7 @@ class Reducer:
 
     def _finite_everywhere(self, vector: Tensor) -> bool:
         adapter = self.transport.adapter
-        with np.errstate(invalid="ignore"):  # infinity times 0, where NumPy computes
+        with np.errstate(invalid="ignore"):  # infinity times 0, if the adapter computes with NumPy
             mine = float(np.isfinite(adapter.to_numpy(adapter.tensors.norm(vector * 0)).sum()))
         flag = adapter.from_numpy(np.array([mine], np.float32))
         return bool(adapter.to_numpy(adapter.allreduce([flag], op="min", name="reducer.finite")[0])[0])

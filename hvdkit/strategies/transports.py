@@ -1,7 +1,7 @@
-"""How what ranks have to say reaches the others, and the bytes that one rank sends for it.
+"""Transports: how tensors are reduced and gathered over the ranks, and the bytes that one rank sends.
 
-Bytes are payload, without what protocols add. Horovod over Gloo reduces and gathers in a ring, where each rank sends as
-much; the busiest rank is counted where they differ.
+Bytes are payload, without protocol overhead. Horovod over Gloo reduces and gathers in a ring, in which all ranks send
+the same number of bytes; if ranks differ, the busiest rank is counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hvdkit.strategies.dense import ring_bytes
 Collective = Callable[[Any, Tensor], Tensor]
 
 
-def _marked(collective: Collective) -> Collective:
-    """For whom watches steps: a mark when the tensor is handed over, and when the result is there."""
+def _traced(collective: Collective) -> Collective:
+    """While trace events are recorded, record when the tensor is sent and when the result is received."""
 
     @functools.wraps(collective)
     def mark(transport: Ring, tensor: Tensor) -> Tensor:
         if not trace_events.recording():
             return collective(transport, tensor)
-        transport.adapter.to_numpy(tensor[:1])  # a framework that works in the background has it now
+        transport.adapter.to_numpy(tensor[:1])  # waits until an asynchronous framework has computed it
         trace_events.mark(trace_events.SENT)
         result = collective(transport, tensor)
         transport.adapter.to_numpy(result[:1])
@@ -38,15 +38,15 @@ def _marked(collective: Collective) -> Collective:
 
 
 class Ring:
-    """Horovod's own collectives. `sent` counts the bytes since the start; `name` labels what is sent."""
+    """Horovod's own collectives. `sent` counts the bytes since the start; `name` is the prefix of their names."""
 
     def __init__(self, adapter: Adapter, topology: Topology, name: str = "reducer") -> None:
         self.adapter, self.topology, self.sent = adapter, topology, 0.0
         self._name = name
 
-    @_marked
+    @_traced
     def mean(self, vector: Tensor) -> Tensor:
-        """The mean over all ranks of vectors of one length and dtype."""
+        """The mean over all ranks of vectors with equal length and dtype."""
         if self.topology.size == 1:
             return vector
         sent = ring_bytes(self.bytes_of(vector), self.topology.size)
@@ -54,9 +54,9 @@ class Ring:
         self._put("allreduce", vector, sent)
         return self.adapter.allreduce([vector], name=f"{self._name}.mean")[0]
 
-    @_marked
+    @_traced
     def gather(self, tensor: Tensor) -> Tensor:
-        """All ranks' tensors of one shape, joined along the first axis in the order of ranks."""
+        """All ranks' tensors, of equal shape, concatenated along the first axis in rank order."""
         if self.topology.size == 1:
             return tensor
         sent = (self.topology.size - 1) * self.bytes_of(tensor)
@@ -64,11 +64,11 @@ class Ring:
         self._put("allgather", tensor, sent)
         return self.adapter.allgather(tensor, name=f"{self._name}.gather")
 
-    @_marked
+    @_traced
     def exchange(self, tensor: Tensor) -> Tensor:
-        """Give rank r the r-th of as many equal parts along the first axis as there are ranks.
+        """All-to-all: split the first axis into one equal part per rank and send rank r the r-th part.
 
-        Returns the parts got, in the order of ranks.
+        Returns the received parts, concatenated in rank order.
         """
         size = self.topology.size
         if size == 1:
@@ -83,26 +83,26 @@ class Ring:
         return int(np.prod(tensor.shape)) * np.dtype(self.adapter.dtype(tensor)).itemsize
 
     def _put(self, kind: str, tensor: Tensor, crossing: float) -> None:
-        """Mark what a collective gets: Horovod's timeline tells results, and not all of those.
+        """Record a collective's input as a trace event, because Horovod's timeline has only some of the results.
 
-        `crossing` are the bytes that it makes the busiest link carry one way: of those between hosts where there are
-        several, else of those between ranks.
+        `crossing` is the number of bytes that it sends in one direction over the busiest link: between hosts if there
+        are several, else between ranks.
         """
         if trace_events.recording():
             trace_events.mark(f"{trace_events.PUT}{kind}:{self.bytes_of(tensor)}:{crossing:.0f}")
 
 
 class Central(Ring):
-    """The parameter server that the ring has replaced: rank 0 gets all, adds up, and sends the mean back."""
+    """A central parameter server: rank 0 receives all vectors, adds them up, and sends the mean back."""
 
-    @_marked
+    @_traced
     def mean(self, vector: Tensor) -> Tensor:
-        """As `Ring.mean`; rank 0 sends and receives as much as all others together."""
+        """As `Ring.mean`; rank 0 sends and receives as much as all other ranks together."""
         adapter, size, length = self.adapter, self.topology.size, int(vector.shape[0])
         if size == 1:
             return vector
         self.sent += (size - 1) * self.bytes_of(vector)  # rank 0's, to each of the others
-        # An element for each of the others, as not every framework knows tensors without any.
+        # One element for each other rank, because not every framework supports tensors without elements.
         filling = adapter.cast(adapter.from_numpy(np.zeros(size - 1, np.float32)), adapter.dtype(vector))
         pushed = adapter.tensors.concat([vector, filling])
         there = size - (self.topology.local_size if self.topology.cross_size > 1 else 1)
@@ -117,9 +117,9 @@ class Central(Ring):
 
 
 class Hierarchical(Ring):
-    """Sums within each host, then over the hosts between their first ranks, then back within each host.
+    """Sums within each host, then between the first ranks of the hosts, then broadcasts within each host.
 
-    By Horovod's process sets: the slow network between hosts carries one ring of as many ranks as there are hosts.
+    It uses Horovod's process sets: the slow network between hosts carries one ring with one rank per host.
     """
 
     def __init__(self, adapter: Adapter, topology: Topology, name: str = "reducer") -> None:
@@ -131,11 +131,11 @@ class Hierarchical(Ring):
         self._mine = next(ranks for ranks in hosts.values() if topology.rank in ranks)
         groups = [ranks for ranks in [*hosts.values(), self._roots] if 1 < len(ranks) < topology.size]
         self._sets: dict[tuple[int, ...], Any] = {tuple(ranks): adapter.process_set(ranks) for ranks in groups}
-        self._sets[tuple(range(topology.size))] = None  # all, for which Horovod has a set already
+        self._sets[tuple(range(topology.size))] = None  # all ranks: Horovod's global process set
 
-    @_marked
+    @_traced
     def mean(self, vector: Tensor) -> Tensor:
-        """As `Ring.mean`; counted are the bytes of a host's first rank, of which part stays inside of the host."""
+        """As `Ring.mean`; counts the bytes of a host's first rank, including those within the host."""
         adapter, size = self.adapter, self.topology.size
         total, payload = vector, self.bytes_of(vector)
         if len(self._mine) > 1:

@@ -1,7 +1,7 @@
-"""ResNet as data: the one table from which each framework builds its network, and the weights they all start from.
+"""ResNet as data: the table from which each framework builds its network, and the initial weights for all of them.
 
 Two families: the CIFAR form (He et al. 2016, section 4.2; 6n+2 layers, projection shortcuts) and the ImageNet form
-(table 1), whose bottleneck has its stride in the 3×3 convolution ("v1.5"). Names and layouts are torchvision's.
+(table 1), whose bottleneck has the stride in the 3×3 convolution ("v1.5"). Names and layouts are torchvision's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BN_EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Conv:
-    """A square convolution without bias, padded by (kernel - 1) / 2 on each side, and the name of its batch norm."""
+    """A square convolution without bias, padded by (kernel - 1) / 2 on each side, with the name of its batch norm."""
 
     name: str
     norm: str
@@ -32,13 +32,16 @@ class Conv:
 
     @property
     def padding(self) -> int:
-        """Pixels on each side. TensorFlow's "same" puts fewer of them before than behind where the stride is 2."""
+        """Pixels on each side. TensorFlow's "same" differs for stride 2: it pads less before than after."""
         return (self.kernel - 1) // 2
 
 
 @dataclass(frozen=True)
 class Block:
-    """Convolutions, each with batch norm, ReLU between them; plus the shortcut, then ReLU. No projection: identity."""
+    """Convolutions, each with batch norm, with ReLU between them; plus the shortcut, then ReLU.
+
+    Without a projection the shortcut is the identity.
+    """
 
     name: str
     convs: tuple[Conv, ...]
@@ -49,10 +52,11 @@ class Block:
 class ResNet:
     """Stem, (3×3 max pooling of stride 2, padding 1), blocks, global average pooling, a linear layer.
 
-    `dtype` is that of the parameters, `compute_dtype` that of all between the images and the pooled features (batch
-    norm computes its statistics in the parameters'). With `recompute` each block keeps its input alone and computes
-    its activations again in backward (Chen et al. 2016). A framework that casts networks itself need not read these.
-    With `zero_init_residual` each block begins as its shortcut: `initial_state` scales its last batch norm by 0.
+    `dtype` is that of the parameters, `compute_dtype` that of everything between the images and the pooled features,
+    except batch norm's statistics, which are computed in the parameters' dtype. With `recompute` each block stores only
+    its input and recomputes its activations in backward (Chen et al. 2016). A framework that casts networks itself
+    need not read these. With `zero_init_residual` each block starts as its shortcut: `initial_state` sets the scale of
+    its last batch norm to 0.
     """
 
     name: str
@@ -67,7 +71,7 @@ class ResNet:
     zero_init_residual: bool = False
 
 
-# name -> (blocks a stage, bottleneck)
+# name -> (blocks per stage, bottleneck)
 _IMAGENET: dict[str, tuple[tuple[int, ...], bool]] = {
     "resnet18": ((2, 2, 2, 2), False),
     "resnet34": ((3, 4, 6, 3), False),
@@ -81,7 +85,7 @@ NAMES = (*_CIFAR, *_IMAGENET)
 
 
 def architecture(name: str, classes: int, channels: int = 3) -> ResNet:
-    """The table of one network. `channels` are the image's. Raises KeyError for a name not in NAMES."""
+    """The table of a network; `channels` is the number of image channels. Raises KeyError for a name not in NAMES."""
     small = name in _CIFAR
     stages, bottleneck = ((_CIFAR[name],) * 3, False) if small else _IMAGENET[name]
     width = 16 if small else 64
@@ -110,7 +114,7 @@ def _block(name: str, inputs: int, middle: int, stride: int, bottleneck: bool) -
 
 
 def convolutions(network: ResNet) -> Iterator[tuple[str, str, Conv]]:
-    """Each convolution as (its full name, the full name of its batch norm, the row), in forward order."""
+    """Yield (full name, full name of its batch norm, row) for each convolution, in forward order."""
     yield network.stem.name, network.stem.norm, network.stem
     for block in network.blocks:
         for conv in (*block.convs, *((block.projection,) if block.projection else ())):
@@ -118,7 +122,7 @@ def convolutions(network: ResNet) -> Iterator[tuple[str, str, Conv]]:
 
 
 def last_map(network: ResNet, height: int, width: int) -> tuple[int, int]:
-    """Height and width of the last and smallest feature maps for images of this size."""
+    """Height and width of the last, smallest feature maps for images of this size."""
     in_blocks = (conv.stride for block in network.blocks for conv in block.convs)
     for stride in (network.stem.stride, 2 if network.max_pool else 1, *in_blocks):
         height, width = -(-height // stride), -(-width // stride)
@@ -142,13 +146,13 @@ def parameter_count(network: ResNet) -> int:
 
 
 def initial_state(network: ResNet, seed: int) -> dict[str, np.ndarray]:
-    """Parameters and batch-norm buffers to start from, float32: the same bits for every framework and rank.
+    """Initial parameters and batch-norm buffers, float32: bit-identical for every framework and rank.
 
     Kernels are normal with variance 2 / fan-out (He et al. 2015, section 2.2, backward case), the linear layer is
     normal with standard deviation 0.01 and its bias 0 (Goyal et al. 2017, section 5.1, also for `zero_init_residual`).
-    Each tensor has a stream of its own, so that none depends on the order in which they are drawn.
+    Each tensor has its own random stream, so the values do not depend on the order in which tensors are drawn.
     """
-    import numpy as np  # the command line counts parameters, and starts without it
+    import numpy as np  # imported here because the command line counts parameters and starts without NumPy
 
     state: dict[str, np.ndarray] = {}
     for name, shape in parameter_shapes(network).items():

@@ -1,4 +1,4 @@
-"""The ways to make a mean over all ranks of a vector with less on the wire: one file each, by `METHODS` of the recipe.
+"""Compression methods: each averages a vector over all ranks with fewer bytes sent. One file per kind of method.
 
 A method gets all gradients as one vector, and a state that it keeps from one update to the next.
 """
@@ -16,7 +16,7 @@ __all__ = ["Call", "Dense", "LowRank", "Method", "Quantised", "Sparse", "State",
 
 
 def make(settings: Compression, momentum: float = 0.0, clip_norm: float | None = None) -> Method:
-    """The method of the recipe's `compression`; the optimizer's momentum and clipping are for its correction."""
+    """The method for the recipe's `compression`; `momentum` and `clip_norm` are used by momentum correction only."""
     if isinstance(settings, TopK):
         return Sparse(settings, momentum, clip_norm)
     if isinstance(settings, PowerSgd):

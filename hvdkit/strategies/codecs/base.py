@@ -1,4 +1,4 @@
-"""What methods of compression share."""
+"""Types and functions that the compression methods share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hvdkit.core.tensors import Tensors
 from hvdkit.strategies.transports import Ring
 
 Tensor = Any
-# What a method keeps from one update to the next: vectors as long as the gradients' and, by parameter, matrices. New
-# tensors take the place of old ones, which are never changed: a copy of the mapping is a copy of the state.
+# A method's state between updates: vectors of the gradients' length and, by parameter, matrices. Tensors are replaced,
+# never changed in place, so a shallow copy of the mapping is a copy of the state.
 State = dict[str, Tensor]
 RESIDUAL, MOMENTUM, SENT, QUERY = "residual", "momentum", "sent", "query"
-OWN = (RESIDUAL, MOMENTUM)  # each rank has its own of these; the others are equal on all
+OWN = (RESIDUAL, MOMENTUM)  # slots that differ between ranks; the others are equal on all ranks
 
 
 @dataclass(frozen=True)
 class Call:
-    """What surrounds one reduction. `shapes` are the gradients' by name, in the order in which the vector has them.
+    """The context of one reduction. `shapes` maps the gradients' names to their shapes, in the order of the vector.
 
     `step` counts reductions from 0, `epoch` epochs; `seed` is the recipe's.
     """
@@ -34,21 +34,21 @@ class Call:
 
     @property
     def ops(self) -> Tensors:
-        """The framework's operations."""
+        """The framework's tensor operations."""
         return self.transport.adapter.tensors
 
     @property
     def ranks(self) -> int:
-        """How many take part."""
+        """The number of ranks."""
         return self.transport.topology.size
 
     def random_seed(self, part: int) -> int:
-        """A seed of its own for each run, rank, reduction and part of it."""
+        """A seed that differs between runs, ranks, reductions and parts of a reduction."""
         numbers = np.random.SeedSequence((self.seed, self.transport.topology.rank, self.step, part))
         return int(numbers.generate_state(1, np.uint64)[0]) >> 1
 
     def constant(self, array: np.ndarray) -> Tensor:
-        """An array as a tensor."""
+        """Convert an array to a tensor."""
         return self.transport.adapter.from_numpy(array)
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -56,7 +56,7 @@ class Call:
         return self.constant(np.zeros(shape, dtype))
 
     def dtype(self, tensor: Tensor) -> str:
-        """NumPy's name of the tensor's dtype."""
+        """The tensor's dtype by NumPy's name."""
         return self.transport.adapter.dtype(tensor)
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
@@ -65,16 +65,16 @@ class Call:
 
 
 class Method(Protocol):
-    """A way to make a mean."""
+    """A compression method."""
 
     def reduce(self, call: Call, vector: Tensor, state: State) -> tuple[Tensor, State]:
-        """The mean over all ranks of `vector`, or what stands for it, and the new state; collective."""
+        """The mean over all ranks of `vector`, exact or approximate, and the new state; collective."""
 
 
 def rows_of(call: Call, vector: Tensor, longest: int, multiple: int = 1) -> Tensor:
-    """The vector as a matrix whose rows are buckets of nearly equal length, at most `longest`; zeros fill the last.
+    """The vector as a matrix whose rows are buckets of equal length, at most `longest`; the end is padded with zeros.
 
-    There are a multiple of `multiple` rows.
+    The number of rows is a multiple of `multiple`.
     """
     length = int(vector.shape[0])
     rows = -(-max(1, length) // longest)
@@ -86,5 +86,5 @@ def rows_of(call: Call, vector: Tensor, longest: int, multiple: int = 1) -> Tens
 
 
 def corrected(vector: Tensor, state: State) -> Tensor:
-    """The vector and what is left of those before it (error feedback)."""
+    """The vector plus the residual of earlier updates (error feedback)."""
     return vector + state[RESIDUAL] if RESIDUAL in state else vector

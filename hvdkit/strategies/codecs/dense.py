@@ -1,4 +1,4 @@
-"""All values, in their own dtype or in another."""
+"""No compression, or a cast to another dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdkit.strategies.codecs.base import Call, State, Tensor
 
 @dataclass(frozen=True)
 class Dense:
-    """The mean of all values, summed up on the way in `wire` (by NumPy's name), None for their own dtype."""
+    """The mean of all values, sent and summed in dtype `wire` (NumPy's name); None for the vector's own dtype."""
 
     wire: str | None = None
 

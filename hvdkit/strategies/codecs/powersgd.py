@@ -14,9 +14,9 @@ from hvdkit.strategies.codecs.base import QUERY, RESIDUAL, Call, State, Tensor, 
 class LowRank:
     """Algorithm 1 of the paper: P = mean of M Q, orthogonalised; Q = mean of Mᵀ P; the mean gradient is P Qᵀ.
 
-    M is a kernel (out, in, …) as out × the rest, with what was left out before (error feedback, algorithm 2). Q stays
-    for the next update, which makes it a power iteration. Where two thin matrices are no smaller than M, M itself is
-    sent. Both are rows here, Pᵀ and Qᵀ: a column of a matrix is a row then. All P go as one, and all Q.
+    M is a gradient (out, in, …) reshaped to out × the rest, plus the residual of earlier updates (error feedback,
+    algorithm 2). Q is kept for the next update, which makes this a power iteration. M itself is sent if P and Q are no
+    smaller. The code stores Pᵀ and Qᵀ, so that columns are rows. All P are sent as one vector, and all Q as another.
     """
 
     def __init__(self, settings: PowerSgd) -> None:
@@ -24,7 +24,7 @@ class LowRank:
         self._starts: dict[str, Tensor] = {}
 
     def rank(self, shape: tuple[int, ...]) -> int:
-        """The rank for a gradient of this shape; 0 where it is sent as it is."""
+        """The rank of the approximation for a gradient of this shape; 0 if the gradient is sent as it is."""
         if len(shape) < 2:
             return 0
         rows, columns = shape[0], math.prod(shape[1:])
@@ -52,7 +52,7 @@ class LowRank:
         state = dict(state)
         found = {name: ops.matmul(left[name], right[name], transpose_left=True) for name in matrices}
         for name in matrices:
-            state[f"{QUERY}.{name}"] = _alive(ops, right[name], starts[name])
+            state[f"{QUERY}.{name}"] = _restart_zero_rows(ops, right[name], starts[name])
         if self._settings.error_feedback:
             kept = {
                 name: matrices[name] - ops.matmul(left[name], own[name], transpose_left=True)
@@ -64,7 +64,7 @@ class LowRank:
         return ops.join([(found if name in found else means)[name] for name in call.shapes]), state
 
     def _start(self, call: Call, name: str, matrix: Tensor, rank: int) -> Tensor:
-        """Qᵀ of the first update: random, and the same on every rank."""
+        """Qᵀ for the first update: random, the same on every rank."""
         if name not in self._starts:
             number = list(call.shapes).index(name)
             random = np.random.default_rng((call.seed, number)).standard_normal((rank, int(matrix.shape[1])))
@@ -73,27 +73,27 @@ class LowRank:
 
 
 def orthonormal(ops: Tensors, matrix: Tensor, dtype: str) -> Tensor:
-    """The rows made orthonormal by Gram and Schmidt, twice ("twice is enough", Giraud et al. 2005).
+    """Orthonormalize the rows by the Gram-Schmidt process, applied twice (Giraud et al. 2005).
 
-    A row that is nothing but rounding beside those above it becomes zero: of lower rank than asked for.
+    A row whose remainder after projection is only rounding error becomes zero; the rank is then lower.
     """
-    nothing = 1e3 * float(np.finfo(dtype).eps)
+    negligible = 1e3 * float(np.finfo(dtype).eps)
     rows: list[Tensor] = []
     for index in range(int(matrix.shape[0])):
         row = matrix[index : index + 1]
-        long = ops.norm(row)
+        length = ops.norm(row)
         for _ in range(2):
             for other in rows:
                 row = row - ops.matmul(row, other, transpose_right=True) * other
         rest = ops.norm(row)
-        keeps = rest > nothing * long
+        keeps = rest > negligible * length
         row = row * ops.where(keeps, 1.0 / ops.where(rest > 0, rest, rest * 0 + 1), rest * 0)
         rows.append(row)
     return ops.concat(rows)
 
 
-def _alive(ops: Tensors, query: Tensor, start: Tensor) -> Tensor:
-    """A row of zeros, which would be zero for ever, begins again at random."""
+def _restart_zero_rows(ops: Tensors, query: Tensor, start: Tensor) -> Tensor:
+    """Replace rows of zeros, which the power iteration would keep at zero, by rows of `start`."""
     rows = []
     for index in range(int(query.shape[0])):
         row = query[index : index + 1]
@@ -103,7 +103,7 @@ def _alive(ops: Tensors, query: Tensor, start: Tensor) -> Tensor:
 
 
 def _mean_of(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The means of all, sent as one vector."""
+    """The means of all tensors over the ranks, sent as one vector."""
     if not tensors:
         return {}
     ops = call.ops

@@ -1,7 +1,7 @@
-"""Fewer bits a value. What ranks send cannot be added up, so each adds up a part of all: an all-to-all, then a gather.
+"""Quantization: fewer bits per value. An allreduce cannot sum quantized values, so this uses alltoall and allgather.
 
-A rank sends (N - 1) / N of its quantised vector twice, as in a ring, however many ranks there are. Sums are made in the
-vector's own dtype and quantised once more.
+Each rank sums one part of the vector over all ranks, in the vector's own dtype, and quantizes the sum again. A rank
+sends (N - 1) / N of its quantized vector twice, as in a ring allreduce of N ranks.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Protocol
 from hvdkit.strategies.codecs.base import RESIDUAL, Call, State, Tensor, corrected, rows_of
 
 _LEVELS = 127.0
-_TINY = 1e-30  # in the place of the scale of a bucket of zeros
+_TINY = 1e-30  # added to the scale, so that it is not zero for a bucket of zeros
 
 
 class Codec(Protocol):
-    """Rows of values as rows of bytes."""
+    """Encodes rows of values as rows of bytes."""
 
     def encode(self, call: Call, rows: Tensor, part: int) -> Tensor:
-        """(rows, columns) -> (rows, bytes), uint8; `part` tells apart what is encoded in one update."""
+        """(rows, columns) -> (rows, bytes), uint8; `part` numbers the calls within one update, for random seeds."""
 
     def decode(self, call: Call, sent: Tensor, dtype: str) -> Tensor:
-        """The inverse, but for what was lost."""
+        """The inverse of `encode`, up to rounding."""
 
 
 class Bits8:
-    """A byte a value and a float32 scale a row: q = floor(127 x / s + u), s = max |x|, u random in [0, 1).
+    """One byte per value and one float32 scale per row: q = floor(127 x / s + u), s = max |x|, u random in [0, 1).
 
-    The expectation of s q / 127 is x (stochastic rounding; Alistarh et al. 2017, section 3.1, with the largest value in
-    the place of the norm). q is from -127 to 127, and 128 where a sum is rounded up.
+    The expectation of s q / 127 is x (stochastic rounding; Alistarh et al. 2017, section 3.1, with the largest value
+    instead of the norm). q is from -127 to 127, or 128 if a sum is rounded up.
     """
 
     def encode(self, call: Call, rows: Tensor, part: int) -> Tensor:
-        """As `Codec.encode`: (rows, columns) -> (rows, columns + 4)."""
+        """(rows, columns) -> (rows, columns + 4), uint8: the values, then the scale's four bytes."""
         ops, dtype = call.ops, call.dtype(rows)
         scale = call.cast(ops.largest(abs(rows)) + _TINY, "float32")
         noise = ops.uniform(rows, call.random_seed(part))
@@ -41,20 +41,20 @@ class Bits8:
         return ops.concat([call.cast(levels, "uint8"), ops.to_bytes(scale)], axis=1)
 
     def decode(self, call: Call, sent: Tensor, dtype: str) -> Tensor:
-        """As `Codec.decode`."""
+        """(rows, columns + 4) -> (rows, columns) in `dtype`."""
         columns = int(sent.shape[1]) - 4
         scale = call.cast(call.ops.from_bytes(sent[:, columns:], "float32"), dtype)
         return (call.cast(sent[:, :columns], dtype) - _LEVELS) * (scale / _LEVELS)
 
 
 class Bits16:
-    """The two upper bytes of a float32 that has been rounded to the 8 significant bits of a bfloat16.
+    """bfloat16: the upper two bytes of a float32, rounded to nearest with 8 significant bits.
 
-    By Veltkamp's splitting (Dekker 1971), which needs no framework that knows bfloat16: to nearest.
+    It rounds by Veltkamp's splitting (Dekker 1971), so the framework need not support bfloat16.
     """
 
     def encode(self, call: Call, rows: Tensor, part: int) -> Tensor:
-        """As `Codec.encode`: (rows, columns) -> (rows, 2 columns)."""
+        """(rows, columns) -> (rows, 2 columns), uint8."""
         ops, (count, columns) = call.ops, tuple(rows.shape)
         rows = call.cast(rows, "float32")
         magnified = rows * 65537.0
@@ -63,7 +63,7 @@ class Bits16:
         return ops.reshape(whole[:, :, 2:], (count, 2 * columns))
 
     def decode(self, call: Call, sent: Tensor, dtype: str) -> Tensor:
-        """As `Codec.decode`."""
+        """(rows, 2 columns) -> (rows, columns) in `dtype`."""
         ops, count, columns = call.ops, int(sent.shape[0]), int(sent.shape[1]) // 2
         upper = ops.reshape(sent, (count, columns, 2))
         whole = ops.concat([call.zeros((count, columns, 2), "uint8"), upper], axis=2)
@@ -72,9 +72,9 @@ class Bits16:
 
 @dataclass(frozen=True)
 class Quantised:
-    """Means of quantised values; `bucket_mib` is what a row has at most, in the vector's dtype.
+    """Means of quantized values; `bucket_mib` is the largest size of a row in MiB, in the vector's dtype.
 
-    With `error_feedback` a rank keeps what its own rounding has left out; that of the sums is no one's.
+    With `error_feedback` a rank adds its own rounding error to its next gradient; the rounding of sums is not fed back.
     """
 
     codec: Codec

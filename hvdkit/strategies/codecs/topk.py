@@ -1,4 +1,4 @@
-"""The largest values and their places; what is not sent waits for its turn."""
+"""Top-k sparsification: sends the largest values and their indices; the rest stays in the residual."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvdkit.strategies.codecs.base import MOMENTUM, RESIDUAL, SENT, Call, State,
 
 
 class Sparse:
-    """Of each bucket its largest values in size, by a gather of values and places; dense where that is fewer bytes.
+    """Sends each bucket's largest absolute values by an allgather of values and indices, or all if that is fewer bytes.
 
-    With momentum correction (Lin et al. 2018, algorithm 1) each rank has u = m u + g, chooses from v = v + u, and sets
-    both to zero where it has sent (momentum factor masking, section 3.2). The optimizer has the same momentum, so what
-    is given back is d - m d', d the mean sent and d' the one before: its velocity is d then, and the momentum of weight
-    decay stays. Clipping is each rank's own, of g, to clip_norm / √N.
+    With momentum correction (Lin et al. 2018, algorithm 1) each rank computes u = m u + g, selects from v = v + u, and
+    sets both to zero where it has sent values (momentum factor masking, section 3.2). The optimizer applies the same
+    momentum m, so the result is d - m d', with d the mean sent now and d' the previous one: the optimizer's velocity
+    is then d, and weight decay keeps its momentum. Each rank clips its own g to clip_norm / √N.
     """
 
     def __init__(self, settings: TopK, momentum: float = 0.0, clip_norm: float | None = None) -> None:
@@ -24,7 +24,7 @@ class Sparse:
         self._momentum = momentum if settings.momentum_correction else None
 
     def ratio(self, epoch: int) -> float:
-        """The share sent: over `warmup_epochs` W it falls as ratio^((epoch + 1) / (W + 1))."""
+        """The share of values sent; during W = `warmup_epochs` epochs it is ratio^((epoch + 1) / (W + 1))."""
         share = (epoch + 1) / (self._settings.warmup_epochs + 1)
         return float(self._settings.ratio ** min(1.0, share))
 
@@ -52,7 +52,7 @@ class Sparse:
         rows = rows_of(call, vector, longest)
         count, columns = (int(size) for size in rows.shape)
         chosen = min(columns, max(1, math.ceil(self.ratio(call.epoch) * columns - 1e-9)))
-        if count * chosen * (itemsize + 4) * call.ranks >= 2 * length * itemsize:  # a gather's bytes, and a ring's
+        if count * chosen * (itemsize + 4) * call.ranks >= 2 * length * itemsize:  # bytes of an allgather and a ring
             if self._settings.error_feedback:
                 state[RESIDUAL] = call.zeros((length,), dtype)
             return call.transport.mean(vector)
@@ -74,14 +74,14 @@ class Sparse:
         got, size = call.transport.gather(sent), int(sent.shape[0])
         border = chosen * count * np.dtype(dtype).itemsize
         total = call.zeros((count * columns,), dtype)
-        for rank in range(call.ranks):  # one after the other: the same sum, bit by bit, on every rank
+        for rank in range(call.ranks):  # in rank order: the same sum, bit by bit, on every rank
             part = got[rank * size : (rank + 1) * size]
             values, places = ops.from_bytes(part[:border], dtype), ops.from_bytes(part[border:], "int32")
             total = ops.scatter_add(total, places, values)
         return total[:length] / call.ranks
 
     def _without(self, call: Call, vector: Tensor, places: Tensor, values: Tensor) -> Tensor:
-        """The vector with zeros at `places`, where it has `values`."""
+        """The vector with zeros at `places`, where its elements are `values`."""
         return call.ops.scatter_add(vector * 1.0, places, values * -1.0)
 
     def _clipped(self, call: Call, vector: Tensor) -> Tensor:
