@@ -99,7 +99,7 @@ def kill_ranks(folder: Path, framework: str) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
             if (

@@ -71,7 +71,7 @@ class Run:
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                marks = (entry / "environ").read_text().split("\0") if entry.name.isdigit() else []
+                marks = (entry / "environ").read_text(errors="replace").split("\0") if entry.name.isdigit() else []
                 trains = any(mark.startswith("HVDKIT_TRACE=worker") for mark in marks)
                 if trains and f"HVDKIT_RANK_DIR={self.out}/logs" in marks:
                     found.append(int(entry.name))

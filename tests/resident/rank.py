@@ -26,7 +26,8 @@ from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
-from hvdkit.worker import train as run
+from hvdkit.worker.evaluate import evaluate as evaluate_
+from hvdkit.worker.train import train as train_
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = int(os.environ["HOROVOD_RANK"])
@@ -74,14 +75,14 @@ def train(
     heartbeat.step = hold_at
     asked = schema.load(Path(recipe), overrides)
     Path(out).mkdir(parents=True, exist_ok=True)
-    return run.train(*loaded(framework), asked, Path(out), heartbeat, resume).model_dump(mode="json")
+    return train_(*loaded(framework), asked, Path(out), heartbeat, resume).model_dump(mode="json")
 
 
 def evaluate(framework: str, checkpoint: str, recipe: dict[str, Any], out: str) -> None:
     """What `hvdkit evaluate` has its ranks do."""
     Path(out).mkdir(parents=True, exist_ok=True)
     adapter, build = loaded(framework)
-    run.evaluate(adapter, build, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Heartbeat())
+    evaluate_(adapter, build, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Heartbeat())
 
 
 WORK: dict[str, Callable[..., Any]] = {"train": train, "evaluate": evaluate}
