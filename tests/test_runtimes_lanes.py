@@ -99,12 +99,14 @@ def test_two_runtimes_are_installed_at_once(lanes: Lanes) -> None:
 def test_the_first_runtime_compiles_while_others_are_installed(lanes: Lanes) -> None:
     lanes.waits_for("install pytorch", "compile mxnet")
     _build()
+    assert len(lanes.did) == 5 * len(pins.RUNTIMES)
 
 
 def test_the_next_runtime_compiles_while_one_is_proved(lanes: Lanes) -> None:
     lanes.waits_for("prove mxnet", "compile pytorch")
     lanes.waits_for("prove pytorch", "compile tensorflow")
     _build()
+    assert len(lanes.did) == 5 * len(pins.RUNTIMES)
 
 
 def test_on_two_cores_one_runtime_compiles_at_a_time(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
