@@ -366,7 +366,7 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
 
         return work
 
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter_ns=lambda: round(1e9 * clock[0]), time=time.time))
     monkeypatch.setattr(Session, "train_step", slow(1.0, Session.train_step))
     monkeypatch.setattr(local, "cpu_seconds", lambda: clock[0], raising=False)
     results, speeds = [], []
@@ -391,7 +391,8 @@ def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypat
 def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would wait for it within their next step."""
     written_s, own = [0.0], threading.local()
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: written_s[0] + own.steps, time=time.time))
+    now = SimpleNamespace(perf_counter_ns=lambda: 10**9 * round(written_s[0] + own.steps), time=time.time)
+    monkeypatch.setattr(metrics, "time", now)
     sound, save = Session.train_step, snapshots.save
 
     def train_step(session: Any, batches: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -49,9 +48,8 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ]
         assert names == ([] if step.kind == "plain" else order)
     made = assemble.profile(found, recipe)
-    # A step's length is read from another clock than its marks, and the machine may do something else in between.
-    ratios = [sum(each.end - each.start for each in step.phases) / step.ns for row in found.marked for step in row]
-    assert median(ratios) == pytest.approx(1, rel=0.05), ratios
+    for step in [step for row in found.marked for step in row]:
+        assert abs(sum(each.end - each.start for each in step.phases) - step.ns) <= 1, "the phases fill the step"
     assert {tensor.name for tensor in made.tensors} == {"fc.weight", "fc.bias"} and made.slowest is None
     assert not trace_events.recording()
 

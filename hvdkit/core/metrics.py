@@ -49,8 +49,9 @@ def peak_rss_mib() -> float:
 class StepClock:
     """Seconds from the end of one step to the end of the next, including input, without the pauses between epochs.
 
-    `cpu_seconds` is the CPU time of all threads of this process in the same steps. `first_at` is the wall-clock time
-    (`time.time`) at the end of the first step. `since_warmup` returns the CPU use of the machine since step `warmup`.
+    `cpu_seconds` is the CPU time of all threads of this process in the same steps. `last_ns` is the time
+    (`time.perf_counter_ns`) of the last start or end of a step, and `first_at` the wall-clock time (`time.time`) at the
+    end of the first step. `since_warmup` returns the CPU use of the machine since step `warmup`.
     """
 
     def __init__(self, warmup: int = 0, cpu: Callable[[], float] = time.process_time) -> None:
@@ -63,14 +64,14 @@ class StepClock:
 
     def resume(self) -> None:
         """Start or restart the clock; the time before this call counts to no step."""
-        self._last, self._last_cpu = time.perf_counter(), self._cpu()
+        self.last_ns, self._last_cpu = time.perf_counter_ns(), self._cpu()
 
     def tick(self) -> None:
         """Record the end of a step."""
-        now, cpu = time.perf_counter(), self._cpu()
-        self.seconds.append(now - self._last)
+        now, cpu = time.perf_counter_ns(), self._cpu()
+        self.seconds.append((now - self.last_ns) / 1e9)
         self.cpu_seconds.append(cpu - self._last_cpu)
-        self._last, self._last_cpu = now, cpu
+        self.last_ns, self._last_cpu = now, cpu
         if self.first_at is None:
             self.first_at = time.time()
         if len(self.seconds) == self._warmup:

@@ -249,7 +249,7 @@ class _Observed(Loop):
 
     def end_step(self, loss: object) -> None:
         super().end_step(loss)
-        trace_events.mark(trace_events.END)
+        trace_events.note(trace_events.END, self.clock.last_ns)
         assert self._turn is not None
         ns = round(1e9 * self.clock.seconds[-1])
         found = trace_events.take()
@@ -274,7 +274,7 @@ class _Observed(Loop):
             self._add(self._switch(self._turn))
         trace_events.take()
         self.clock.resume()
-        trace_events.mark(trace_events.OPEN)
+        trace_events.note(trace_events.OPEN, self.clock.last_ns)
 
     def _add(self, late: list[Mark]) -> None:
         """Add trace events that came late to the steps in which they occurred."""
