@@ -39,7 +39,8 @@ from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.results.machine import this_machine
 from hvdkit.results.train import TrainResult
-from hvdkit.tasks.resnet import architecture, parameter_count
+from hvdkit.tasks.resnet import architecture
+from hvdkit.tasks.task import parameter_count
 
 PICTURE = harness.HERE.parent / "docs" / "images" / "bench-network.png"
 FRAMEWORK, OTHERS = "pytorch", ("tensorflow", "keras", "mxnet")

@@ -23,7 +23,7 @@ from hvdkit.simulator import engine, step
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.settings import Link, Settings, applied
 from hvdkit.simulator.workload import Tensor, Workload
-from hvdkit.tasks.resnet import architecture, parameter_shapes
+from hvdkit.tasks.resnet import architecture
 
 CASES, ROUNDS = 1000, 7
 POLICIES = ("horovod", "ddp", "mg-wfbp", "caffe-mpi", "grouped")
@@ -72,7 +72,7 @@ def batch(work: Workload, links: list[clusters.Cluster], policy: str) -> None:
 
 def workload(model: str) -> Workload:
     """Its gradients, with all layers alike in time: 0.3 s."""
-    shapes = parameter_shapes(architecture(model, 1000))
+    shapes = architecture(model, 1000).parameter_shapes()
     each = 0.1 / len(shapes)
     tensors = [
         Tensor(name, name.rpartition(".")[0], shape, 4 * math.prod(shape), 2 * each)

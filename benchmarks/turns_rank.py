@@ -25,15 +25,13 @@ from hvdkit import adapters, paths
 from hvdkit.core import metrics
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
-from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
 from hvdkit.core.usage import Snapshot, load_of_others
-from hvdkit.data.batches import Dataset
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.entry import end_as_rank
-from hvdkit.worker.setup import open_session, start, strategy_of
+from hvdkit.worker.setup import Setup, start
 
 
 class Turn(Loop):
@@ -52,15 +50,16 @@ class Side:
     warmup: int
     measured: int
 
-    def turn(self, adapter: Adapter, topology: Topology, dataset: Dataset, heartbeat: Heartbeat) -> list[float]:
+    def turn(self, setup: Setup, heartbeat: Heartbeat) -> list[float]:
         """Seconds of each step that counts, on this rank; all ranks begin together."""
-        synchronize(adapter)
+        synchronize(setup.adapter)
         loop = Turn(
-            adapter,
+            setup.adapter,
             self.session,
+            setup.task,
             self.recipe.model_copy(update={"steps": self.warmup + self.measured, "log_every": 0}),
-            topology,
-            dataset,
+            setup.mesh,
+            setup.dataset,
             metrics.MetricsFile(None),
             tell=heartbeat.beat,
         )
@@ -68,20 +67,19 @@ class Side:
         return loop.clock.seconds[self.warmup :]
 
 
-def opened(adapter: Adapter, plan: dict[str, Any], heartbeat: Heartbeat) -> tuple[Topology, Dataset, dict[str, Side]]:
+def opened(adapter: Adapter, plan: dict[str, Any], heartbeat: Heartbeat) -> tuple[Setup, dict[str, Side]]:
     """Start the rank and open the plan's sides. Each has had a short turn, which compiles what is compiled."""
     where, keys = Path(plan["recipe"]), plan["keys"]
-    build = recipe_of(adapter.NAME).build
-    topology, dataset, network = start(adapter, schema.load(where, keys))
+    setup = start(adapter, recipe_of(adapter.NAME).build, schema.load(where, keys))
     sides: dict[str, Side] = {}
     for name, asked in plan["sides"].items():
         heartbeat.beat("building the networks")
         recipe = schema.load(where, [*keys, *asked["keys"]])
-        session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
+        session = setup.session(recipe, setup.strategy(recipe))
         session.broadcast_state()
         side = sides[name] = Side(recipe, session, asked["warmup"], asked["measured"])
-        replace(side, measured=0).turn(adapter, topology, dataset, heartbeat)
-    return topology, dataset, sides
+        replace(side, measured=0).turn(setup, heartbeat)
+    return setup, sides
 
 
 def synchronize(adapter: Adapter) -> None:
@@ -110,18 +108,18 @@ def take_turns(heartbeat: Heartbeat) -> None:
     """Rank 0 writes `rounds`, lists of turns as (side, steps' seconds of each rank), `sent_bytes` of each turn by host,
     the framework's versions, and `load`, the share of the machine that others took."""
     plan, adapter = json.loads(Path(sys.argv[1]).read_text()), adapters.load(sys.argv[2])
-    topology, dataset, sides = opened(adapter, plan, heartbeat)
+    setup, sides = opened(adapter, plan, heartbeat)
     begun, mine = Snapshot.take(time.process_time()), []
     for side in (side for order in plan["rounds"] for side in order):
         synchronize(adapter)
         before = sent_bytes()
-        seconds = sides[side].turn(adapter, topology, dataset, heartbeat)
+        seconds = sides[side].turn(setup, heartbeat)
         synchronize(adapter)
         mine.append((seconds, sent_bytes() - before))
     report: dict[str, Any] = {"host": os.environ["HOROVOD_HOSTNAME"], "turns": mine}
     report["used"] = Snapshot.take(time.process_time()).since(begun)
     everyone = adapter.allgather_object(report, name="turns")
-    if topology.is_root:
+    if setup.mesh.is_root:
         turns = iter(range(len(mine)))
         numbered = [[(side, next(turns)) for side in order] for order in plan["rounds"]]
         found = {

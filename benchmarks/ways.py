@@ -20,7 +20,8 @@ import harness
 from harness import interval
 from hosts import Network
 
-from hvdkit.tasks.resnet import architecture, parameter_count
+from hvdkit.tasks.resnet import architecture
+from hvdkit.tasks.task import parameter_count
 
 HOSTS, SLOTS = 2, 2
 RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=16", "threads=1"]

@@ -14,6 +14,7 @@ from hvdkit.core.trainer import evaluate
 from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.recipe.schema import Loss, Schedule, Sgd
 from hvdkit.strategies.dense import Dense
+from hvdkit.tasks.image_classification import METRICS
 
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_keras.safetensors"
@@ -38,11 +39,11 @@ def set_rate(batch, logs):
 by_step = keras.callbacks.LambdaCallback(on_train_batch_begin=set_rate)
 for epoch in range(EPOCHS):
     shard = epoch_batches(train, BATCH_SIZE, SEED, epoch, topology.rank, topology.size)
-    batches = ((batch.images, batch.labels) for batch in shard)
+    batches = ((batch.inputs, batch.targets) for batch in shard)
     network.fit(batches, steps_per_epoch=steps, callbacks=[by_step], verbose=0)
-    accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
+    found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, topology)
     if topology.is_root:
-        print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
+        print(f"epoch {epoch + 1}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}", flush=True)
 if topology.is_root:
     print("weights:", save_weights(session.state(), OUT), flush=True)
 adapter.shutdown()

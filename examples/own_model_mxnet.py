@@ -13,6 +13,7 @@ from hvdkit.core.trainer import evaluate
 from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.recipe.schema import Loss, Schedule, Sgd
 from hvdkit.strategies.dense import Dense
+from hvdkit.tasks.image_classification import METRICS
 
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_mxnet.safetensors"
@@ -35,9 +36,9 @@ for epoch in range(EPOCHS):
     for step, batch in enumerate(shard, start=epoch * steps):
         session.set_learning_rate(rate(step))
         session.train_step([batch])
-    accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
+    found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, topology)
     if topology.is_root:
-        print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
+        print(f"epoch {epoch + 1}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}", flush=True)
 if topology.is_root:
     print("weights:", save_weights(session.state(), OUT), flush=True)
 adapter.shutdown()

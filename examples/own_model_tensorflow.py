@@ -13,6 +13,7 @@ from hvdkit.core.trainer import evaluate
 from hvdkit.data.batches import ArraySplit, epoch_batches, steps_per_epoch
 from hvdkit.recipe.schema import Loss, Schedule, Sgd
 from hvdkit.strategies.dense import Dense
+from hvdkit.tasks.image_classification import METRICS
 
 
 class Perceptron(tf.Module):
@@ -27,9 +28,8 @@ class Perceptron(tf.Module):
 RATE, BATCH_SIZE, EPOCHS, SEED = 0.05, 32, 10, 1
 OUT = sys.argv[1] if len(sys.argv) > 1 else "runs/own_model_tensorflow.safetensors"
 topology = adapter.init(device="auto")
-digits = load_digits()
-pixels = digits.data.astype("float32") / 16
-train, test = ArraySplit(pixels[360:], digits.target[360:]), ArraySplit(pixels[:360], digits.target[:360])
+pixels, labels = load_digits(return_X_y=True)
+train, test = (ArraySplit((pixels[i] / 16).astype("float32"), labels[i]) for i in (slice(360, None), slice(360)))
 session = Session(adapter, Perceptron(), Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
 session.broadcast_state(root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
@@ -40,9 +40,9 @@ for epoch in range(EPOCHS):
     for step, batch in enumerate(shard, start=epoch * steps):
         session.set_learning_rate(rate(step))
         session.train_step([batch])
-    accuracy, loss = evaluate(adapter, session, test, BATCH_SIZE, topology)
+    found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, topology)
     if topology.is_root:
-        print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
+        print(f"epoch {epoch + 1}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}", flush=True)
 if topology.is_root:
     print("weights:", save_weights(session.state(), OUT), flush=True)
 adapter.shutdown()

@@ -35,10 +35,11 @@ def main(framework: str, weights: Path, folder: Path, out: Path, archive: Path |
 
     found = snapshots.read(folder)
     recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
-    topology, dataset, network = setup.start(adapter, recipe)
-    session = setup.open_session(adapter, module.build, network, recipe)
-    correct, _, _ = trainer.count(adapter, session, dataset.val, recipe.batch_size, topology)
-    told: dict[str, Any] = {"correct": correct}
+    begun = setup.start(adapter, module.build, recipe)
+    session, dataset, network = begun.session(recipe), begun.dataset, begun.network
+    batch_size, shard = recipe.batch_size, begun.mesh.shard
+    sums, _ = trainer.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, shard)
+    told: dict[str, Any] = {"correct": round(sums["accuracy"])}
     if framework == "pytorch":  # as torchvision's networks are loaded
         from safetensors.torch import load_file
 

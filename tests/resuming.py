@@ -21,7 +21,8 @@ from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import Session
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult
-from hvdkit.worker import setup, train
+from hvdkit.tasks import resnet
+from hvdkit.worker import train
 
 
 def local_recipe(**changes: Any) -> Recipe:
@@ -64,7 +65,7 @@ def local_run(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "train_step", train_step)
-        patch.setattr(setup.resnet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
+        patch.setattr(resnet.ResNet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
         try:
             return train.train(adapter, lambda table: Network(3072, 10), recipe, folder, Heartbeat(), resume)
         except Killed:

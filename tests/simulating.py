@@ -8,12 +8,12 @@ from typing import Any
 from hvdkit.results.profile import Profile
 from hvdkit.simulator.cluster import Cluster, read
 from hvdkit.simulator.workload import Tensor, Workload
-from hvdkit.tasks.resnet import architecture, parameter_shapes
+from hvdkit.tasks.resnet import architecture
 
 
 def workload(model: str = "resnet50", compute_s: float = 0.3, classes: int = 1000, **more: Any) -> Workload:
     """A network whose layers all take equally long: a third forward, two thirds backward."""
-    shapes = parameter_shapes(architecture(model, classes))
+    shapes = architecture(model, classes).parameter_shapes()
     each = compute_s / 3 / len(shapes)
     tensors = tuple(
         Tensor(name, name.rpartition(".")[0], shape, 4 * math.prod(shape), 2 * each)
@@ -36,7 +36,7 @@ def cluster(latency_us: float = 10.0, mbit_per_s: float = 8000.0, **more: Any) -
 
 def profile(np: int = 2, model: str = "resnet20", forward_ms: float = 20.0, backward_ms: float = 40.0) -> Profile:
     """A profile of a run on CPUs whose figures fit together."""
-    shapes = parameter_shapes(architecture(model, 10))
+    shapes = architecture(model, 10).parameter_shapes()
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes))
     names = list(reversed(shapes))
     communication = 5.0 if np > 1 else 0.0

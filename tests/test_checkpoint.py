@@ -22,11 +22,13 @@ from crowd import together
 from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
+from hvdkit import tasks
 from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
 from hvdkit.core import metrics
 from hvdkit.core.counters import Progress
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.topology import Topology
@@ -40,12 +42,15 @@ STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weigh
 
 
 def record(step: int, accuracy: float | None = None) -> Record:
-    progress = Progress(step=step, epoch=step, evaluated=accuracy is not None, val_accuracy=accuracy)
+    progress = Progress(
+        step=step, epoch=step, evaluated=accuracy is not None,
+        validation={} if accuracy is None else {"accuracy": accuracy},
+    )  # fmt: skip
     return Record(progress=progress, np=2, framework="a", framework_version="1", hvdkit_version="1", recipe={})
 
 
 def written(folder: Path, *accuracies: float | None, keep: int = 2) -> Checkpoints:
-    checkpoints = Checkpoints(folder, Checkpointing(keep=keep))
+    checkpoints = Checkpoints(folder, Checkpointing(keep=keep), "accuracy")
     for step, accuracy in enumerate(accuracies, start=1):
         checkpoints.write(Checkpoint(record(step, accuracy), STATE | {"fc.bias": np.full(2, step)}))
     checkpoints.wait()
@@ -54,7 +59,7 @@ def written(folder: Path, *accuracies: float | None, keep: int = 2) -> Checkpoin
 
 def test_what_is_written_comes_back_bit_for_bit(tmp_path: Path) -> None:
     state: dict[str, np.ndarray] = STATE | {"optimizer.step": np.asarray(7), "half": np.ones(3, np.float16)}
-    checkpoints = Checkpoints(tmp_path, Checkpointing())
+    checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy")
     checkpoints.write(Checkpoint(record(3, 0.5), state))
     checkpoints.wait()
     found = snapshots.read(tmp_path / "step-00000003")
@@ -72,13 +77,13 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-0000000{step}" for step in (2, 4, 5)]
     assert (tmp_path / "best").readlink() == Path("step-00000002")
     assert (tmp_path / "last").readlink() == Path("step-00000005")
-    assert snapshots.read(tmp_path / "best").record.progress.val_accuracy == 0.9
+    assert snapshots.read(tmp_path / "best").record.progress.validation == {"accuracy": 0.9}
 
 
 def test_last_is_never_one_that_cannot_be_read(tmp_path: Path) -> None:
     written(tmp_path, 0.2, 0.9, 0.3)
     (tmp_path / "step-00000003" / "checkpoint.json").write_text("no")
-    checkpoints = Checkpoints(tmp_path, Checkpointing())
+    checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy")
     checkpoints.write(Checkpoint(record(2, 0.8), STATE))  # gone on from the one before
     checkpoints.wait()
     assert checkpoints.kept() == dict.fromkeys(("last", "best"), tmp_path / "step-00000002")
@@ -103,7 +108,7 @@ def test_best_points_to_what_is_there_even_where_old_ones_cannot_be_removed(
 def test_what_goes_wrong_while_training_goes_on_is_raised_in_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints = Checkpoints(tmp_path, Checkpointing())
+    checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy")
     with pytest.raises(Exception, match=r"<U9|dtype|str"):
         checkpoints.write(Checkpoint(record(1), {"fc.weight": np.array(["no number"])}))
     monkeypatch.setattr(snapshots, "_sync_folder", mock.Mock(side_effect=ValueError("by the thread")))
@@ -161,7 +166,7 @@ import sys; from pathlib import Path; import numpy as np
 sys.path.insert(0, sys.argv[2])
 from test_checkpoint import Checkpoint, Checkpointing, Checkpoints, RunError, record, snapshots
 folder = Path(sys.argv[1])
-checkpoints = Checkpoints(folder, Checkpointing())
+checkpoints = Checkpoints(folder, Checkpointing(), "accuracy")
 checkpoints.write(Checkpoint(record(1), {"a": np.zeros(10_000)})); checkpoints.wait()
 checkpoints.write(Checkpoint(record(2), {"a": np.zeros(20_000)}))
 try:
@@ -412,13 +417,14 @@ def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytes
     def work(adapter: Any, topology: Topology) -> list[float]:
         own.steps = 0
         session = Session(adapter, adapter.Linear(3072, 10), recipe.optimizer, recipe.loss)
-        checkpoints = Checkpoints(tmp_path, Checkpointing()) if topology.is_root else None
+        checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy") if topology.is_root else None
 
         def keep(progress: Progress) -> None:
             if checkpoints:
                 checkpoints.write(Checkpoint(record(progress.step), session.state()))
 
-        loop = Loop(adapter, session, recipe, topology, dataset, metrics.MetricsFile(None), keep=keep)
+        task, mesh = tasks.choose(recipe), Mesh(topology)
+        loop = Loop(adapter, session, task, recipe, mesh, dataset, metrics.MetricsFile(None), keep=keep)
         drive(session, loop)
         if checkpoints:
             checkpoints.wait()

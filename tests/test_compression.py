@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from crowd import together
 
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.communication import METHODS, Compression, Int8, PowerSgd, TopK, Uncompressed
 from hvdkit.strategies.codecs.base import RESIDUAL
@@ -42,7 +43,7 @@ def run(
     """By rank: the means of each step, and the reducer afterwards."""
 
     def work(adapter: Any, topology: Topology) -> Any:
-        reducer = Reducer(Ring(adapter, topology), compression, seed=5, **settings)
+        reducer = Reducer(Ring(adapter, Mesh(topology)), compression, seed=5, **settings)
         return [reducer(gradients(step, topology.rank, dtype)) for step in range(steps)], reducer
 
     return together(size, work)
@@ -105,7 +106,7 @@ def test_what_top_k_sends_and_what_it_keeps_are_the_gradient_exactly(compression
                 told.append(tensor.copy())
                 return super().gather(tensor)
 
-        reducer = Reducer(Listening(adapter, topology), compression)
+        reducer = Reducer(Listening(adapter, Mesh(topology)), compression)
         kept = np.zeros(LENGTH, np.float32)
         for step in range(5):
             given = vector(gradients(step, topology.rank)) + kept
@@ -133,7 +134,7 @@ def test_error_feedback_loses_nothing_but_rounding(compression: Compression) -> 
     steps = 60
 
     def work(adapter: Any, topology: Topology) -> Any:
-        reducer = Reducer(Ring(adapter, topology), compression)
+        reducer = Reducer(Ring(adapter, Mesh(topology)), compression)
         mine = gradients(0, topology.rank)
         total = sum(vector(reducer(mine)).astype(np.float64) for _ in range(steps))
         left = np.mean(adapter.allgather_object(np.array(reducer._state[RESIDUAL]), name="left"), axis=0)
@@ -188,7 +189,7 @@ def test_momentum_correction_follows_lin_et_al() -> None:
 
 def test_the_ratio_falls_over_the_warm_up() -> None:
     def work(adapter: Any, topology: Topology) -> list[float]:
-        reducer = Reducer(Ring(adapter, topology), TopK(ratio=0.001, warmup_epochs=4))
+        reducer = Reducer(Ring(adapter, Mesh(topology)), TopK(ratio=0.001, warmup_epochs=4))
         sent = []
         for epoch in range(6):
             reducer.epoch, before = epoch, reducer.transport.sent
@@ -208,7 +209,7 @@ def test_powersgd_is_exact_on_gradients_of_its_rank(size: int) -> None:
     def work(adapter: Any, topology: Topology) -> Any:
         right = np.random.default_rng((2, topology.rank)).standard_normal((3, 9 * 5))
         mine = (left @ right).reshape(40, 5, 3, 3)
-        reducer = Reducer(Ring(adapter, topology), PowerSgd(rank=3))
+        reducer = Reducer(Ring(adapter, Mesh(topology)), PowerSgd(rank=3))
         got = reducer({"conv.weight": mine})["conv.weight"]
         expected = np.mean(adapter.allgather_object(mine, name="all"), axis=0)
         return np.linalg.norm(got - expected) / np.linalg.norm(expected)
@@ -220,7 +221,7 @@ def test_powersgd_recovers_from_a_gradient_of_zeros() -> None:
     """As a layer behind a batch norm of scale 0 has at first: its Q would be zero for ever."""
 
     def work(adapter: Any, topology: Topology) -> Any:
-        reducer = Reducer(Ring(adapter, topology), PowerSgd(rank=2, error_feedback=False))
+        reducer = Reducer(Ring(adapter, Mesh(topology)), PowerSgd(rank=2, error_feedback=False))
         matrix = np.outer(np.arange(1.0, 31), np.arange(1.0, 21))
         assert not reducer({"w": np.zeros((30, 20))})["w"].any()
         return np.linalg.norm(reducer({"w": matrix})["w"] - matrix) / np.linalg.norm(matrix)
@@ -242,7 +243,7 @@ def test_int8_is_unbiased() -> None:
     count, size = 400, 2
 
     def work(adapter: Any, topology: Topology) -> Any:
-        reducer = Reducer(Ring(adapter, topology), Int8(bucket_mib=0.002), seed=1)
+        reducer = Reducer(Ring(adapter, Mesh(topology)), Int8(bucket_mib=0.002), seed=1)
         return np.array([vector(reducer(gradients(0, topology.rank))) for _ in range(count)], np.float64)
 
     drawn = together(size, work)[0]
@@ -269,12 +270,12 @@ def test_a_state_goes_on_bit_by_bit_and_no_debt_is_lost_with_other_ranks(compres
     momentum = 0.9 if getattr(compression, "momentum_correction", False) else 0.0
 
     def work(adapter: Any, topology: Topology) -> Any:
-        first = Reducer(Ring(adapter, topology), compression, momentum=momentum)
+        first = Reducer(Ring(adapter, Mesh(topology)), compression, momentum=momentum)
         for step in range(3):
             first(gradients(step, topology.rank))
         state = {name: array.copy() for name, array in first.state().items()}
         after = first(gradients(3, topology.rank))
-        second = Reducer(Ring(adapter, topology), compression, momentum=momentum)
+        second = Reducer(Ring(adapter, Mesh(topology)), compression, momentum=momentum)
         second.load_state(state)
         again = second(gradients(3, topology.rank))
         assert vector(after).tobytes() == vector(again).tobytes()
@@ -287,7 +288,7 @@ def test_a_state_goes_on_bit_by_bit_and_no_debt_is_lost_with_other_ranks(compres
     assert all(states[0][name].tobytes() == states[1][name].tobytes() for name in states[0])
 
     def fewer(adapter: Any, topology: Topology) -> Any:
-        reducer = Reducer(Ring(adapter, topology), compression, momentum=momentum)
+        reducer = Reducer(Ring(adapter, Mesh(topology)), compression, momentum=momentum)
         reducer.load_state(states[0])
         reducer._bind(vector(gradients(0, 0)), {name: SHAPES[name] for name in sorted(SHAPES)})
         return {slot: np.array(value) for slot, value in reducer._state.items()}
@@ -301,7 +302,7 @@ def test_a_state_goes_on_bit_by_bit_and_no_debt_is_lost_with_other_ranks(compres
 @pytest.mark.parametrize("compression", [TopK(ratio=0.1), Int8(), PowerSgd()], ids=str)
 def test_a_scaled_loss_does_not_show_and_an_overflow_leaves_no_trace(compression: Compression) -> None:
     def work(adapter: Any, topology: Topology) -> Any:
-        plain, scaled = (Reducer(Ring(adapter, topology, name), compression) for name in ("plain", "scaled"))
+        plain, scaled = (Reducer(Ring(adapter, Mesh(topology), name), compression) for name in ("plain", "scaled"))
         for step, scale in enumerate((1024.0, 2048.0, 2048.0)):
             mine = gradients(step, topology.rank)
             big = {name: value * np.float32(scale) for name, value in mine.items()}
@@ -323,7 +324,7 @@ def test_a_scaled_loss_does_not_show_and_an_overflow_leaves_no_trace(compression
 @pytest.mark.parametrize("hosts", (1, 2, 4))
 def test_every_way_gives_the_mean(way: str, hosts: int) -> None:
     def work(adapter: Any, topology: Topology) -> Any:
-        transport = TRANSPORTS[way](adapter, topology, "way")
+        transport = TRANSPORTS[way](adapter, Mesh(topology), "way")
         return vector(Reducer(transport, Uncompressed())(gradients(0, topology.rank, "float64"))), transport.sent
 
     found = together(4, work, hosts)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdkit import adapters
+from hvdkit import adapters, tasks
 from hvdkit.core import metrics
 from hvdkit.core.heartbeat import first_line, lost_a_peer
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.preemption import Stopping
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
@@ -28,6 +29,8 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Digits, Recipe, Sgd, Synthetic
 from hvdkit.tasks import resnet
+from hvdkit.tasks.image_classification import cross_entropy
+from hvdkit.tasks.task import parameter_count
 
 
 def make_recipe(**settings: Any) -> Recipe:
@@ -55,7 +58,7 @@ def make_recipe(**settings: Any) -> Recipe:
     ],
 )
 def test_imagenet_networks_have_torchvisions_parameter_counts(name: str, count: int) -> None:
-    assert resnet.parameter_count(resnet.architecture(name, 1000)) == count
+    assert parameter_count(resnet.architecture(name, 1000)) == count
 
 
 @pytest.mark.parametrize(("name", "layers"), [(f"resnet{n}", n) for n in (20, 32, 44, 56, 110)])
@@ -63,25 +66,25 @@ def test_cifar_networks_have_as_many_layers_as_their_name_says(name: str, layers
     network = resnet.architecture(name, 10)
     assert 1 + sum(len(block.convs) for block in network.blocks) + 1 == layers
     if layers == 20:
-        assert resnet.parameter_count(network) == 272_474
+        assert parameter_count(network) == 272_474
 
 
 def test_bottlenecks_have_their_stride_in_the_3x3() -> None:
     network = resnet.architecture("resnet50", 1000)
-    strided = [row for _, _, row in resnet.convolutions(network) if row.stride == 2 and row.name.startswith("conv")]
+    strided = [row for _, _, row in network.convolutions() if row.stride == 2 and row.name.startswith("conv")]
     assert {row.kernel for row in strided} == {3, 7}
 
 
 def test_initial_weights_are_he_normal_by_fan_out_and_depend_on_the_seed_alone() -> None:
     network = resnet.architecture("resnet50", 1000)
-    state = resnet.initial_state(network, 1)
+    state = network.initial_state(1)
     kernel = state["layer3.0.conv2.weight"]
     assert kernel.dtype == np.float32
     assert abs(kernel.std() / np.sqrt(2 / (256 * 9)) - 1) < 0.01
     assert np.all(state["bn1.weight"] == 1) and np.all(state["fc.bias"] == 0)
     small = resnet.architecture("resnet20", 10)
-    assert digest(resnet.initial_state(small, 1)) == digest(resnet.initial_state(small, 1))
-    assert digest(resnet.initial_state(small, 1)) != digest(resnet.initial_state(small, 2))
+    assert digest(small.initial_state(1)) == digest(small.initial_state(1))
+    assert digest(small.initial_state(1)) != digest(small.initial_state(2))
 
 
 # Data
@@ -91,12 +94,12 @@ def test_digits_are_split_once_and_stratified() -> None:
     dataset = batches.open_dataset(Digits(name="digits"), 10, seed=1)
     assert (len(dataset.train), len(dataset.val)) == (1437, 360)
     val = dataset.val.batch(np.arange(360))
-    assert val.images.shape == (360, 32, 32, 3) and val.images.dtype == np.float32 and val.labels.dtype == np.int64
-    assert set(np.bincount(val.labels)) <= {35, 36, 37}
-    train = dataset.train.batch(np.arange(1437)).images
+    assert val.inputs.shape == (360, 32, 32, 3) and val.inputs.dtype == np.float32 and val.targets.dtype == np.int64
+    assert set(np.bincount(val.targets)) <= {35, 36, 37}
+    train = dataset.train.batch(np.arange(1437)).inputs
     assert abs(train.mean()) < 0.01 and abs(train.std() - 1) < 0.01
     seen = {image.tobytes() for image in train}
-    assert not any(image.tobytes() in seen for image in val.images)
+    assert not any(image.tobytes() in seen for image in val.inputs)
 
 
 def test_upscaling_keeps_an_even_picture_even_and_a_ramp_a_ramp() -> None:
@@ -111,7 +114,7 @@ def test_no_sample_is_on_two_ranks_and_the_order_changes_by_epoch(size: int) -> 
     epochs = []
     for epoch in (0, 1):
         shards = [
-            [batch.labels for batch in batches.epoch_batches(split, 8, 5, epoch, rank, size)] for rank in range(size)
+            [batch.targets for batch in batches.epoch_batches(split, 8, 5, epoch, rank, size)] for rank in range(size)
         ]
         steps = batches.steps_per_epoch(100, 8, size)
         assert all(len(shard) == steps for shard in shards)
@@ -123,8 +126,8 @@ def test_no_sample_is_on_two_ranks_and_the_order_changes_by_epoch(size: int) -> 
 
 def test_two_ranks_see_together_what_one_rank_of_twice_the_batch_sees() -> None:
     split = batches.ArraySplit(np.arange(64.0)[:, None], np.arange(64))
-    one = [batch.labels for batch in batches.epoch_batches(split, 16, 5, 0, 0, 1)]
-    two = [[batch.labels for batch in batches.epoch_batches(split, 8, 5, 0, rank, 2)] for rank in (0, 1)]
+    one = [batch.targets for batch in batches.epoch_batches(split, 16, 5, 0, 0, 1)]
+    two = [[batch.targets for batch in batches.epoch_batches(split, 8, 5, 0, rank, 2)] for rank in (0, 1)]
     assert all(np.array_equal(np.concatenate(parts), whole) for whole, *parts in zip(one, *two, strict=True))
 
 
@@ -134,8 +137,8 @@ def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int) -> No
     seen: list[int] = []
     for rank in range(size):
         for batch, valid in batches.evaluation_batches(split, 4, rank, size):
-            assert len(batch.labels) == 4
-            seen += batch.labels[:valid].tolist()
+            assert len(batch.targets) == 4
+            seen += batch.targets[:valid].tolist()
     assert sorted(seen) == list(range(samples))
 
 
@@ -144,7 +147,7 @@ def test_synthetic_images_need_little_memory_however_many_there_are() -> None:
     dataset = batches.open_dataset(wanted, 5, seed=1)
     assert len(dataset.train) == 10**9
     batch = dataset.train.batch(np.array([0, 10**9 - 1]))
-    assert batch.images.shape == (2, 8, 6, 1) and batch.labels.max() < 5
+    assert batch.inputs.shape == (2, 8, 6, 1) and batch.targets.max() < 5
 
 
 def test_a_model_with_too_few_classes_is_refused() -> None:
@@ -228,8 +231,8 @@ def test_augmented_epochs_are_the_same_whatever_the_number_of_ranks() -> None:
     whole = list(batches.epoch_batches(dataset.train, 64, 1, 2, 0, 1, "crop-flip"))
     halves = [list(batches.epoch_batches(dataset.train, 32, 1, 2, rank, 2, "crop-flip")) for rank in range(2)]
     for index, batch in enumerate(whole[:3]):
-        joined = np.concatenate([half[index].images for half in halves])
-        assert np.array_equal(joined, batch.images)
+        joined = np.concatenate([half[index].inputs for half in halves])
+        assert np.array_equal(joined, batch.inputs)
 
 
 # State
@@ -248,7 +251,7 @@ def test_zero_init_residual_makes_each_block_its_shortcut() -> None:
     for name in ("resnet20", "resnet50"):
         plain = resnet.architecture(name, 10)
         zero = replace(plain, zero_init_residual=True)
-        before, after = resnet.initial_state(plain, 7), resnet.initial_state(zero, 7)
+        before, after = plain.initial_state(7), zero.initial_state(7)
         changed = {name for name in before if not np.array_equal(before[name], after[name])}
         last = "bn3" if name == "resnet50" else "bn2"
         assert changed == {f"{block.name}.{last}.weight" for block in plain.blocks} and len(changed) in (9, 16)
@@ -257,8 +260,8 @@ def test_zero_init_residual_makes_each_block_its_shortcut() -> None:
 
 def test_the_last_feature_maps_are_as_large_as_the_strides_leave_them() -> None:
     for name, side, expected in (("resnet50", 224, 7), ("resnet50", 33, 2), ("resnet50", 32, 1), ("resnet20", 32, 8)):
-        assert resnet.last_map(resnet.architecture(name, 10), side, side) == (expected, expected)
-    assert resnet.last_map(resnet.architecture("resnet20", 10), 4, 5) == (1, 2)
+        assert resnet.architecture(name, 10).last_map(side, side) == (expected, expected)
+    assert resnet.architecture("resnet20", 10).last_map(4, 5) == (1, 2)
 
 
 def test_looks_for_an_end_come_each_five_seconds_whatever_a_step_takes() -> None:
@@ -299,7 +302,7 @@ def trained(recipe: Recipe, folder: Path) -> tuple[Loop, list[dict[str, Any]]]:
     dataset = batches.open_dataset(recipe.data, 10, recipe.seed)
     session = Session(adapter, adapter.Linear(32 * 32 * 3, 10), recipe.optimizer, recipe.loss)
     path = folder / "metrics.jsonl"
-    loop = Loop(adapter, session, recipe, Topology(), dataset, metrics.MetricsFile(path))
+    loop = Loop(adapter, session, tasks.choose(recipe), recipe, Mesh(Topology()), dataset, metrics.MetricsFile(path))
     session.fit(loop)
     return loop, [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -309,8 +312,9 @@ def test_training_learns_and_writes_a_line_a_logged_step_and_epoch(tmp_path: Pat
     assert [(line["step"], line["epoch"], line["ends_epoch"]) for line in lines] == [
         (20, 0, False), (40, 0, False), (44, 0, True), (60, 1, False), (80, 1, False), (88, 1, True),
     ]  # fmt: skip
-    assert loop.progress.val_accuracy is not None and loop.progress.val_accuracy > 0.85
-    assert lines[-1]["val_accuracy"] == loop.progress.val_accuracy
+    assert loop.progress.validation["accuracy"] > 0.85
+    assert lines[-1]["val_accuracy"] == loop.progress.validation["accuracy"]
+    assert lines[-1]["val_loss"] == loop.progress.validation["loss"]
     assert lines[-1]["loss"] < lines[2]["loss"]
     assert len(loop.clock.seconds) == 88
 
@@ -341,13 +345,13 @@ def test_label_smoothing_raises_the_loss_that_is_reached(tmp_path: Path) -> None
 
 
 def test_a_batch_larger_than_the_split_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"batch_size: expected at most 1437 images over 1 rank, got 2000"):
+    with pytest.raises(RequestError, match=r"batch_size: expected at most 1437 samples over 1 rank, got 2000"):
         trained(make_recipe(batch_size=2000), tmp_path)
 
 
 def test_cross_entropy_survives_large_logits() -> None:
     logits = np.array([[1e4, 0.0], [0.0, 0.0]])
-    assert metrics.cross_entropy(logits, np.array([1, 0])) == pytest.approx([1e4, np.log(2)])
+    assert cross_entropy(logits, np.array([1, 0])) == pytest.approx([1e4, np.log(2)])
 
 
 def test_the_readmes_recipe_is_what_these_tests_assume() -> None:
@@ -367,6 +371,6 @@ def test_a_pool_is_put_on_the_device_once() -> None:
     pools: dict[int, np.ndarray] = {}
     for batch in itertools.islice(batches.epoch_batches(split, 8, 1, 0, 0, 2), 3):
         found = on_device(batch, pools, on_the_device, lambda images, indices: images[indices])
-        assert np.array_equal(found, batch.images) and np.array_equal(found[:, 0, 0, 0], 4 * batch.labels)
-    assert len(put) == 1 and put[0] is pool.images
+        assert np.array_equal(found, batch.inputs) and np.array_equal(found[:, 0, 0, 0], 4 * batch.targets)
+    assert len(put) == 1 and put[0] is pool.inputs
     assert on_device(split.batch(np.arange(2)), pools, on_the_device, np.take).shape == (2, 2, 2, 1) and len(put) == 2

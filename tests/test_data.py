@@ -53,12 +53,12 @@ def test_classes_are_the_sorted_folders_and_each_image_is_seen(folder: Path) -> 
     assert (len(dataset.train), len(dataset.val), dataset.shape, dataset.classes) == (24, 6, (48, 48, 3), 3)
     assert list(CLASSES) == sorted(CLASSES)
     batch = dataset.val.batch(np.arange(6))
-    assert batch.labels.tolist() == [0, 0, 1, 1, 2, 2] and batch.labels.dtype == np.int64
-    assert batch.images.shape == (6, 48, 48, 3) and batch.images.dtype == np.float32
+    assert batch.targets.tolist() == [0, 0, 1, 1, 2, 2] and batch.targets.dtype == np.int64
+    assert batch.inputs.shape == (6, 48, 48, 3) and batch.inputs.dtype == np.float32
     seen = [valid for batch, valid in data.evaluation_batches(dataset.val, 4, 0, 1)]
     assert seen == [4, 2]
     shard = list(data.epoch_batches(dataset.train, 5, 1, 0, 0, 2, "resized-crop-flip"))
-    assert [batch.images.shape for batch in shard] == [(5, 48, 48, 3)] * 2
+    assert [batch.inputs.shape for batch in shard] == [(5, 48, 48, 3)] * 2
 
 
 def test_bytes_depend_neither_on_workers_nor_on_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,15 +73,15 @@ def test_changes_are_decided_by_seed_epoch_and_sample(folder: Path) -> None:
     def epoch(seed: int, number: int) -> dict[int, bytes]:
         order = np.random.default_rng([seed, number]).permutation(24)
         batches = data.epoch_batches(split, 8, seed, number, 0, 1, "resized-crop-flip")
-        rows = [row.tobytes() for batch in batches for row in batch.images]
+        rows = [row.tobytes() for batch in batches for row in batch.inputs]
         return dict(zip(order.tolist(), rows, strict=True))
 
     assert epoch(1, 0) == epoch(1, 0)
     for other in (epoch(1, 1), epoch(2, 0)):
         assert not any(other[sample] == image for sample, image in epoch(1, 0).items())
-    plain = split.batch(np.arange(24)).images
+    plain = split.batch(np.arange(24)).inputs
     batches = data.epoch_batches(split, 24, 1, 0, 0, 1, "none")
-    assert np.array_equal(next(batches).images, plain[np.random.default_rng([1, 0]).permutation(24)])
+    assert np.array_equal(next(batches).inputs, plain[np.random.default_rng([1, 0]).permutation(24)])
 
 
 def test_an_epoch_that_was_left_goes_on_in_its_middle(folder: Path) -> None:
@@ -89,7 +89,7 @@ def test_an_epoch_that_was_left_goes_on_in_its_middle(folder: Path) -> None:
     whole = list(data.epoch_batches(split, 4, 1, 0, 0, 1, "resized-crop-flip"))
     rest = list(data.epoch_batches(split, 4, 1, 0, 0, 1, "resized-crop-flip", first=8))
     assert len(rest) == 4
-    assert all(np.array_equal(a.images, b.images) for a, b in zip(whole[2:], rest, strict=True))
+    assert all(np.array_equal(a.inputs, b.inputs) for a, b in zip(whole[2:], rest, strict=True))
 
 
 # Reading ahead
@@ -194,10 +194,10 @@ def test_a_corrupt_image_is_replaced_the_same_everywhere_and_counted(tmp_path: P
             data.epoch_batches(dataset.train, 8 // size, 1, 0, rank, size, "resized-crop-flip") for rank in range(size)
         ]
         batches = [
-            (np.concatenate([b.images for b in parts]).tobytes(), np.concatenate([b.labels for b in parts]).tolist())
+            (np.concatenate([b.inputs for b in parts]).tobytes(), np.concatenate([b.targets for b in parts]).tolist())
             for parts in zip(*shards, strict=True)
         ]
-        evaluated = [batch.images.tobytes() for batch, _ in data.evaluation_batches(dataset.val, 4, 0, 1)]
+        evaluated = [batch.inputs.tobytes() for batch, _ in data.evaluation_batches(dataset.val, 4, 0, 1)]
         runs.append((batches, evaluated))
         assert sorted(Path(path).relative_to(tmp_path).as_posix() for path in dataset.corrupt) == [
             "train/cat/000.JPEG", "train/cat/002.png", "train/dog/003.JPEG", "val/cat/000.JPEG",
@@ -283,9 +283,9 @@ def test_cifar_has_its_pixels_in_place(cifar: Path) -> None:
         dataset = data.open_dataset(Cifar10(name="cifar10", path=str(place)), 10, 1)
         assert (len(dataset.train), len(dataset.val), dataset.shape) == (50_000, 10_000, (32, 32, 3))
     batch = dataset.train.batch(np.array([0, 20_003, 49_999]))
-    assert batch.labels.tolist() == [0, 3, 9] and batch.images.dtype == np.float32
+    assert batch.targets.tolist() == [0, 3, 9] and batch.inputs.dtype == np.float32
     mean, deviation = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
-    pixels = np.rint((batch.images * deviation + mean) * 255).astype(int)
+    pixels = np.rint((batch.inputs * deviation + mean) * 255).astype(int)
     for row, (file, record) in enumerate([(0, 0), (2, 3), (4, 9_999)]):
         place = 1 * 1024 + 5 * 32 + 7  # green, line 5, column 7
         assert pixels[row, 5, 7, 1] == (record * 7 + place * 3 + file) % 251
@@ -323,10 +323,10 @@ def test_mnist_is_read_from_the_package_without_importing_it(tmp_path: Path, mon
     dataset = data.open_dataset(Mnist5k(name="mnist5k"), 10, 1)
     assert (len(dataset.train), len(dataset.val), dataset.shape) == (80, 20, (32, 32, 3))
     batch = dataset.val.batch(np.arange(20))
-    assert np.bincount(batch.labels).tolist() == [2] * 10
+    assert np.bincount(batch.targets).tolist() == [2] * 10
     black = -0.1005 / 0.2757
-    assert np.allclose(batch.images[:, :2], black) and np.allclose(batch.images[:, :, -2:], black)
-    assert math.isclose((batch.images[0, 2, 3, 0] - batch.images[0, 2, 2, 0]) * 0.2757 * 255, 1, abs_tol=1e-3)
+    assert np.allclose(batch.inputs[:, :2], black) and np.allclose(batch.inputs[:, :, -2:], black)
+    assert math.isclose((batch.inputs[0, 2, 3, 0] - batch.inputs[0, 2, 2, 0]) * 0.2757 * 255, 1, abs_tol=1e-3)
 
 
 def test_topology_reaches_the_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

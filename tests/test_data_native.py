@@ -43,12 +43,12 @@ def test_batches_come_as_the_pipeline_gives_them(tmp_path: Path) -> None:
     dataset = opened(tmp_path)
     assert dataset.native and dataset.shape == (4, 4, 3) and len(dataset.train) == 22
     batches = list(data.epoch_batches(dataset.train, 2, 1, 3, 1, 2))
-    assert [batch.images[0, 0, 0, 0] for batch in batches] == [301, 311, 321, 331, 341]
-    assert batches[0].labels.dtype == np.int64
+    assert [batch.inputs[0, 0, 0, 0] for batch in batches] == [301, 311, 321, 331, 341]
+    assert batches[0].targets.dtype == np.int64
     rest = list(data.epoch_batches(dataset.train, 2, 1, 3, 1, 2, first=12))
-    assert [batch.images[0, 0, 0, 0] for batch in rest] == [331, 341]
+    assert [batch.inputs[0, 0, 0, 0] for batch in rest] == [331, 341]
     evaluated = list(data.evaluation_batches(dataset.val, 2, 1, 2))
-    assert [valid for _, valid in evaluated] == [2, 1] and all(len(batch.labels) == 2 for batch, _ in evaluated)
+    assert [valid for _, valid in evaluated] == [2, 1] and all(len(batch.targets) == 2 for batch, _ in evaluated)
     none = opened(tmp_path, PIPELINE.replace("train, 22, val", "train, 22"))
     assert len(none.val) == 0 and list(data.evaluation_batches(none.val, 2, 1, 2)) == []
 

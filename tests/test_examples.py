@@ -13,12 +13,12 @@ from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 
 from hvdkit.checkpoint.weights import save_weights
-from hvdkit.core.metrics import cross_entropy
 from hvdkit.errors import RunError
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
+from hvdkit.tasks.image_classification import cross_entropy
 
 ACCURACY = 0.9  # of 360 digits after ten epochs; a small network that has learned nothing has 0.1
 EPOCH = re.compile(r"^epoch (\d+): accuracy ([\d.]+), loss ([\d.]+)$", re.MULTILINE)

@@ -61,9 +61,9 @@ def test_the_digits_are_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     def sums(arrays: list[np.ndarray]) -> np.ndarray:
         return np.sort(np.concatenate([array.sum(axis=(1, 2, 3), dtype=np.float64) for array in arrays]))
 
-    theirs, ours = sums([images, val_images]), sums([dataset.train.images, dataset.val.images])
+    theirs, ours = sums([images, val_images]), sums([dataset.train.inputs, dataset.val.inputs])
     assert np.allclose(theirs, ours, rtol=0, atol=1e-2)
     assert np.array_equal(
         np.bincount(np.concatenate([labels, val_labels])),
-        np.bincount(np.concatenate([dataset.train.labels, dataset.val.labels])),
+        np.bincount(np.concatenate([dataset.train.targets, dataset.val.targets])),
     )

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from hvdkit import adapters
+from hvdkit import adapters, tasks
 from hvdkit.core import network_interface, trace_events, tuning
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.session import Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.batches import open_dataset
 from hvdkit.profiling import assemble
 from hvdkit.recipe import schema
 from hvdkit.worker import profile
+from hvdkit.worker.setup import Setup
 
 
 def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +31,9 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     height, width, channels = dataset.shape
     session = Session(local, local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
     part = profile.Part(tmp_path, 8)
-    profile.Participant(local, session, recipe, Topology(), dataset, part, lambda phase, step: None).take_part()
+    task = tasks.choose(recipe)
+    begun = Setup(local, local.Linear, recipe, Mesh(Topology()), dataset, task, task.network(dataset.shape))
+    profile.Participant(begun, session, part, lambda phase, step: None).take_part()
     found = assemble.read(tmp_path, recipe)
     kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]
     assert {kind: kinds.count(kind) for kind in kinds} == {"plain": 8, "marked": 8, "detailed": 3, "traced": 3}

@@ -64,7 +64,7 @@ def test_two_ranks(framework: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path)
 
 
 def _check_tensors(made: Profile, framework: str) -> None:
-    shapes = resnet.parameter_shapes(resnet.architecture("resnet20", 10))
+    shapes = resnet.architecture("resnet20", 10).parameter_shapes()
     assert {tensor.name: tuple(tensor.shape) for tensor in made.tensors} == shapes
     assert made.step.backward_ms
     assert 0.6 * made.step.backward_ms.median < made.tensors[-1].ready_ms <= made.step.backward_ms.median * 1.001

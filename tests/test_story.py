@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from hvdkit import paths
 from hvdkit.core import measurement
+from hvdkit.core.mesh import Mesh
+from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.communication import Sync
@@ -169,24 +171,23 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     slow_in_turn = [[0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3, 0.1]]
     used = {"own_s": 0.9, "busy_s": 2.0, "capacity_s": 4.0}
 
-    def gathered(sync: Sync | None) -> dict[str, Any]:
+    def gathered(sync: Sync | None) -> measurement.Measurement:
         clock = SimpleNamespace(
             seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
         )
-        loop = SimpleNamespace(clock=clock, step_images=[100] * 4)
+        loop = SimpleNamespace(clock=clock, step_samples=[100] * 4)
 
         def everyone(mine: dict[str, Any], name: str) -> list[dict[str, Any]]:
             return [mine, mine | {"seconds": slow_in_turn[1]}]
 
         adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
         # Two hosts of one machine: one kernel, whose CPU time both see.
-        topology = SimpleNamespace(size=2, cross_rank=0)
-        return measurement.gather(adapter, recipe, topology, loop).figures
+        return measurement.gather(adapter, recipe, Mesh(Topology(size=2)), loop)
 
-    assert gathered(None)["images_per_second"] == pytest.approx(400 / 1.2)
+    assert gathered(None).samples_per_second == pytest.approx(400 / 1.2)
     local = gathered(Sync(every=4))
-    assert local["images_per_second"] == pytest.approx(400 / 0.8)
-    assert local["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
+    assert local.samples_per_second == pytest.approx(400 / 0.8)
+    assert local.figures["load"] == pytest.approx((2.0 - 2 * 0.9) / 4.0)
 
 
 def test_the_sweep_asks_for_recipes_and_tells_ratios_within_rounds(bench: SimpleNamespace) -> None:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from crowd import together
 
+from hvdkit import tasks
 from hvdkit.core import trainer as loop_
 from hvdkit.core.agreement import check_alike
 from hvdkit.core.counters import Progress
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
@@ -62,10 +64,10 @@ class Run:
     def __init__(self, adapter: Any, topology: Topology, recipe: Recipe, held: Any = None) -> None:
         self.adapter, self.topology, self.recipe = adapter, topology, recipe
         # always by hvdkit's own reduction, as the null adapter's reduces nothing
-        transport = TRANSPORTS[recipe.allreduce](adapter, topology, "gradients")
+        transport = TRANSPORTS[recipe.allreduce](adapter, Mesh(topology), "gradients")
         momentum = float(getattr(recipe.optimizer, "momentum", 0.0))
         reducer = Reducer(transport, recipe.compression, recipe.seed, momentum, recipe.optimizer.clip_norm)
-        self.communication = Compressed(reducer) if recipe.sync is None else choose(adapter, topology, recipe)
+        self.communication = Compressed(reducer) if recipe.sync is None else choose(adapter, Mesh(topology), recipe)
         model = adapter.Linear(32 * 32 * 3, 10)
         self.session = Session(adapter, model, recipe.optimizer, recipe.loss, self.communication)
         progress = Progress()
@@ -76,7 +78,8 @@ class Run:
         self.kept: list[Any] = []
         self.final: Weights = {}  # the state at the end
         self.loop = Loop(
-            adapter, self.session, recipe, topology, digits(), MetricsFile(None), progress=progress, keep=self._keep,
+            adapter, self.session, tasks.choose(recipe), recipe, Mesh(topology), digits(), MetricsFile(None),
+            progress=progress, keep=self._keep,
         )  # fmt: skip
 
     def _keep(self, progress: Progress) -> None:
@@ -229,8 +232,8 @@ def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(settings: dict[str, Any]) 
 )
 def test_each_way_learns(settings: dict[str, Any]) -> None:
     run, other = trained(recipe_of(**{"epochs": 2, "steps": None} | settings))
-    assert run.loop.progress.val_accuracy is not None and run.loop.progress.val_accuracy > 0.85
-    assert run.loop.progress.val_accuracy == other.loop.progress.val_accuracy
+    assert run.loop.progress.validation["accuracy"] > 0.85
+    assert run.loop.progress.validation == other.loop.progress.validation
     assert weights_of(run.final).tobytes() == weights_of(other.final).tobytes(), "one model at the end"
     sent, dense = run.communication.bytes_per_step, 8 * 30730
     assert sent > 0
@@ -265,7 +268,7 @@ def test_bytes_of_horovods_own_reduction_are_counted_too() -> None:
     def work(adapter: Any, topology: Topology) -> Any:
         found = {}
         for name in ("none", "fp16"):
-            strategy = choose(adapter, topology, recipe_of(compression=name))
+            strategy = choose(adapter, Mesh(topology), recipe_of(compression=name))
             assert isinstance(strategy, Dense)
             strategy.bind(SimpleNamespace(dtype="float32"), 1000)
             found[name] = strategy.bytes_per_step

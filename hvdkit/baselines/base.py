@@ -11,6 +11,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from hvdkit.baselines.rendezvous import Rendezvous
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Op, Tensor
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
@@ -35,7 +36,7 @@ class Baseline:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["own"], name)
 
-    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         """How this baseline averages gradients. By default it does not."""
         return Strategy()
 

@@ -8,9 +8,9 @@ from hvdkit.adapters.keras import training  # before TensorFlow, as it silences 
 from hvdkit.baselines import base
 from hvdkit.baselines import tensorflow as tf_baselines
 from hvdkit.core import trainer
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Hooks
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Loss, Recipe
 from hvdkit.strategies.dense import Dense
 
@@ -27,8 +27,8 @@ class Plain(base.Baseline):
 
     RIVAL = "plain"
 
-    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
-        return Dense(self.own, topology.size, half=recipe.compression.method == "fp16")
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
+        return Dense(self.own, mesh.data.size, half=recipe.compression.method == "fp16")
 
 
 class _Network(training.Network):

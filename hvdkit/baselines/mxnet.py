@@ -20,6 +20,7 @@ from hvdkit.adapters import mxnet as own
 from hvdkit.baselines import base
 from hvdkit.baselines.base import Baseline, WithoutHorovod
 from hvdkit.baselines.rendezvous import free_port
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
@@ -55,15 +56,15 @@ class Plain(Baseline):
 
     RIVAL = "plain"
 
-    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return OneByOne(recipe.compression.method == "fp16")
 
 
 class KeyValue(Strategy):
     """Pushes gradients to a store, which sums them, and pulls the sums."""
 
-    def __init__(self, store: mx.kv.KVStore, topology: Topology) -> None:
-        self._store, self._size, self._rank = store, topology.size, topology.rank
+    def __init__(self, store: mx.kv.KVStore, mesh: Mesh) -> None:
+        self._store, self._size, self._rank = store, mesh.data.size, mesh.data.index
         self._prefix = f"network.{next(_strategies)}"
         self._keys: list[str] = []
 
@@ -141,8 +142,8 @@ class KvStore(WithoutHorovod):
             ticks += int(fields[11]) + int(fields[12])  # utime, stime
         return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
-    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
-        return KeyValue(self._store, topology)
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
+        return KeyValue(self._store, mesh)
 
     def shutdown(self) -> None:
         mx.nd.waitall()

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvdkit.adapters import pytorch as own
 from hvdkit.adapters.pytorch.training import Network
 from hvdkit.baselines import base
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Gradients, Session
@@ -70,8 +71,8 @@ class _Session(Session):
             parameter.grad = None
 
     def _backward_of(self, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = self.network.inputs(batch)
-        logits, loss = self.network.loss_of(images, labels)
+        inputs, targets = self.network.inputs(batch)
+        logits, loss = self.network.loss_of(inputs, targets)
         (loss * (self._scale or 1.0) / parts).backward()
         return logits.detach(), loss.detach()
 
@@ -163,7 +164,7 @@ class Plain(_ByHand, base.Baseline):
     RIVAL = "plain"
     session_class = _PlainSession
 
-    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return base.Half(recipe.compression.method == "fp16")
 
 

@@ -13,6 +13,7 @@ from hvdkit.adapters.tensorflow import training  # before TensorFlow, as it sile
 from hvdkit.baselines import base
 from hvdkit.baselines.rendezvous import free_port
 from hvdkit.core import usage
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.recipe.schema import Loss, Recipe
@@ -46,7 +47,7 @@ class Plain(base.Baseline):
 
     RIVAL = "plain"
 
-    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return OneByOne(recipe.compression.method == "fp16")
 
 
@@ -80,7 +81,7 @@ class Distributed(base.WithoutHorovod):
         super().__init__(adapter)
         self.distribution: tf.distribute.Strategy
 
-    def strategy(self, topology: Topology, recipe: Recipe) -> Strategy:
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return AllReduceInReplica()
 
     def connect(self, topology: Topology) -> None:

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
 from hvdkit.core.counters import Progress
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.strategy import without_strategy
-from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
 from hvdkit.recipe.schema import Recipe, flat
@@ -46,7 +46,7 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
 def resumed(
     adapter: Adapter,
     recipe: Recipe,
-    topology: Topology,
+    mesh: Mesh,
     dataset: Dataset,
     session: Session,
     place: Path | None,
@@ -62,7 +62,7 @@ def resumed(
     furthest = max((position for position in positions if position is not None), default=None)
     root = positions.index(furthest)  # the first rank that holds it; rank 0 if no rank holds a state
     found_state: dict[str, Any] = {}
-    if topology.rank == root:
+    if mesh.world.rank == root:
         try:
             found = held or (pick(place, recipe)[0] if place else None)
             if found:
@@ -81,10 +81,11 @@ def resumed(
     progress = Progress(**found_state["progress"])
     theirs = found_state["recipe"]
     before = theirs["batch_size"] * found_state["np"], theirs["accumulate"]
-    recounted = before != (recipe.batch_size * topology.size, recipe.accumulate)
+    recounted = before != (recipe.batch_size * mesh.data.size, recipe.accumulate)
     if recounted:
-        # The schedule counts updates of the new size. The images of the epoch decide how many updates are left.
-        progress.step = StepPlan(recipe, len(dataset.train), topology.size).step_at(progress.epoch, progress.images)
+        # The schedule counts updates of the new size. The samples of the epoch decide how many updates are left.
+        plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
+        progress.step = plan.step_at(progress.epoch, progress.samples)
     return progress, recounted, root, found_state["rest"]
 
 

@@ -5,7 +5,7 @@
                               communication.safetensors   the state of compression and Local SGD, if there is any
                               checkpoint.json         the progress of training, and a digest of each file
     checkpoints/last -> step-00000440                 the newest
-    checkpoints/best -> step-00000440                 the highest validation accuracy
+    checkpoints/best -> step-00000440                 the best by the task's validation metric
 
 A checkpoint is written to a temporary folder and renamed, so it is either complete or absent.
 """
@@ -17,12 +17,12 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -37,7 +37,25 @@ FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 COMMUNICATION = "communication.safetensors"
 _LAST, _BEST = "last", "best"
+_VALIDATION = "val_"  # of the keys of validation metrics
 State = dict[str, np.ndarray]
+
+
+def _from_file(progress: Any) -> Any:
+    """The fields of a `Progress` from a file's keys: `images` counts samples, and `val_accuracy` is a metric."""
+    if not isinstance(progress, dict):
+        return progress
+    fields = {key: value for key, value in progress.items() if not key.startswith(_VALIDATION)}
+    found = {key: value for key, value in progress.items() if key.startswith(_VALIDATION) and value is not None}
+    fields["samples"] = fields.pop("images", fields.get("samples", 0))
+    return fields | {"validation": {key.removeprefix(_VALIDATION): value for key, value in found.items()}}
+
+
+def _to_file(progress: Progress) -> dict[str, Any]:
+    fields = asdict(progress)
+    validation = fields.pop("validation")
+    fields["images"] = fields.pop("samples")
+    return fields | {f"{_VALIDATION}{name}": value for name, value in validation.items()}
 
 
 class Record(BaseModel):
@@ -49,7 +67,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: int = FORMAT
-    progress: Progress
+    progress: Annotated[Progress, BeforeValidator(_from_file), PlainSerializer(_to_file)]
     np: int
     framework: str
     framework_version: str
@@ -77,7 +95,7 @@ def read(folder: Path) -> Checkpoint:
         ) from None
     except ValidationError as error:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
-    if min(record.progress.step, record.progress.epoch, record.progress.images) < 0:
+    if min(record.progress.step, record.progress.epoch, record.progress.samples) < 0:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: progress: expected no negative counts")
     if set(record.files) - {COMMUNICATION} != {MODEL, OPTIMIZER}:
         raise RequestError(f"{path}: files: expected {MODEL} and {OPTIMIZER}, got {', '.join(record.files) or 'none'}")
@@ -116,10 +134,10 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 class Checkpoints:
-    """A run's folder of checkpoints, used on rank 0. It keeps the newest few and the best."""
+    """A run's folder of checkpoints, used on rank 0. It keeps the newest few, and the one with the highest `metric`."""
 
-    def __init__(self, folder: Path, settings: Checkpointing) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(self, folder: Path, settings: Checkpointing, metric: str) -> None:
+        self._folder, self._settings, self._metric = folder, settings, metric
         for left in folder.glob(".step-*.making"):  # left by a killed run
             shutil.rmtree(left, ignore_errors=True)
         self._writing: threading.Thread | None = None
@@ -148,7 +166,7 @@ class Checkpoints:
             raise fault
 
     def kept(self) -> dict[str, Path]:
-        """The folders that `last` and, if there are accuracies, `best` point to; complete after `wait`."""
+        """The folders that `last` and, if there is a validation split, `best` point to; complete after `wait`."""
         links = {name: self._folder / name for name in (_LAST, _BEST)}
         return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
 
@@ -186,7 +204,7 @@ class Checkpoints:
         """Delete all but the newest few and the best, and update the links `last` and `best`."""
         places = _places(self._folder)
         whole = [place for place in places if _progress(place) is not None]
-        scored = {place: accuracy for place in whole if (accuracy := _accuracy(place)) is not None}
+        scored = {place: score for place in whole if (score := self._score(place)) is not None}
         best = max(scored, key=lambda place: (scored[place], place.name), default=None)
         self._link(_LAST, whole[-1])  # before deleting: no link ever points to a deleted folder
         if best is not None:
@@ -194,6 +212,10 @@ class Checkpoints:
         for place in places[: -self._settings.keep]:
             if place != best:
                 shutil.rmtree(place)
+
+    def _score(self, place: Path) -> float | None:
+        progress = _progress(place)
+        return progress.validation.get(self._metric) if progress is not None and progress.evaluated else None
 
     def _link(self, name: str, place: Path) -> None:
         link = self._folder / f".{name}"
@@ -213,11 +235,6 @@ def _places(folder: Path) -> list[Path]:
 def _position(place: Path) -> tuple[int, int, int, str]:
     progress = _progress(place)
     return (1, 0, 0, place.name) if progress is None else (0, *progress.position, place.name)
-
-
-def _accuracy(place: Path) -> float | None:
-    progress = _progress(place)
-    return progress.val_accuracy if progress is not None and progress.evaluated else None
 
 
 def _progress(place: Path) -> Progress | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdkit import tasks
 from hvdkit.baselines import registry
 from hvdkit.checkpoint.resume import deciding
 from hvdkit.commands.plan import Plan, launch, make_plan
@@ -26,7 +27,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.report.parity import parity_markdown
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import FrameworkParity, Parity
-from hvdkit.tasks import resnet
+from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.parity import SINGLE_BATCHES
 from hvdkit.worker.parity_trace import INCOMPARABLE
 
@@ -230,10 +231,9 @@ def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
 
 
 def _check_room(plan: ParityPlan, folder: Path) -> None:
-    network = resnet.architecture(plan.recipe.model.name, plan.recipe.model.classes)
     slots = len(slot_names(plan.recipe.optimizer))
     states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
-    needed = 8 * resnet.parameter_count(network) * (states + probes)
+    needed = 8 * parameter_count(tasks.choose(plan.recipe).network()) * (states + probes)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise RunError(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import metrics
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
-from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
 from hvdkit.core.usage import NOISY, load_of_others, machine, pinned, started_at
 from hvdkit.recipe.schema import Recipe
@@ -19,13 +19,19 @@ _MOST_STEPS = 2000  # the most step times that a result lists
 
 @dataclass(frozen=True)
 class Measurement:
-    """`processes` counts the ranks measured; `figures` holds the fields of a TrainResult about time and memory."""
+    """`processes` counts the ranks measured, `samples_per_second` counts all of them together.
+
+    `cpu_s_per_sample` is the CPU time of all ranks; None if no step was measured. `figures` holds the other fields of a
+    TrainResult about time and memory.
+    """
 
     processes: int
+    samples_per_second: float
+    cpu_s_per_sample: float | None
     figures: dict[str, Any]
 
 
-def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> Measurement:
+def gather(adapter: Adapter, recipe: Recipe, mesh: Mesh, loop: Loop) -> Measurement:
     """Gather the measurement of a run; collective, with the same result on every rank.
 
     When ranks train together, a step takes as long as on the slowest rank of that step. Independent processes do not
@@ -44,28 +50,31 @@ def gather(adapter: Adapter, recipe: Recipe, topology: Topology, loop: Loop) -> 
         "cores": pinned(),
     }
     rows = adapter.allgather_object(mine, name="measured")
-    alone = len(rows) // topology.size  # the number of independent training processes
+    alone = len(rows) // mesh.world.size  # the number of independent training processes
     if alone > 1 or recipe.sync is not None:
         measured = np.array(max((row["seconds"] for row in rows), key=sum))
     else:
         measured = np.max([row["seconds"] for row in rows], axis=0)
-    images = alone * sum(loop.step_images[warmup:])
+    samples = alone * sum(loop.step_samples[warmup:])
     here = [row["used"] for row in rows if row["machine"] == rows[0]["machine"]]
     load = load_of_others(here)
     figures: dict[str, Any] = {
         "warmup_steps": warmup,
         "measured_steps": len(measured),
-        "images_per_second": images / float(measured.sum()) if len(measured) else 0.0,
         **{f"step_ms_p{q}": 1e3 * float(np.percentile(measured, q)) if len(measured) else 0.0 for q in (50, 90, 99)},
         "step_ms": [round(1e3 * float(second), 2) for second in _thinned(measured)],
-        "cpu_s_per_image": sum(row["cpu_s"] for row in rows) / images if images else None,
         "startup_s": max((row["startup_s"] for row in rows if row["startup_s"] is not None), default=None),
         "peak_rss_mib": max(row["rss_mib"] for row in rows),
         "load": load,
         "noisy": load > NOISY,
         "pinned": [row["cores"] for row in rows] if pinned() is not None else None,
     }
-    return Measurement(len(rows), figures)
+    return Measurement(
+        processes=len(rows),
+        samples_per_second=samples / float(measured.sum()) if len(measured) else 0.0,
+        cpu_s_per_sample=sum(row["cpu_s"] for row in rows) / samples if samples else None,
+        figures=figures,
+    )
 
 
 def _thinned(steps: np.ndarray) -> np.ndarray:

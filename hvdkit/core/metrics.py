@@ -34,13 +34,6 @@ def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:
     return dict(zip(sums, adapter.to_numpy(total).tolist(), strict=True))
 
 
-def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Softmax cross-entropy of each row in float64: (n, classes), (n,) -> (n,)."""
-    logits = logits.astype(np.float64)
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return np.asarray(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels])
-
-
 def peak_rss_mib() -> float:
     """The peak resident memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,7 +1,7 @@
 """The adapter interface: the functions that each framework provides, so that no other code depends on a framework.
 
 An adapter is a module with these functions. Core does the validation, the arithmetic and the ordering; an adapter only
-calls its framework. Tensors are the framework's own; core uses NumPy arrays, with images NHWC and kernels OIHW.
+calls its framework. Tensors are the framework's own; core uses NumPy arrays.
 """
 
 from __future__ import annotations
@@ -112,17 +112,17 @@ class Trainable(Protocol):
     session: Session  # the session that uses it; set by the session
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The batch's images and labels on the device."""
+        """The batch's inputs and targets on the device."""
 
-    def backward(self, images: Tensor, labels: Tensor, scale: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Logits (n, classes), mean loss, and the gradients of loss × `scale` by parameter (None: of the loss).
+    def backward(self, inputs: Tensor, targets: Tensor, scale: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Outputs, mean loss, and the gradients of loss × `scale` by parameter (None: of the loss).
 
         Each parameter has a gradient, zero for an unused one. The next call may overwrite the gradients.
         Stamps FORWARD.
         """
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Logits (n, classes) of images (n, height, width, channels), in evaluation mode."""
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        """The outputs for a batch's inputs, in evaluation mode."""
 
     def compile(self, function: Function) -> Function:
         """The function compiled in the framework's fastest way; it takes and returns tensors."""

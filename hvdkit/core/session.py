@@ -28,14 +28,14 @@ _TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
 
 @dataclass(frozen=True)
 class Gradients:
-    """The results of one batch in training mode: `logits` (n, classes), the rank's mean `loss`, and gradients by
+    """The results of one batch in training mode: the `outputs`, the rank's mean `loss`, and gradients by
     parameter: the rank's `own`, and those `averaged` over all ranks that the optimizer takes, before clipping.
 
     Arrays have the parameters' dtype, and names and layouts as in `Session.state`. They are divided by the loss
     scale.
     """
 
-    logits: np.ndarray
+    outputs: np.ndarray
     loss: float
     own: dict[str, np.ndarray]
     averaged: dict[str, np.ndarray]
@@ -91,8 +91,8 @@ class Session:
         self._mark_updated()
         return loss
 
-    def _whole(self, images: Tensor, labels: Tensor) -> Tensor:
-        _, loss, gradients = self.network.backward(images, labels, self._scale)
+    def _whole(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        _, loss, gradients = self.network.backward(inputs, targets, self._scale)
         self.take(gradients)
         return loss
 
@@ -101,8 +101,8 @@ class Session:
         self._parts, self._sends = count, number == count - 1
         return self.compiled(self._accumulate)(*self._inputs(batch))
 
-    def _accumulate(self, images: Tensor, labels: Tensor) -> Tensor:
-        _, loss, gradients = self.network.backward(images, labels, self._scale)
+    def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        _, loss, gradients = self.network.backward(inputs, targets, self._scale)
         self.add(gradients)
         return loss
 
@@ -152,19 +152,19 @@ class Session:
         Buffers change as in a training step.
         """
         with self.strategy.peek():
-            logits, loss, own, averaged = self.compiled(self._probe)(*self._inputs(batch))
+            outputs, loss, own, averaged = self.compiled(self._probe)(*self._inputs(batch))
         to_numpy = self.adapter.to_numpy
-        return Gradients(to_numpy(logits), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
+        return Gradients(to_numpy(outputs), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
 
-    def _probe(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        logits, loss, gradients = self.network.backward(images, labels, self._scale)
+    def _probe(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        outputs, loss, gradients = self.network.backward(inputs, targets, self._scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
         averaged = self.strategy.average(self, gradients)
-        return logits, loss, self.update.unscaled(own), self.update.unscaled(averaged)
+        return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Logits (n, classes) in the parameters' dtype, of `images` (n, height, width, channels); evaluation mode."""
-        return self.network.predict(images)
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        """The network's outputs in the parameters' dtype for inputs (n, …), in evaluation mode."""
+        return self.network.predict(inputs)
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate of the next updates."""

@@ -17,7 +17,7 @@ from hvdkit.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The plan of a recipe for a training split of `samples` samples and `size` ranks.
+    """The plan of a recipe for a training split of `samples` samples and `size` ranks along the data axis.
 
     An update takes `accumulate` batches of each rank; the last update of an epoch takes the remaining ones. Raises
     RequestError if the split is smaller than one global batch.
@@ -30,7 +30,7 @@ class StepPlan:
     def __post_init__(self) -> None:
         if self.samples < self.global_batch:
             raise RequestError(
-                f"batch_size: expected at most {self.samples} images over {self.size} "
+                f"batch_size: expected at most {self.samples} samples over {self.size} "
                 f"rank{'s' if self.size > 1 else ''}, got {self.recipe.batch_size} × {self.size} = {self.global_batch}"
             )
 

@@ -13,7 +13,7 @@ from hvdkit.errors import RequestError
 class Topology(Shard):
     """Ranks number all processes, local ranks those of one host, cross ranks the hosts with the same local rank.
 
-    With data parallelism every rank reads a shard of its own. `device` is `cpu` or `gpu`.
+    `device` is `cpu` or `gpu`. Without a `mesh.Mesh`, each rank reads a shard of its own.
     """
 
     cross_rank: int = 0

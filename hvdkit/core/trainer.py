@@ -11,16 +11,18 @@ import numpy as np
 
 from hvdkit.core import metrics
 from hvdkit.core.counters import Progress
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.preemption import Stopping
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
 from hvdkit.core.state import digest, is_statistic, parameters_of
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.topology import Topology
 from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Dataset, Split
+from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import MetricLine
+from hvdkit.tasks.task import Metrics, Task
 
 
 class Loop:
@@ -38,8 +40,9 @@ class Loop:
         self,
         adapter: Adapter,
         session: Session,
+        task: Task,
         recipe: Recipe,
-        topology: Topology,
+        mesh: Mesh,
         dataset: Dataset,
         metrics_file: metrics.MetricsFile,
         tell: Callable[[str, int], None] = lambda phase, step: None,
@@ -49,22 +52,22 @@ class Loop:
         asked_to_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._adapter, self._session = adapter, session
-        self._recipe, self._topology, self._dataset = recipe, topology, dataset
+        self._task, self._recipe, self._mesh, self._dataset = task, recipe, mesh, dataset
         self._metrics_file, self._tell = metrics_file, tell
         self._keep, self._commit, self._strategy = keep, commit, session.strategy
         self._unchecked = False  # whether to compare the ranks when their weights are next equal
-        self.plan = StepPlan(recipe, len(dataset.train), topology.size)
+        self.plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
         self.total_steps, self.epochs, self.rate = self.plan.total_steps, self.plan.epochs, self.plan.rate
         self.progress = progress or Progress()
-        if self.progress.images:  # started with updates of another size, for which `steps` allowed more epochs
+        if self.progress.samples:  # started with updates of another size, for which `steps` allowed more epochs
             self.epochs = max(self.epochs, self.progress.epoch + 1)
-        self._stopping = asked_to_stop and Stopping(adapter, topology, asked_to_stop, self.progress.step)
+        self._stopping = asked_to_stop and Stopping(adapter, mesh.world, asked_to_stop, self.progress.step)
         if self.progress.step > self.total_steps:
             raise RequestError(
                 f"epochs, steps: the recipe ends at step {self.total_steps}, the checkpoint is at {self.progress.step}"
             )
         self.group_sizes: list[int] = []  # batches in each remaining update of the epoch
-        self.step_images: list[int] = []  # images of all ranks, for each update in clock.seconds
+        self.step_samples: list[int] = []  # samples of all ranks, for each update in clock.seconds
         self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
         self._unread: list[Tensor] = []  # losses still on the device
         self.enter_epoch(self.progress.epoch)
@@ -77,16 +80,16 @@ class Loop:
     def enter_epoch(self, epoch: int) -> None:
         """Set `group_sizes`; an interrupted epoch continues where it stopped."""
         if epoch != self.progress.epoch:
-            self.progress.epoch, self.progress.images = epoch, 0
+            self.progress.epoch, self.progress.samples = epoch, 0
             self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
-        self.group_sizes = self.plan.group_sizes(self.progress.images)[: max(0, self.total_steps - self.progress.step)]
+        self.group_sizes = self.plan.group_sizes(self.progress.samples)[: max(0, self.total_steps - self.progress.step)]
         self._step_in_epoch = 0
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
         """This rank's batches for the rest of an epoch, one list per update."""
         left = self.progress.epoch == epoch
-        samples, sizes = (self.progress.images, self.group_sizes) if left else (0, None)
-        return self.plan.groups(self._dataset.train, self._topology, epoch, samples, sizes)
+        samples, sizes = (self.progress.samples, self.group_sizes) if left else (0, None)
+        return self.plan.groups(self._dataset.train, self._mesh.shard, epoch, samples, sizes)
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the clock. Epochs count from 0."""
@@ -112,17 +115,17 @@ class Loop:
         self._adapter.synchronize()
         self.clock.tick()
         progress = self.progress
-        self.step_images.append(self.group_sizes[self._step_in_epoch] * self.plan.global_batch)
+        self.step_samples.append(self.group_sizes[self._step_in_epoch] * self.plan.global_batch)
         self._step_in_epoch += 1
         progress.step += 1
         progress.evaluated = False
-        progress.images += self.step_images[-1]
+        progress.samples += self.step_samples[-1]
         self._unread.append(loss)
         self._unchecked |= _due(self._recipe.check_ranks, progress.step)
         if self._unchecked and not self._strategy.diverged:
             self._unchecked = False
             self._tell("comparing ranks", progress.step)
-            check_ranks(self._adapter, self._session, self._topology, progress.step)  # timed as part of the next step
+            check_ranks(self._adapter, self._session, self._mesh, progress.step)  # timed as part of the next step
         stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
         if _due(self._recipe.log_every, progress.step):
             self._read_losses()
@@ -147,29 +150,28 @@ class Loop:
         progress = self.progress
         progress.train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
         speed = self._speed(progress.epoch_steps)
-        progress.val_accuracy, progress.val_loss = self.evaluate()
+        progress.validation = self.evaluate()
         progress.evaluated = True
-        self._write(
-            progress.train_loss, speed, ends_epoch=True, val_accuracy=progress.val_accuracy, val_loss=progress.val_loss
-        )
-        if self._topology.is_root:
-            summary = f"loss {progress.train_loss:.4f}, {speed:.1f} images/s"
-            if progress.val_accuracy is not None:
-                summary += f", validation accuracy {progress.val_accuracy:.4f}"
+        validation = {f"val_{name}": value for name, value in progress.validation.items()}
+        self._write(progress.train_loss, speed, ends_epoch=True, **validation)
+        if self._mesh.is_root:
+            summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {self._task.unit}/s"
+            if progress.validation:
+                summary += f", validation {self._task.best} {progress.validation[self._task.best]:.4f}"
             print(f"epoch {progress.epoch + 1}/{self.epochs}: {summary}", flush=True)
         settings = self._recipe.checkpoint
         if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
-            if not self.plan.group_sizes(progress.images):  # false if `steps` ended the epoch early
+            if not self.plan.group_sizes(progress.samples):  # false if `steps` ended the epoch early
                 self.enter_epoch(progress.epoch + 1)
             self._checkpoint()
 
-    def evaluate(self) -> tuple[float | None, float | None]:
-        """Accuracy (a fraction of 1) and mean cross-entropy over the validation split, as the function `evaluate`."""
+    def evaluate(self) -> dict[str, float]:
+        """The means of the task's metrics over the validation split, by name; empty if the split is."""
         self._strategy.synchronize()
-        merge_statistics(self._adapter, self._session, self._topology)
+        merge_statistics(self._adapter, self._session, self._mesh)
         split, batch_size = self._dataset.val, self._recipe.batch_size
         on_batch = partial(self._tell, "evaluation", self.progress.step)
-        return evaluate(self._adapter, self._session, split, batch_size, self._topology, on_batch)
+        return evaluate(self._adapter, self._session, self._task.metrics, split, batch_size, self._mesh.shard, on_batch)
 
     def _checkpoint(self) -> None:
         if self._keep is None:
@@ -177,7 +179,7 @@ class Loop:
         self._tell("checkpoint", self.progress.step)
         self._strategy.settle()
         self._read_losses()
-        merge_statistics(self._adapter, self._session, self._topology)
+        merge_statistics(self._adapter, self._session, self._mesh)
         self._keep(self.progress)
         # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
         metrics.reduce_sums(self._adapter, kept=1.0)
@@ -187,7 +189,7 @@ class Loop:
         """Fetch the losses left on the device, averaged over all ranks."""
         local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
         sums = metrics.reduce_sums(self._adapter, loss=local)
-        mean, steps = sums["loss"] / self._topology.size, len(self._unread)
+        mean, steps = sums["loss"] / self._mesh.data.size, len(self._unread)
         if not np.isfinite(mean):
             rate = self.rate(max(0, self.progress.step - 1))
             raise RunError(
@@ -201,9 +203,9 @@ class Loop:
         self._unread.clear()
 
     def _speed(self, steps: int) -> float:
-        """Images per second over all ranks in the last `steps` steps of this process, measured by this rank."""
+        """Samples per second over all ranks in the last `steps` steps of this process, measured by this rank."""
         seconds = self.clock.seconds[-steps:]
-        return sum(self.step_images[-steps:]) / sum(seconds) if seconds else 0.0
+        return sum(self.step_samples[-steps:]) / sum(seconds) if seconds else 0.0
 
     def _write(self, loss: float, speed: float, **rest: Any) -> None:
         self._metrics_file.write(
@@ -234,12 +236,12 @@ def drive(session: Session, loop: Hooks) -> None:
         loop.end_epoch()
 
 
-def merge_statistics(adapter: Adapter, session: Session, topology: Topology) -> None:
+def merge_statistics(adapter: Adapter, session: Session, mesh: Mesh) -> None:
     """Average batch norm's running statistics over all ranks; collective.
 
     Each rank's statistics come from its own batches. Averaging makes the ranks evaluate and save the same network.
     """
-    if topology.size == 1:
+    if mesh.data.size == 1:
         return
     state = session.state()
     names = [name for name in state if is_statistic(name)]
@@ -249,7 +251,7 @@ def merge_statistics(adapter: Adapter, session: Session, topology: Topology) -> 
         session.load_state(state | merged)
 
 
-def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: int) -> None:
+def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> None:
     """Compare the weights of all ranks, bit by bit; collective. `step` counts finished updates.
 
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
@@ -258,7 +260,7 @@ def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: in
     mine = {name: digest({name: value}) for name, value in parameters.items()}
     everyone = adapter.allgather_object(mine, name="check_ranks")
     for name in mine:
-        differing = [rank for rank in range(topology.size) if everyone[rank][name] != everyone[0][name]]
+        differing = [rank for rank in mesh.data.ranks if everyone[rank][name] != everyone[mesh.data.ranks[0]][name]]
         if differing:
             ranks = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))}"
             raise RunError(
@@ -270,38 +272,35 @@ def check_ranks(adapter: Adapter, session: Session, topology: Topology, step: in
 def evaluate(
     adapter: Adapter,
     session: Session,
+    metrics_of: Metrics,
     split: Split,
     batch_size: int,
-    topology: Topology,
+    shard: Shard,
     on_batch: Callable[[], None] = lambda: None,
-) -> tuple[float | None, float | None]:
-    """Accuracy (a fraction of 1) and mean cross-entropy over all ranks, each sample counted once.
+) -> dict[str, float]:
+    """The means of the metrics over all ranks, each sample counted once; empty if the split is.
 
-    (None, None) if the split is empty. Without label smoothing. Collective, with the same result on all ranks.
+    Collective, with the same result on all ranks.
     """
-    correct, total, loss = count(adapter, session, split, batch_size, topology, on_batch)
-    return (correct / total, loss / total) if total else (None, None)
+    sums, total = summed(adapter, session, metrics_of, split, batch_size, shard, on_batch)
+    return {name: value / total for name, value in sums.items()} if total else {}
 
 
-def count(
+def summed(
     adapter: Adapter,
     session: Session,
+    metrics_of: Metrics,
     split: Split,
     batch_size: int,
-    topology: Topology,
+    shard: Shard,
     on_batch: Callable[[], None] = lambda: None,
-) -> tuple[int, int, float]:
-    """The number of correctly classified samples of the split, the number of samples, and their summed cross-entropy.
-
-    Collective, like `evaluate`.
-    """
-    correct, loss, total = 0, 0.0, 0
-    for batch, valid in data_.evaluation_batches(split, batch_size, topology.rank, topology.size):
+) -> tuple[dict[str, float], int]:
+    """The sums of the metrics over the split's samples, and the number of samples; collective, like `evaluate`."""
+    sums, total = np.zeros(len(metrics_of.names)), 0
+    for batch, valid in data_.evaluation_batches(split, batch_size, shard.rank, shard.size):
         on_batch()
-        logits = session.predict(batch.images)[:valid]
-        labels = batch.labels[:valid]
-        correct += int(np.sum(logits.argmax(axis=1) == labels))
-        loss += float(metrics.cross_entropy(logits, labels).sum())
+        sums += metrics_of.sums(session.predict(batch.inputs)[:valid], batch.targets[:valid])
         total += valid
-    sums = metrics.reduce_sums(adapter, correct=correct, loss=loss, count=total)
-    return round(sums["correct"]), round(sums["count"]), sums["loss"]
+    found = metrics.reduce_sums(adapter, **dict(zip(metrics_of.names, sums.tolist(), strict=True)), count=total)
+    count = round(found.pop("count"))
+    return found, count

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hvdkit import tasks
 from hvdkit.core.update_rules import slot_names
 from hvdkit.errors import LARGEST
 from hvdkit.recipe.schema import Recipe
-from hvdkit.tasks import resnet
+from hvdkit.tasks.task import parameter_count
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` builds (runtimes/edits.py)
@@ -136,7 +137,7 @@ def _cycle(recipe: Recipe) -> Choice:
 
 def _fusion(recipe: Recipe) -> Choice:
     """The fusion threshold: how many bytes are reduced together."""
-    whole = 8 * resnet.parameter_count(resnet.architecture(recipe.model.name, recipe.model.classes))
+    whole = 8 * parameter_count(tasks.choose(recipe).network())
     if recipe.tune == "none" or whole <= _FUSION_BYTES or recipe.elastic:
         return Choice(None, f"Horovod's own, {_FUSION_BYTES >> 20} MiB: it holds all gradients of most networks")
     return Choice(whole, "all gradients of the network, in float64 too, as one")
@@ -144,7 +145,7 @@ def _fusion(recipe: Recipe) -> Choice:
 
 def _cache(recipe: Recipe) -> Choice:
     """The cache capacity: for how many tensors Horovod caches the negotiation."""
-    parameters = len(resnet.parameter_shapes(resnet.architecture(recipe.model.name, recipe.model.classes)))
+    parameters = len(tasks.choose(recipe).network().parameter_shapes())
     # At the start parameters, about as many running statistics, and slots are broadcast; each step reduces gradients.
     needed = (3 + len(slot_names(recipe.optimizer))) * parameters
     if recipe.tune == "none" or needed <= _CACHED:

@@ -83,7 +83,7 @@ def epoch_batches(
 
     for samples in runs:
         batch = split.batch(samples)
-        yield Batch(augment(batch.images, augmentation, seed, epoch, samples), batch.labels)
+        yield Batch(augment(batch.inputs, augmentation, seed, epoch, samples), batch.targets)
 
 
 def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:

@@ -1,4 +1,4 @@
-"""Data sets: a training and a validation split, whose samples have indices, and batches of samples and labels."""
+"""Data sets: a training and a validation split, whose samples have indices, and batches of inputs and targets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples, `images` (n, …) float32, and their `labels` (n,) int64."""
+    """`inputs` (n, …), such as float32 images, and their `targets` (n, …), such as int64 labels."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    inputs: np.ndarray
+    targets: np.ndarray
 
 
 class PooledBatch(Batch):
@@ -30,14 +30,14 @@ class PooledBatch(Batch):
     indices: np.ndarray
 
     @property
-    def images(self) -> np.ndarray:
+    def inputs(self) -> np.ndarray:
         """As in `Batch`."""
-        return np.take(self.pool.images, self.indices, axis=0)
+        return np.take(self.pool.inputs, self.indices, axis=0)
 
     @property
-    def labels(self) -> np.ndarray:
+    def targets(self) -> np.ndarray:
         """As in `Batch`."""
-        return np.take(self.pool.labels, self.indices, axis=0)
+        return np.take(self.pool.targets, self.indices, axis=0)
 
 
 def on_device(
@@ -51,9 +51,9 @@ def on_device(
     `pools` holds the pools that are on the device, one dict for each session.
     """
     if not isinstance(batch, PooledBatch):
-        return put(batch.images)
+        return put(batch.inputs)
     if id(batch.pool) not in pools:
-        pools[id(batch.pool)] = put(batch.pool.images)
+        pools[id(batch.pool)] = put(batch.pool.inputs)
     return pick(pools[id(batch.pool)], batch.indices)
 
 
@@ -98,15 +98,15 @@ class BatchedSplit(Split, Protocol):
 class ArraySplit:
     """A split held in memory."""
 
-    images: np.ndarray
-    labels: np.ndarray
+    inputs: np.ndarray
+    targets: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def batch(self, indices: np.ndarray) -> Batch:
         """The samples at `indices`, in that order."""
-        return Batch(self.images[indices], self.labels[indices])
+        return Batch(self.inputs[indices], self.targets[indices])
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Dataset:
 
     train: Split
     val: Split
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     corrupt: dict[str, str] = field(default_factory=dict)
     native: bool = False

@@ -117,7 +117,7 @@ class ImageFolderSplit:
                     np.empty((len(run), self.data.size, self.data.size, 3), np.float32), np.empty(len(run), np.int64)
                 )
                 for row in range(len(run)):
-                    batch.images[row], batch.labels[row] = next(images)
+                    batch.inputs[row], batch.targets[row] = next(images)
                 yield batch
 
     def _sample(self, samples: np.ndarray, bits: np.ndarray, changed: bool, number: int) -> tuple[np.ndarray, int]:

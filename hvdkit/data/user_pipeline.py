@@ -95,8 +95,8 @@ class PipelineSplit:
         count = 0
         for images, labels in itertools.islice(self.pipeline.train(epoch), batches):
             batch = self._checked(images, labels)
-            if len(batch.labels) != self.job.batch_size:
-                raise self._fault(f"expected {self.job.batch_size} samples a batch, got {len(batch.labels)}")
+            if len(batch.targets) != self.job.batch_size:
+                raise self._fault(f"expected {self.job.batch_size} samples a batch, got {len(batch.targets)}")
             count += 1
             yield batch
         if count < batches:
@@ -108,11 +108,11 @@ class PipelineSplit:
             return
         for images, labels in self.pipeline.val():
             batch = self._checked(images, labels)
-            count, wanted = len(batch.labels), self.job.batch_size
+            count, wanted = len(batch.targets), self.job.batch_size
             if not 0 < count <= wanted:
                 raise self._fault(f"expected 1 to {wanted} samples in a validation batch, got {count}")
             rows = np.concatenate([np.arange(count), np.zeros(wanted - count, int)])
-            yield (batch if count == wanted else Batch(batch.images[rows], batch.labels[rows])), count
+            yield (batch if count == wanted else Batch(batch.inputs[rows], batch.targets[rows])), count
 
     def _checked(self, images: Any, labels: Any) -> Batch:
         images, labels = np.asarray(images), np.asarray(labels)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology
 from hvdkit.recipe.schema import Recipe
 from hvdkit.strategies.dense import Dense
 
 
-def choose(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
+def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe) -> Strategy:
     """The strategy for the recipe's `compression`, `sync` and `allreduce`."""
     compression = recipe.compression
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
-        return Dense(adapter, topology.size, half=compression.method == "fp16")
+        return Dense(adapter, mesh.data.size, half=compression.method == "fp16")
     # Imported here because most runs need none of these.
     from hvdkit.strategies.compressed import Compressed
     from hvdkit.strategies.local_sgd import LocalSgd
     from hvdkit.strategies.reducer import Reducer
     from hvdkit.strategies.transports import TRANSPORTS
 
-    transport = TRANSPORTS[recipe.allreduce](adapter, topology, "gradients")
+    transport = TRANSPORTS[recipe.allreduce](adapter, mesh, "gradients")
     momentum = float(getattr(recipe.optimizer, "momentum", 0.0))
     gradients = Reducer(transport, compression, recipe.seed, momentum, recipe.optimizer.clip_norm)
     if recipe.sync is None:

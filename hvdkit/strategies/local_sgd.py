@@ -86,7 +86,7 @@ class LocalSgd(Compressed):
     def settle(self) -> None:
         """Synchronize, and average the optimizers' slots; collective."""
         self.synchronize()
-        if self._anchor is None or self._differences.transport.topology.size == 1:
+        if self._anchor is None or self._differences.transport.data.size == 1:
             return
         state = self._session.state()
         slots = {name: value for name, value in state.items() if name.startswith("optimizer.") and name.count(".") > 1}

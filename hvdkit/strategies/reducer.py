@@ -120,7 +120,7 @@ class Reducer:
             self._state = self._installed(loaded, self.transport.adapter.dtype(vector))
 
     def _installed(self, loaded: Mapping[str, np.ndarray], dtype: str) -> State:
-        adapter, topology = self.transport.adapter, self.transport.topology
+        adapter, data = self.transport.adapter, self.transport.data
         state: State = {}
         for slot in sorted({key.partition(".")[0] for key in loaded} - {_STEP}):
             parts = []
@@ -132,7 +132,7 @@ class Reducer:
                     continue
                 assert part is not None, f"{slot}.{name}"
                 if slot in OWN:
-                    part = part[topology.rank] if len(part) == topology.size else part.mean(axis=0)
+                    part = part[data.index] if len(part) == data.size else part.mean(axis=0)
                 parts.append(part.reshape(-1))
             if parts:
                 state[slot] = adapter.from_numpy(np.concatenate(parts).astype(dtype))

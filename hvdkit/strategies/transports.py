@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter, Tensor
-from hvdkit.core.topology import Topology
 from hvdkit.strategies.dense import ring_bytes
 
 Collective = Callable[[Any, Tensor], Tensor]
@@ -40,16 +40,17 @@ def _traced(collective: Collective) -> Collective:
 class Ring:
     """Horovod's own collectives. `sent` counts the bytes since the start; `name` is the prefix of their names."""
 
-    def __init__(self, adapter: Adapter, topology: Topology, name: str = "reducer") -> None:
-        self.adapter, self.topology, self.sent = adapter, topology, 0.0
+    def __init__(self, adapter: Adapter, mesh: Mesh, name: str = "reducer") -> None:
+        self.adapter, self.data, self.sent = adapter, mesh.data, 0.0
+        self._world = mesh.world
         self._name = name
 
     @_traced
     def mean(self, vector: Tensor) -> Tensor:
-        """The mean over all ranks of vectors with equal length and dtype."""
-        if self.topology.size == 1:
+        """The mean over the data axis of vectors with equal length and dtype."""
+        if self.data.size == 1:
             return vector
-        sent = ring_bytes(self.bytes_of(vector), self.topology.size)
+        sent = ring_bytes(self.bytes_of(vector), self.data.size)
         self.sent += sent
         self._put("allreduce", vector, sent)
         return self.adapter.allreduce([vector], name=f"{self._name}.mean")[0]
@@ -57,9 +58,9 @@ class Ring:
     @_traced
     def gather(self, tensor: Tensor) -> Tensor:
         """All ranks' tensors, of equal shape, concatenated along the first axis in rank order."""
-        if self.topology.size == 1:
+        if self.data.size == 1:
             return tensor
-        sent = (self.topology.size - 1) * self.bytes_of(tensor)
+        sent = (self.data.size - 1) * self.bytes_of(tensor)
         self.sent += sent
         self._put("allgather", tensor, sent)
         return self.adapter.allgather(tensor, name=f"{self._name}.gather")
@@ -70,7 +71,7 @@ class Ring:
 
         Returns the received parts, concatenated in rank order.
         """
-        size = self.topology.size
+        size = self.data.size
         if size == 1:
             return tensor
         sent = (size - 1) / size * self.bytes_of(tensor)
@@ -98,18 +99,18 @@ class Central(Ring):
     @_traced
     def mean(self, vector: Tensor) -> Tensor:
         """As `Ring.mean`; rank 0 sends and receives as much as all other ranks together."""
-        adapter, size, length = self.adapter, self.topology.size, int(vector.shape[0])
+        adapter, size, length = self.adapter, self.data.size, int(vector.shape[0])
         if size == 1:
             return vector
         self.sent += (size - 1) * self.bytes_of(vector)  # rank 0's, to each of the others
         # One element for each other rank, because not every framework supports tensors without elements.
         filling = adapter.cast(adapter.from_numpy(np.zeros(size - 1, np.float32)), adapter.dtype(vector))
         pushed = adapter.tensors.concat([vector, filling])
-        there = size - (self.topology.local_size if self.topology.cross_size > 1 else 1)
+        there = size - (self._world.local_size if self._world.cross_size > 1 else 1)
         self._put("alltoall", pushed, there * self.bytes_of(vector))
         got = adapter.alltoall(pushed, name=f"{self._name}.push", splits=[length] + [1] * (size - 1))
         total = vector
-        if self.topology.is_root:
+        if self.data.index == 0:
             total = sum((got[rank * length : (rank + 1) * length] for rank in range(1, size)), got[:length])
             total = total / size
         self._put("broadcast", total, self.bytes_of(total))
@@ -122,21 +123,22 @@ class Hierarchical(Ring):
     It uses Horovod's process sets: the slow network between hosts carries one ring with one rank per host.
     """
 
-    def __init__(self, adapter: Adapter, topology: Topology, name: str = "reducer") -> None:
-        super().__init__(adapter, topology, name)
+    def __init__(self, adapter: Adapter, mesh: Mesh, name: str = "reducer") -> None:
+        super().__init__(adapter, mesh, name)
+        world = mesh.world
         hosts: dict[int, list[int]] = {}
-        for rank, host in enumerate(adapter.allgather_object(topology.cross_rank, name=f"{name}.hosts")):
+        for rank, host in enumerate(adapter.allgather_object(world.cross_rank, name=f"{name}.hosts")):
             hosts.setdefault(host, []).append(rank)
         self._roots = sorted(ranks[0] for ranks in hosts.values())
-        self._mine = next(ranks for ranks in hosts.values() if topology.rank in ranks)
-        groups = [ranks for ranks in [*hosts.values(), self._roots] if 1 < len(ranks) < topology.size]
+        self._mine = next(ranks for ranks in hosts.values() if world.rank in ranks)
+        groups = [ranks for ranks in [*hosts.values(), self._roots] if 1 < len(ranks) < world.size]
         self._sets: dict[tuple[int, ...], Any] = {tuple(ranks): adapter.process_set(ranks) for ranks in groups}
-        self._sets[tuple(range(topology.size))] = None  # all ranks: Horovod's global process set
+        self._sets[tuple(range(world.size))] = None  # all ranks: Horovod's global process set
 
     @_traced
     def mean(self, vector: Tensor) -> Tensor:
         """As `Ring.mean`; counts the bytes of a host's first rank, including those within the host."""
-        adapter, size = self.adapter, self.topology.size
+        adapter, size = self.adapter, self.data.size
         total, payload = vector, self.bytes_of(vector)
         if len(self._mine) > 1:
             self.sent += ring_bytes(payload, len(self._mine))
@@ -145,7 +147,7 @@ class Hierarchical(Ring):
         if len(self._roots) > 1:
             crossing = ring_bytes(payload, len(self._roots))
             self.sent += crossing
-            if self.topology.rank in self._roots:
+            if self._world.rank in self._roots:
                 total = self._within(self._roots, total, "between", crossing)
             if len(self._mine) > 1:
                 self.sent += payload
@@ -160,7 +162,7 @@ class Hierarchical(Ring):
         return self.adapter.allreduce([tensor], "sum", f"{self._name}.{what}.{ranks[0]}", group)[0]
 
 
-TRANSPORTS: dict[str, Callable[[Adapter, Topology, str], Ring]] = {
+TRANSPORTS: dict[str, Callable[[Adapter, Mesh, str], Ring]] = {
     "ring": Ring,
     "hierarchical": Hierarchical,
     "central": Central,

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hvdkit.tasks.task import Layer
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -69,6 +71,67 @@ class ResNet:
     compute_dtype: str = "float32"
     recompute: bool = False
     zero_init_residual: bool = False
+    norm_momentum = BN_MOMENTUM
+
+    def convolutions(self) -> Iterator[tuple[str, str, Conv]]:
+        """Yield (full name, full name of its batch norm, row) for each convolution, in forward order."""
+        yield self.stem.name, self.stem.norm, self.stem
+        for block in self.blocks:
+            for conv in (*block.convs, *((block.projection,) if block.projection else ())):
+                yield f"{block.name}.{conv.name}", f"{block.name}.{conv.norm}", conv
+
+    def last_map(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the last, smallest feature maps for images of this size."""
+        in_blocks = (conv.stride for block in self.blocks for conv in block.convs)
+        for stride in (self.stem.stride, 2 if self.max_pool else 1, *in_blocks):
+            height, width = -(-height // stride), -(-width // stride)
+        return height, width
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for conv, norm, row in self.convolutions():
+            shapes[f"{conv}.weight"] = (row.outputs, row.inputs, row.kernel, row.kernel)
+            shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (row.outputs,)
+        shapes["fc.weight"] = (self.classes, self.features)
+        shapes["fc.bias"] = (self.classes,)
+        return shapes
+
+    def initial_state(self, seed: int) -> dict[str, np.ndarray]:
+        """Initial parameters and batch-norm buffers, float32: bit-identical for every framework and rank.
+
+        Kernels are normal with variance 2 / fan-out (He et al. 2015, section 2.2, backward case), the linear layer is
+        normal with standard deviation 0.01 and its bias 0 (Goyal et al. 2017, section 5.1, also for
+        `zero_init_residual`). Each tensor has its own random stream, so the values do not depend on the order in which
+        tensors are drawn.
+        """
+        import numpy as np  # imported here because the command line counts parameters and starts without NumPy
+
+        state: dict[str, np.ndarray] = {}
+        for name, shape in self.parameter_shapes().items():
+            random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+            if len(shape) == 4:
+                deviation = math.sqrt(2.0 / (shape[0] * shape[2] * shape[3]))
+                state[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
+            elif len(shape) == 2:
+                state[name] = (random.standard_normal(shape) * 0.01).astype(np.float32)
+            elif name.endswith(".bias"):
+                state[name] = np.zeros(shape, np.float32)
+            else:
+                state[name] = np.ones(shape, np.float32)
+        if self.zero_init_residual:
+            for block in self.blocks:
+                state[f"{block.name}.{block.convs[-1].norm}.weight"][:] = 0.0
+        for _, norm, row in self.convolutions():
+            state[f"{norm}.running_mean"] = np.zeros(row.outputs, np.float32)
+            state[f"{norm}.running_var"] = np.ones(row.outputs, np.float32)
+        return state
+
+    def normalized_layers(self) -> Iterator[Layer]:
+        """All convolutions, with a cause for those that have a stride: frameworks pad them differently."""
+        for name, norm, row in self.convolutions():
+            cause = f"the padding of {name}, whose stride is {row.stride}: expected {row.padding} on each side"
+            yield Layer(name, norm, cause if row.stride > 1 and row.kernel > 1 else "")
 
 
 # name -> (blocks per stage, bottleneck)
@@ -111,65 +174,3 @@ def _block(name: str, inputs: int, middle: int, stride: int, bottleneck: bool) -
     projected = stride != 1 or inputs != outputs
     projection = Conv("downsample.0", "downsample.1", inputs, outputs, 1, stride) if projected else None
     return Block(name, convs, projection)
-
-
-def convolutions(network: ResNet) -> Iterator[tuple[str, str, Conv]]:
-    """Yield (full name, full name of its batch norm, row) for each convolution, in forward order."""
-    yield network.stem.name, network.stem.norm, network.stem
-    for block in network.blocks:
-        for conv in (*block.convs, *((block.projection,) if block.projection else ())):
-            yield f"{block.name}.{conv.name}", f"{block.name}.{conv.norm}", conv
-
-
-def last_map(network: ResNet, height: int, width: int) -> tuple[int, int]:
-    """Height and width of the last, smallest feature maps for images of this size."""
-    in_blocks = (conv.stride for block in network.blocks for conv in block.convs)
-    for stride in (network.stem.stride, 2 if network.max_pool else 1, *in_blocks):
-        height, width = -(-height // stride), -(-width // stride)
-    return height, width
-
-
-def parameter_shapes(network: ResNet) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for conv, norm, row in convolutions(network):
-        shapes[f"{conv}.weight"] = (row.outputs, row.inputs, row.kernel, row.kernel)
-        shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (row.outputs,)
-    shapes["fc.weight"] = (network.classes, network.features)
-    shapes["fc.bias"] = (network.classes,)
-    return shapes
-
-
-def parameter_count(network: ResNet) -> int:
-    """The number of trainable parameters."""
-    return sum(math.prod(shape) for shape in parameter_shapes(network).values())
-
-
-def initial_state(network: ResNet, seed: int) -> dict[str, np.ndarray]:
-    """Initial parameters and batch-norm buffers, float32: bit-identical for every framework and rank.
-
-    Kernels are normal with variance 2 / fan-out (He et al. 2015, section 2.2, backward case), the linear layer is
-    normal with standard deviation 0.01 and its bias 0 (Goyal et al. 2017, section 5.1, also for `zero_init_residual`).
-    Each tensor has its own random stream, so the values do not depend on the order in which tensors are drawn.
-    """
-    import numpy as np  # imported here because the command line counts parameters and starts without NumPy
-
-    state: dict[str, np.ndarray] = {}
-    for name, shape in parameter_shapes(network).items():
-        random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        if len(shape) == 4:
-            deviation = math.sqrt(2.0 / (shape[0] * shape[2] * shape[3]))
-            state[name] = (random.standard_normal(shape) * deviation).astype(np.float32)
-        elif len(shape) == 2:
-            state[name] = (random.standard_normal(shape) * 0.01).astype(np.float32)
-        elif name.endswith(".bias"):
-            state[name] = np.zeros(shape, np.float32)
-        else:
-            state[name] = np.ones(shape, np.float32)
-    if network.zero_init_residual:
-        for block in network.blocks:
-            state[f"{block.name}.{block.convs[-1].norm}.weight"][:] = 0.0
-    for _, norm, row in convolutions(network):
-        state[f"{norm}.running_mean"] = np.zeros(row.outputs, np.float32)
-        state[f"{norm}.running_var"] = np.ones(row.outputs, np.float32)
-    return state

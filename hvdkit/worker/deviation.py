@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdkit.core.metrics import cross_entropy
 from hvdkit.core.session import Gradients
 from hvdkit.core.state import is_statistic
 from hvdkit.recipe.schema import Recipe
-from hvdkit.tasks import resnet
+from hvdkit.tasks.image_classification import cross_entropy
+from hvdkit.tasks.task import Network
 
 Arrays = Mapping[str, np.ndarray]
 TOLERANCE = 1e-9  # in float64; correct frameworks are a thousand times closer, and every known fault is far beyond
@@ -36,14 +36,14 @@ class Evidence:
 
     `initial` and `after` are the complete states before and after the first update, whose learning rate is `rate`.
     `applied` and `forced` (one entry for each teacher-forced step) are errors by tensor. `eval_logits` is one error,
-    and so is `evaluation` (the larger one of the logits' and the loss's). `labels` (n,) int64 belong to the batch of
+    and so is `evaluation` (the larger one of the logits' and the loss's). `targets` belong to the batch of
     `gradients`.
     """
 
     recipe: Recipe
-    network: resnet.ResNet
+    network: Network
     rate: float
-    labels: np.ndarray
+    targets: np.ndarray
     batches_equal: bool
     initial: tuple[Arrays, Arrays]
     gradients: tuple[Gradients, Gradients]
@@ -77,7 +77,7 @@ def first_deviation(evidence: Evidence) -> Deviation | None:
 
 def _input(evidence: Evidence) -> Deviation | None:
     if not evidence.batches_equal:
-        return Deviation("images and labels", "the data: their order, shuffling or scaling")
+        return Deviation("inputs and targets", "the data: their order, shuffling or scaling")
     got, expected = evidence.initial
     for name in expected:
         if name not in got or got[name].tobytes() != expected[name].tobytes():
@@ -87,27 +87,28 @@ def _input(evidence: Evidence) -> Deviation | None:
 
 def _forward(evidence: Evidence) -> Deviation | None:
     got, expected = evidence.gradients
-    if _close(got.logits, expected.logits):
+    if _close(got.outputs, expected.outputs):
         return None
-    before = "the images"
-    for conv, norm, row in resnet.convolutions(evidence.network):
-        mean = f"{norm}.running_mean"
+    before = "the inputs"
+    for layer in evidence.network.normalized_layers():
+        mean = f"{layer.norm}.running_mean"
         if mean in evidence.after[1] and not _close(evidence.after[0][mean], evidence.after[1][mean]):
-            if row.stride > 1 and row.kernel > 1:
-                return Deviation(
-                    mean, f"the padding of {conv}, whose stride is {row.stride}: expected {row.padding} on each side"
-                )
-            if before == "the images":
-                return Deviation(mean, f"{conv}: its layout or padding, or the layout of the images")
-            return Deviation(mean, f"what comes between {before} and {conv}: batch norm's epsilon, or the activation")
-        before = norm
+            if layer.cause:
+                return Deviation(mean, layer.cause)
+            if before == "the inputs":
+                return Deviation(mean, f"{layer.name}: its layout or padding, or the layout of the inputs")
+            return Deviation(
+                mean, f"what comes between {before} and {layer.name}: batch norm's epsilon, or the activation"
+            )
+        before = layer.norm
     return Deviation("logits", f"what follows {before}: its epsilon, the pooling or the last layer")
 
 
 def _statistics(evidence: Evidence) -> Deviation | None:
     """The logits are right, so the update of the running statistics is wrong."""
     start, (got, expected) = evidence.initial[1], evidence.after
-    for _, norm, _ in resnet.convolutions(evidence.network):
+    momentum = evidence.network.norm_momentum
+    for _, norm, _ in evidence.network.normalized_layers():
         for name in (f"{norm}.running_mean", f"{norm}.running_var"):
             if name not in expected or _close(got[name], expected[name]):
                 continue
@@ -115,10 +116,8 @@ def _statistics(evidence: Evidence) -> Deviation | None:
             if name.endswith("_var") and _close(got[f"{norm}.running_mean"], expected[f"{norm}.running_mean"]):
                 return Deviation(name, "the running variance: expected the unbiased one, of n - 1 values")
             if share is not None:
-                kept = 1 - share * (1 - resnet.BN_MOMENTUM)
-                return Deviation(
-                    name, f"batch norm's momentum: it keeps {kept:.6g} of the old, expected {resnet.BN_MOMENTUM}"
-                )
+                kept = 1 - share * (1 - momentum)
+                return Deviation(name, f"batch norm's momentum: it keeps {kept:.6g} of the old, expected {momentum}")
             return Deviation(name, "how batch norm updates its running statistics")
     return None
 
@@ -127,9 +126,9 @@ def _loss(evidence: Evidence) -> Deviation | None:
     got, expected = evidence.gradients
     if abs(got.loss - expected.loss) <= TOLERANCE * abs(expected.loss):
         return None
-    labels, classes = evidence.labels, expected.logits.shape[1]
-    plain = cross_entropy(expected.logits, labels).mean()
-    even = np.mean([cross_entropy(expected.logits, np.full(len(labels), label)).mean() for label in range(classes)])
+    labels, classes = evidence.targets, expected.outputs.shape[1]
+    plain = cross_entropy(expected.outputs, labels).mean()
+    even = np.mean([cross_entropy(expected.outputs, np.full(len(labels), label)).mean() for label in range(classes)])
     asked = evidence.recipe.loss.label_smoothing
     smoothing = (got.loss - plain) / (even - plain)
     if 0 <= round(smoothing, 9) < 1:
@@ -139,7 +138,7 @@ def _loss(evidence: Evidence) -> Deviation | None:
 
 def _backward(evidence: Evidence) -> Deviation | None:
     got, expected = evidence.gradients
-    for name in reversed(list(resnet.parameter_shapes(evidence.network))):
+    for name in reversed(list(evidence.network.parameter_shapes())):
         if not _close(got.own[name], expected.own[name]):
             return Deviation(f"gradient of {name}", "the backward pass of this layer, or a gradient scaled on its way")
     return None

@@ -16,7 +16,7 @@ from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.evaluate import EvaluationResult
-from hvdkit.worker.setup import Build, open_session, start
+from hvdkit.worker.setup import Build, start
 
 
 def evaluate(
@@ -25,17 +25,18 @@ def evaluate(
     """Evaluate the checkpoint in `folder` on the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
 
     Raises RequestError if the checkpoint cannot be read or does not fit the recipe, or if there are no validation
-    images; RunError if the loss is NaN or infinite.
+    samples; RunError if the loss is NaN or infinite.
     """
-    topology, dataset, network = start(adapter, recipe)
-    if len(dataset.val) == 0:
-        raise RequestError("data: expected validation images, got none")
-    session = open_session(adapter, build, network, recipe)
+    setup = start(adapter, build, recipe)
+    if len(setup.dataset.val) == 0:
+        raise RequestError("data: expected validation samples, got none")
+    session = setup.session(recipe)
     found = snapshots.read(folder)
     session.load_state(network_of(found.state))
     on_batch = partial(heartbeat.beat, "evaluation")
-    correct, total, loss = trainer.count(adapter, session, dataset.val, recipe.batch_size, topology, on_batch)
-    if not math.isfinite(loss):  # JSON cannot represent it
+    split, shard = setup.dataset.val, setup.mesh.shard
+    sums, total = trainer.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
+    if not math.isfinite(sums["loss"]):  # JSON cannot represent it
         raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
     versions = adapter.versions()
     result = EvaluationResult(
@@ -44,14 +45,14 @@ def evaluate(
         hvdkit_version=hvdkit.__version__,
         recipe=recipe.name,
         model=recipe.model.name,
-        np=topology.size,
+        np=setup.mesh.world.size,
         trained_by=found.record.framework,
         step=found.record.progress.step,
-        correct=correct,
+        correct=round(sums["accuracy"]),
         total=total,
-        accuracy=correct / total,
-        loss=loss / total,
+        accuracy=sums["accuracy"] / total,
+        loss=sums["loss"] / total,
     )
-    if topology.is_root and out:
+    if setup.mesh.is_root and out:
         write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")
     adapter.shutdown()

@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,16 +20,14 @@ from safetensors.numpy import load_file
 
 from hvdkit.baselines.registry import label
 from hvdkit.core.seam import Adapter, rival_of
-from hvdkit.core.session import Gradients, Session
+from hvdkit.core.session import Gradients
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import evaluate
-from hvdkit.data.batches import Batch, Dataset, Split
+from hvdkit.data.dataset import Batch, Split
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.communication import Uncompressed
 from hvdkit.recipe.schema import Recipe
-from hvdkit.tasks import resnet
 from hvdkit.worker import deviation as diagnosis
 from hvdkit.worker.parity_trace import (
     INCOMPARABLE,
@@ -46,7 +43,7 @@ from hvdkit.worker.parity_trace import (
     unnamed,
     weights,
 )
-from hvdkit.worker.setup import Build, check_trainable, open_session, start, strategy_of
+from hvdkit.worker.setup import Build, Setup, start
 
 if TYPE_CHECKING:
     from hvdkit.core.heartbeat import Heartbeat
@@ -55,34 +52,26 @@ FREE_STEPS = 5  # free-running losses that are compared; later ones diverge chao
 # Batches whose float32 gradients are compared. Rounding flips the sign of a few values before a ReLU, and a flip
 # changes gradients a thousand times as much as rounding itself. With several batches, every framework has some flips.
 SINGLE_BATCHES = 5
-Open = Callable[[Recipe], Session]
 
 
 class Participant:
-    """One rank of one framework; its methods are collective. `open_session` returns new sessions of the network.
+    """One rank of one framework; its methods are collective.
 
-    Gradients are sent uncompressed, whatever the recipe says, as compression is not a difference between frameworks.
-    Raises RequestError as `open_session` and `StepPlan` do.
+    Gradients are averaged uncompressed at each update by Horovod's own allreduce, whatever the recipe says, as
+    compression is not a difference between frameworks. Raises RequestError as `Setup.session` and `StepPlan` do.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        open_session: Open,
-        recipe: Recipe,
-        topology: Topology,
-        dataset: Dataset,
-        part: Part,
-        heartbeat: Heartbeat,
-    ) -> None:
-        recipe = recipe.model_copy(update={"compression": Uncompressed(), "steps": part.steps, "check_ranks": 0})
-        self._adapter, self._topology, self._dataset, self._part = adapter, topology, dataset, part
+    def __init__(self, setup: Setup, part: Part, heartbeat: Heartbeat) -> None:
+        dense = {"compression": Uncompressed(), "sync": None, "allreduce": "ring"}
+        recipe = setup.recipe.model_copy(update=dense | {"steps": part.steps, "check_ranks": 0})
+        self._adapter, self._mesh, self._dataset = setup.adapter, setup.mesh, setup.dataset
+        self._task, self._network, self._part = setup.task, setup.network, part
         self._recipe, self._heartbeat = recipe, heartbeat
-        self._exact = open_session(recipe.model_copy(update={"precision": "fp64"}))
-        self._single = open_session(recipe.model_copy(update={"precision": "fp32"}))
-        self._plan = StepPlan(recipe, len(dataset.train), topology.size)
+        exact, single = (recipe.model_copy(update={"precision": each}) for each in ("fp64", "fp32"))
+        self._exact = setup.session(exact, setup.strategy(exact))
+        self._single = setup.session(single, setup.strategy(single))
+        self._plan = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size)
         self._steps = self._plan.total_steps
-        self._network = resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
         self._initial = self._exact.state()
 
     def take_part(self) -> None:
@@ -93,7 +82,7 @@ class Participant:
         if self._part.leads:
             self.lead()
         findings = self.follow()
-        if self._topology.is_root:
+        if self._mesh.is_root:
             write_atomic(
                 self._part.findings(label(self._adapter.NAME, rival_of(self._adapter))),
                 json.dumps(findings, indent=1) + "\n",
@@ -101,7 +90,7 @@ class Participant:
 
     def lead(self) -> None:
         """Write the trace. Raises RunError if the reference's own loss is NaN or infinite."""
-        part, root = self._part, self._topology.is_root
+        part, root = self._part, self._mesh.is_root
         figures = Figures(batches=self._batches())
         for number, batch in self._probe_batches():
             exact = self._exact.gradients(batch)
@@ -156,7 +145,7 @@ class Participant:
             "exact_sums": "exact-sums" in adapter.CAPABILITIES,
             "batches_equal": batches == expected.batches,
             "initial_weights_equal": same(self._initial, start),
-            "logits_f64": error(exact.logits, reference.logits),
+            "logits_f64": error(exact.outputs, reference.outputs),
             "gradients_f64": self._by_layer(exact.own, reference.own),
             "applied_f64": applied,
             "buffers_f64": errors(buffers(first), buffers(after)),
@@ -175,7 +164,7 @@ class Participant:
             recipe=self._recipe,
             network=self._network,
             rate=self._plan.rate(0),
-            labels=self._first_batch().labels,
+            targets=self._first_batch().targets,
             batches_equal=found["batches_equal"],
             initial=(self._initial, start),
             gradients=(exact, reference),
@@ -213,11 +202,11 @@ class Participant:
     def _by_layer(self, got: Arrays, reference: Arrays) -> dict[str, float]:
         """Errors by parameter, in order from the network's input to its output."""
         found = errors(got, reference)
-        return {name: found[name] for name in resnet.parameter_shapes(self._network)}
+        return {name: found[name] for name in self._network.parameter_shapes()}
 
     def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
         """The number of each update and this rank's batches for it."""
-        epochs = (self._plan.groups(self._dataset.train, self._topology, epoch) for epoch in range(self._plan.epochs))
+        epochs = (self._plan.groups(self._dataset.train, self._mesh.shard, epoch) for epoch in range(self._plan.epochs))
         every = itertools.chain.from_iterable(epochs)
         for step, group in enumerate(itertools.islice(every, self._steps)):
             self._heartbeat.beat("parity step", step)
@@ -247,7 +236,7 @@ class Participant:
         for number, batch in self._probe_batches():
             single = self._single.gradients(batch)
             reference = unnamed(load_file(self._part.probe(number)))
-            logits.append(error(single.logits, reference.logits))
+            logits.append(error(single.outputs, reference.outputs))
             gradients.append(self._by_layer(single.own, reference.own))
         return max(logits), gradients
 
@@ -264,8 +253,8 @@ class Participant:
         total = hashlib.sha256()
         for _, group in self._groups():
             for batch in group:
-                total.update(np.ascontiguousarray(batch.images).tobytes())
-                total.update(np.ascontiguousarray(batch.labels).tobytes())
+                total.update(np.ascontiguousarray(batch.inputs).tobytes())
+                total.update(np.ascontiguousarray(batch.targets).tobytes())
         return self._adapter.allgather_object(total.hexdigest(), name="parity.batches")
 
     def _wait(self, what: str) -> None:
@@ -273,26 +262,26 @@ class Participant:
         self._adapter.allgather_object(None, name=f"parity.{what}")
 
     def _save_state(self, step: int) -> None:
-        if self._topology.is_root:
+        if self._mesh.is_root:
             save_arrays(self._part.state(step), self._exact.state())
 
     def _evaluation_split(self) -> Split:
         """A few samples, not divisible by the number of ranks, so that an unweighted average is detected."""
         split = self._dataset.val if len(self._dataset.val) else self._dataset.train
-        count = min(len(split), 2 * self._recipe.batch_size * self._topology.size + 1)
-        if self._topology.size > 1 and count % self._topology.size == 0:
+        size = self._mesh.data.size
+        count = min(len(split), 2 * self._recipe.batch_size * size + 1)
+        if size > 1 and count % size == 0:
             count -= 1
         return _FirstOf(split, count)
 
     def _evaluate(self) -> tuple[int, int, float]:
         """(correct, total, mean loss) over all ranks."""
-        split = self._evaluation_split()
-        accuracy, loss = evaluate(self._adapter, self._exact, split, self._recipe.batch_size, self._topology)
-        assert accuracy is not None and loss is not None
-        return round(accuracy * len(split)), len(split), loss
+        split, batch_size = self._evaluation_split(), self._recipe.batch_size
+        found = evaluate(self._adapter, self._exact, self._task.metrics, split, batch_size, self._mesh.shard)
+        return round(found["accuracy"] * len(split)), len(split), found["loss"]
 
     def _eval_logits(self) -> np.ndarray:
-        return self._exact.predict(self._first_batch().images)
+        return self._exact.predict(self._first_batch().inputs)
 
 
 @dataclass(frozen=True)
@@ -310,17 +299,8 @@ class _FirstOf:
 def take_part(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit parity` in float64. Raises the same errors as `Participant`."""
     recipe = recipe.model_copy(update={"precision": "fp64"})
-    topology, dataset, network = start(adapter, recipe)
-    check_trainable(network, dataset, recipe)
-    opener = partial(open_dense_session, adapter, build, network, topology)
-    Participant(adapter, opener, recipe, topology, dataset, part, heartbeat).take_part()
+    setup = start(adapter, build, recipe)
+    setup.check_trainable()
+    Participant(setup, part, heartbeat).take_part()
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
-
-
-def open_dense_session(
-    adapter: Adapter, build: Build, network: resnet.ResNet, topology: Topology, recipe: Recipe
-) -> Session:
-    """Like `open_session`, but gradients are averaged uncompressed at each update by Horovod's own allreduce."""
-    dense = recipe.model_copy(update={"compression": Uncompressed(), "sync": None, "allreduce": "ring"})
-    return open_session(adapter, build, network, dense, strategy_of(adapter, topology, dense))

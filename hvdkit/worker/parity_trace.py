@@ -94,7 +94,7 @@ def named(gradients: Gradients) -> dict[str, np.ndarray]:
     """The arrays of a probe file."""
     values = {f"own.{name}": value for name, value in gradients.own.items()}
     values |= {f"averaged.{name}": value for name, value in gradients.averaged.items()}
-    return values | {"logits": gradients.logits, "loss": np.asarray(gradients.loss)}
+    return values | {"logits": gradients.outputs, "loss": np.asarray(gradients.loss)}
 
 
 def unnamed(arrays: Arrays) -> Gradients:

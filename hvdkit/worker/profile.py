@@ -22,14 +22,13 @@ from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.state import parameters_of
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trace_events import Mark
 from hvdkit.core.trainer import Loop
-from hvdkit.data.batches import Dataset
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
-from hvdkit.worker.setup import Build, check_trainable, open_session, start, strategy_of
+from hvdkit.worker.setup import Build, Setup, start
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
 TURNS = 4  # of plain steps, and as many of steps with trace events
@@ -77,12 +76,12 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
 
 def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit profile`. Raises the same errors as `train.train`."""
-    topology, dataset, network = start(adapter, recipe)
+    setup = start(adapter, build, recipe)
     heartbeat.beat("building the network")
-    check_trainable(network, dataset, recipe)
-    session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
+    setup.check_trainable()
+    session = setup.session(recipe, setup.strategy(recipe))
     session.broadcast_state()
-    Participant(adapter, session, recipe, topology, dataset, part, heartbeat.beat).take_part()
+    Participant(setup, session, part, heartbeat.beat).take_part()
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
 
@@ -90,19 +89,10 @@ def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbea
 class Participant:
     """Profiles `session` on one rank; collective. Raises the errors of `Loop`, Horovod and the framework."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        session: Session,
-        recipe: Recipe,
-        topology: Topology,
-        dataset: Dataset,
-        part: Part,
-        tell: Callable[[str, int], None],
-    ) -> None:
-        self._adapter, self._session, self._topology, self._part = adapter, session, topology, part
-        self._recipe, self._dataset, self._report = recipe, dataset, tell
-        self._observer = adapter.observer(session)
+    def __init__(self, setup: Setup, session: Session, part: Part, report: Callable[[str, int], None]) -> None:
+        self._setup, self._session, self._part, self._report = setup, session, part, report
+        self._adapter, self._recipe, self._topology = setup.adapter, setup.recipe, setup.mesh.world
+        self._observer = setup.adapter.observer(session)
         self._parameters = parameters_of(session.state())
         self._clock_samples: list[list[tuple[int, int]]] = []
         self._own = False  # whether the framework's own profiler is running
@@ -139,11 +129,11 @@ class Participant:
 
     def _steps(self, plan: list[Turn]) -> _Observed:
         """A loop over the plan's steps without logs, rank checks or checkpoints."""
-        steps, recipe = sum(turn.steps for turn in plan), self._recipe
-        epoch = StepPlan(recipe, len(self._dataset.train), self._topology.size).steps_per_epoch
+        setup, steps, recipe = self._setup, sum(turn.steps for turn in plan), self._recipe
+        epoch = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size).steps_per_epoch
         changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch)), "log_every": 0, "check_ranks": 0}
         recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None})
-        where = self._adapter, self._session, recipe, self._topology, self._dataset
+        where = self._adapter, self._session, setup.task, recipe, setup.mesh, setup.dataset
         return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), tell=self._report)
 
     def _switch(self, turn: Turn | None) -> list[Mark]:

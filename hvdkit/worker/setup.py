@@ -1,32 +1,77 @@
-"""The start of a rank in every mode: Horovod, the data set, the network, and the session that trains it."""
+"""The start of a rank in every mode: Horovod, the data set, the network, and the sessions that train it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hvdkit import tasks
 from hvdkit.core import tuning, usage
 from hvdkit.core.agreement import check_alike
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.data.batches import Dataset, open_dataset
-from hvdkit.errors import RequestError
+from hvdkit.core.topology import threads_per_rank
+from hvdkit.data.dataset import Dataset
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import restart_names
-from hvdkit.tasks import resnet
+from hvdkit.tasks.task import Network, Task
 from hvdkit.worker import startup
 
-Build = Callable[[resnet.ResNet], Any]
+Build = Callable[[Any], Any]  # from a task's table (`tasks.task.Network`) to the framework's network
 
 
-def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.ResNet]:
+@dataclass(frozen=True)
+class Setup:
+    """A rank that has started: its place among the others, its data, and the network that it will build."""
+
+    adapter: Adapter
+    build: Build
+    recipe: Recipe
+    mesh: Mesh
+    dataset: Dataset
+    task: Task
+    network: Network
+
+    def check_trainable(self) -> None:
+        """Raise RequestError if the recipe's network cannot be trained on its batches."""
+        self.task.check(self.dataset.shape)
+
+    def strategy(self, recipe: Recipe) -> Strategy:
+        """The recipe's strategy, or the baseline's if the adapter is one."""
+        baseline = getattr(self.adapter, "strategy", None)
+        return baseline(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe)
+
+    def session(self, recipe: Recipe, strategy: Strategy | None = None) -> Session:
+        """A session of the network, with the recipe's optimizer. The initial weights come from the seed or a file.
+
+        Without a strategy, gradients are not averaged over ranks. Raises RequestError like `Session`, and if `build`
+        returns a network whose tensors differ from the table's.
+        """
+        precision = PRECISIONS[recipe.precision]
+        network = replace(
+            self.network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
+        )
+        make = getattr(self.adapter, "session_class", Session)
+        built = self.build(network)
+        session: Session = make(self.adapter, built, recipe.optimizer, recipe.loss, strategy, recipe.precision)
+        state = network.initial_state(recipe.seed)
+        if recipe.model.weights:
+            from hvdkit.checkpoint import weights
+
+            state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
+        session.load_state(state)
+        startup.done()
+        return session
+
+
+def start(adapter: Adapter, build: Build, recipe: Recipe) -> Setup:
     """Start Horovod, check that the recipe can run here, open its data set and describe its network.
 
     Raises RequestError if the recipe cannot run here, ranks have different recipes, or the data set cannot be opened.
@@ -36,14 +81,16 @@ def start(adapter: Adapter, recipe: Recipe) -> tuple[Topology, Dataset, resnet.R
     threads = None if recipe.threads == "auto" else recipe.threads
     restart_names()
     with _noting_lines_if_elastic(recipe):
-        topology = adapter.init(recipe.device, threads)
-    each = threads_per_rank(threads, topology.local_size)
-    usage.pin_where_asked(topology.local_rank, topology.local_size, each)
+        world = adapter.init(recipe.device, threads)
+    mesh = Mesh(world)
+    each = threads_per_rank(threads, world.local_size)
+    usage.pin_where_asked(world.local_rank, world.local_size, each)
     adapter.seed(recipe.seed)
-    check_can(adapter, recipe, topology)
-    check_alike(adapter, topology, flat(recipe))
-    dataset = open_dataset(recipe.data, recipe.model.classes, recipe.seed, topology, recipe.batch_size)
-    return topology, dataset, resnet.architecture(recipe.model.name, recipe.model.classes, dataset.shape[2])
+    check_can(adapter, recipe, world)
+    check_alike(adapter, world, flat(recipe))
+    task = tasks.choose(recipe)
+    dataset = task.open_data(mesh.shard)
+    return Setup(adapter, build, recipe, mesh, dataset, task, task.network(dataset.shape))
 
 
 def _noting_lines_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:
@@ -52,47 +99,3 @@ def _noting_lines_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:
     from hvdkit.checkpoint import elastic
 
     return elastic.noting_lines()
-
-
-def check_trainable(network: resnet.ResNet, dataset: Dataset, recipe: Recipe) -> None:
-    """Check that every batch norm has more than one value per channel, as one has no variance. Raises RequestError."""
-    height, width, _ = dataset.shape
-    if recipe.batch_size == 1 and resnet.last_map(network, height, width) == (1, 1):
-        raise RequestError(
-            f"batch_size: {network.name} makes one value a channel of {height}×{width} pixels, of which batch norm "
-            "knows no variance; expected 2 or more images a rank and step, or larger ones"
-        )
-
-
-def strategy_of(adapter: Adapter, topology: Topology, recipe: Recipe) -> Strategy:
-    """The recipe's strategy, or the baseline's if the adapter is one."""
-    baseline = getattr(adapter, "strategy", None)
-    return baseline(topology, recipe) if baseline else choose(adapter, topology, recipe)
-
-
-def open_session(
-    adapter: Adapter, build: Build, network: resnet.ResNet, recipe: Recipe, strategy: Strategy | None = None
-) -> Session:
-    """A session of the recipe's network and optimizer. The initial weights come from the seed, or from a file.
-
-    Without a strategy, gradients are not averaged over ranks. Raises RequestError like `Session`, and if `build`
-    returns a network whose tensors differ from the table's.
-    """
-    precision = PRECISIONS[recipe.precision]
-    network = replace(
-        network,
-        dtype=precision.parameters,
-        compute_dtype=precision.compute,
-        recompute=recipe.recompute,
-        zero_init_residual=recipe.model.zero_init_residual,
-    )
-    make = getattr(adapter, "session_class", Session)
-    session: Session = make(adapter, build(network), recipe.optimizer, recipe.loss, strategy, recipe.precision)
-    state = resnet.initial_state(network, recipe.seed)
-    if recipe.model.weights:
-        from hvdkit.checkpoint import weights
-
-        state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
-    session.load_state(state)
-    startup.done()
-    return session

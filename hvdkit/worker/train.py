@@ -20,17 +20,15 @@ from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, network_of, parameters_of
-from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import Topology, threads_per_rank
+from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trainer import Loop
-from hvdkit.data.batches import Dataset
 from hvdkit.errors import Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines
 from hvdkit.strategies.dense import Dense
-from hvdkit.tasks import resnet
-from hvdkit.worker.setup import Build, check_trainable, open_session, start, strategy_of
+from hvdkit.tasks.task import parameter_count
+from hvdkit.worker.setup import Build, Setup, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
@@ -71,11 +69,12 @@ def _train(
     commits: Commits | None,
     resume: bool = True,
 ) -> TrainResult:
-    topology, dataset, network = start(adapter, recipe)
+    setup = start(adapter, build, recipe)
+    mesh, dataset = setup.mesh, setup.dataset
     heartbeat.beat("building the network")
-    check_trainable(network, dataset, recipe)
-    strategy = strategy_of(adapter, topology, recipe)
-    session = open_session(adapter, build, network, recipe, strategy)
+    setup.check_trainable()
+    strategy = setup.strategy(recipe)
+    session = setup.session(recipe, strategy)
     initial = network_of(session.state())
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None
@@ -84,32 +83,33 @@ def _train(
         from hvdkit.checkpoint.resume import resumed
 
         held = commits.held if commits else None
-        progress, recounted, root, rest = resumed(adapter, recipe, topology, dataset, session, place, held)
+        progress, recounted, root, rest = resumed(adapter, recipe, mesh, dataset, session, place, held)
         strategy.load_state(rest)
         if progress.step:
             adapter.seed(_seed_at(recipe, progress))
     elif place and keeps:
-        check_fresh(adapter, topology, place)
+        check_fresh(adapter, mesh.world, place)
     session.broadcast_state(root_rank=root)
     first_step = progress.step
 
     checkpoints = None
-    if topology.is_root and place and recipe.checkpoint:
-        checkpoints = snapshots.Checkpoints(place, recipe.checkpoint)
-    keeper = _Keeper(adapter, session, recipe, topology, strategy, checkpoints, commits)
+    if mesh.is_root and place and recipe.checkpoint:
+        checkpoints = snapshots.Checkpoints(place, recipe.checkpoint, setup.task.best)
+    keeper = _Keeper(setup, session, checkpoints, commits)
 
     def report(phase: str, step: int) -> None:
         heartbeat.beat(phase, step)
         if commits and step > first_step:
-            commits.stepped(step, topology.size)
+            commits.stepped(step, mesh.world.size)
 
     loop = Loop(
         adapter,
         session,
+        setup.task,
         recipe,
-        topology,
+        mesh,
         dataset,
-        _metrics_file(out if topology.is_root else None, recipe, progress, recounted),
+        _metrics_file(out if mesh.is_root else None, recipe, progress, recounted),
         tell=report,
         progress=progress,
         keep=keeper.keep,
@@ -128,12 +128,12 @@ def _train(
     train_s = time.perf_counter() - started
 
     heartbeat.beat("gathering the result")
-    result = _result(adapter, recipe, topology, dataset, loop, network, session, digest(initial), train_s, first_step)
+    result = _result(setup, loop, session, digest(initial), train_s, first_step)
     result.bytes_per_step = strategy.bytes_per_step
     if commits:
-        commits.stepped(result.steps, topology.size)  # ranks lost after the last update count too
+        commits.stepped(result.steps, mesh.world.size)  # ranks lost after the last update count too
         result.recoveries = commits.recoveries
-    if topology.is_root:
+    if mesh.is_root:
         if out and checkpoints:
             result.checkpoints = {name: str(path.relative_to(out)) for name, path in checkpoints.kept().items()}
         print(result.model_dump_json(indent=2), flush=True)
@@ -150,22 +150,19 @@ def _train(
 class _Keeper:
     """Saves a run's state: on disk, on the rank that has `checkpoints`, and in memory if there are `commits`."""
 
-    adapter: Adapter
+    setup: Setup
     session: Session
-    recipe: Recipe
-    topology: Topology
-    strategy: Strategy
     checkpoints: snapshots.Checkpoints | None
     commits: Commits | None
 
     def keep(self, progress: Progress) -> None:
         """Start writing a checkpoint; collective."""
-        if self.checkpoints or not isinstance(self.strategy, Dense):  # other strategies' states are collective
+        if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
             taken = self._snapshot(progress)
             if self.checkpoints:
                 self.checkpoints.write(taken)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
-        self.adapter.seed(_seed_at(self.recipe, progress))
+        self.setup.adapter.seed(_seed_at(self.setup.recipe, progress))
 
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
@@ -173,8 +170,8 @@ class _Keeper:
             self.commits.take(self._snapshot(progress))
 
     def _snapshot(self, progress: Progress) -> Checkpoint:
-        rest = self.strategy.state()
-        record = _record(self.adapter, self.recipe, self.topology, progress)
+        rest = self.session.strategy.state()
+        record = _record(self.setup, progress)
         return Checkpoint(record, self.session.state() | rest)
 
 
@@ -190,14 +187,15 @@ def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounte
     return metrics_file
 
 
-def _record(adapter: Adapter, recipe: Recipe, topology: Topology, progress: Progress) -> snapshots.Record:
+def _record(setup: Setup, progress: Progress) -> snapshots.Record:
+    adapter = setup.adapter
     return snapshots.Record(
         progress=copy.copy(progress),
-        np=topology.size,
+        np=setup.mesh.world.size,
         framework=adapter.NAME,
         framework_version=adapter.versions()["framework"],
         hvdkit_version=hvdkit.__version__,
-        recipe=recipe.model_dump(mode="json"),
+        recipe=setup.recipe.model_dump(mode="json"),
     )
 
 
@@ -206,21 +204,13 @@ def _seed_at(recipe: Recipe, progress: Progress) -> int:
 
 
 def _result(
-    adapter: Adapter,
-    recipe: Recipe,
-    topology: Topology,
-    dataset: Dataset,
-    loop: Loop,
-    network: resnet.ResNet,
-    session: Session,
-    initial_state_sha256: str,
-    train_s: float,
-    first_step: int,
+    setup: Setup, loop: Loop, session: Session, initial_state_sha256: str, train_s: float, first_step: int
 ) -> TrainResult:
     """The result of the run; collective, with the same figures on all ranks."""
-    measured, progress = measurement.gather(adapter, recipe, topology, loop), loop.progress
+    adapter, recipe, world = setup.adapter, setup.recipe, setup.mesh.world
+    measured, progress = measurement.gather(adapter, recipe, setup.mesh, loop), loop.progress
     versions = adapter.versions()
-    corrupt = {path for each in adapter.allgather_object(list(dataset.corrupt), name="corrupt") for path in each}
+    corrupt = {path for each in adapter.allgather_object(list(setup.dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(
         framework=adapter.NAME,
         rival=rival_of(adapter),
@@ -229,11 +219,11 @@ def _result(
         hvdkit_version=hvdkit.__version__,
         recipe=recipe.name,
         model=recipe.model.name,
-        parameters=resnet.parameter_count(network),
+        parameters=parameter_count(setup.network),
         np=measured.processes,
         launcher=os.environ.get("HVDKIT_LAUNCHER") or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
-        device=topology.device,
-        threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, topology.local_size),
+        device=world.device,
+        threads=threads_per_rank(None if recipe.threads == "auto" else recipe.threads, world.local_size),
         seed=recipe.seed,
         batch_size=recipe.batch_size,
         compression=str(recipe.compression),
@@ -246,14 +236,16 @@ def _result(
         epochs=loop.epochs,
         steps=progress.step,
         first_step=first_step,
+        images_per_second=measured.samples_per_second,
+        cpu_s_per_image=measured.cpu_s_per_sample,
         **measured.figures,
         train_loss=progress.train_loss,
-        val_accuracy=progress.val_accuracy,
-        val_loss=progress.val_loss,
+        val_accuracy=progress.validation.get("accuracy"),
+        val_loss=progress.validation.get("loss"),
         train_s=train_s,
         corrupt_images=len(corrupt),
-        native_pipeline=dataset.native,
-        tuning=None if rival_of(adapter) else tuning.told(tuning.apply(recipe), adapter.CHOSEN[topology.device]),
+        native_pipeline=setup.dataset.native,
+        tuning=None if rival_of(adapter) else tuning.told(tuning.apply(recipe), adapter.CHOSEN[world.device]),
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest(parameters_of(session.state())),

@@ -262,7 +262,7 @@ def evaluation_changes_nothing(adapter: Adapter, topology: Topology, make: Make)
     session = make()
     session.train_step([batch(0)])
     before = session.state()
-    images = batch(3).images
+    images = batch(3).inputs
     first, second = session.predict(images), session.predict(images)
     assert first.shape == (len(images), CLASSES) and same(first, second)
     after = session.state()

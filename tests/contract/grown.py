@@ -10,7 +10,9 @@ import numpy as np
 from cases import CLASSES, FEATURES, Make, batch, case, error, features, same
 from papers import RULES, clipped
 
+from hvdkit import tasks
 from hvdkit.core import trainer as loop_
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.seam import Adapter
@@ -79,7 +81,7 @@ def own_gradients_average_to_the_applied(adapter: Adapter, topology: Topology, m
     session = make(precision="fp64", label_smoothing=0.1)
     before = session.state()
     got = session.gradients(batch(topology.rank))
-    assert got.logits.shape == (8, CLASSES) and got.logits.dtype == np.float64
+    assert got.outputs.shape == (8, CLASSES) and got.outputs.dtype == np.float64
     everyone = adapter.allgather_object(got.own, name="grown.own")
     mean = {name: sum(own[name] for own in everyone) / topology.size for name in got.own}
     assert worst(got.averaged, mean) < 1e-12
@@ -98,7 +100,7 @@ def an_update_over_parts_equals_the_whole_batch(adapter: Adapter, topology: Topo
         session = make(tiny=True, precision="fp64", momentum=0.9)
         for step in range(3):
             whole = features(10 * step + topology.rank, count=12)
-            pieces = zip(np.split(whole.images, parts), np.split(whole.labels, parts), strict=True)
+            pieces = zip(np.split(whole.inputs, parts), np.split(whole.targets, parts), strict=True)
             session.train_step([Batch(images, labels) for images, labels in pieces])
         after.append(session.state())
     assert worst(after[1], after[0]) < 1e-12
@@ -109,8 +111,8 @@ def an_update_over_parts_equals_the_whole_batch(adapter: Adapter, topology: Topo
 def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make) -> None:
     """Over an epoch of three batches in updates of two, so the last of each epoch has one; and a stop in between."""
     everything = features(1, count=3 * 4 * topology.size)
-    split = ArraySplit(everything.images, everything.labels)
-    dataset = Dataset(split, ArraySplit(split.images[:5], split.labels[:5]), (1, FEATURES, 1), CLASSES)
+    split = ArraySplit(everything.inputs, everything.targets)
+    dataset = Dataset(split, ArraySplit(split.inputs[:5], split.targets[:5]), (1, FEATURES, 1), CLASSES)
     recipe = Recipe.model_validate(
         {
             "name": "fit",
@@ -124,7 +126,10 @@ def fit_takes_the_same_updates(adapter: Adapter, topology: Topology, make: Make)
         }
     )
     sessions = [make(tiny=True, precision="fp64", optimizer=recipe.optimizer) for _ in range(2)]
-    loops = [loop_.Loop(adapter, session, recipe, topology, dataset, MetricsFile(None)) for session in sessions]
+    loops = [
+        loop_.Loop(adapter, session, tasks.choose(recipe), recipe, Mesh(topology), dataset, MetricsFile(None))
+        for session in sessions
+    ]
     assert loops[0].group_sizes == [2, 1] and loops[0].total_steps == 3
     sessions[0].fit(loops[0])
     loop_.drive(sessions[1], loops[1])
@@ -168,7 +173,7 @@ def an_overflow_on_one_rank_skips_the_step_on_all(adapter: Adapter, topology: To
         assert int(before["optimizer.good_steps"]) == 1
         huge = features(topology.rank)
         if topology.rank == topology.size - 1:
-            huge = replace(huge, images=huge.images * np.float32(1e38))
+            huge = replace(huge, inputs=huge.inputs * np.float32(1e38))
         session.train_step([huge])
         after = session.state()
         assert set(changed(before, after)) == {"optimizer.loss_scale", "optimizer.good_steps"}, changed(before, after)
@@ -246,7 +251,7 @@ def slots_and_counts_are_saved_loaded_and_broadcast(adapter: Adapter, topology: 
 @case
 def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology, make: Make) -> None:
     session = make()
-    loop_.check_ranks(adapter, session, topology, step=4)
+    loop_.check_ranks(adapter, session, Mesh(topology), step=4)
     state = session.state()
     if topology.rank == topology.size - 1:
         state["fc.bias"] = state["fc.bias"] + np.float32(1e-3)
@@ -254,7 +259,7 @@ def ranks_that_have_drifted_apart_are_named(adapter: Adapter, topology: Topology
     if topology.size == 1:
         return
     try:
-        loop_.check_ranks(adapter, session, topology, step=5)
+        loop_.check_ranks(adapter, session, Mesh(topology), step=5)
     except RunError as told:
         text = str(told)
         assert f"rank {topology.size - 1}" in text and "step 5" in text and "fc.bias" in text, text

@@ -73,7 +73,7 @@ def main(framework: str, report: Path) -> None:
         if tiny:
             built, state = tiny_network(framework, PRECISIONS[precision].parameters), tiny_state()
         else:
-            built, state = network(framework, table(precision, recompute)), resnet.initial_state(table(), seed=3)
+            built, state = network(framework, table(precision, recompute)), table().initial_state(seed=3)
         optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
         loss = Loss(label_smoothing=label_smoothing)
         strategy = strategy or Dense(adapter, topology.size, half=compression == "fp16")
@@ -97,7 +97,7 @@ def main(framework: str, report: Path) -> None:
 
     session = make()
     session.train_step([batch(topology.rank)])
-    made = session.state() | {"logits": session.predict(batch(9).images)}
+    made = session.state() | {"logits": session.predict(batch(9).inputs)}
     if topology.is_root:
         np.savez(report.with_suffix(".npz"), **made)
         told = {"declared": sorted(adapter.CAPABILITIES), "signatures": signatures(adapter)}

@@ -11,6 +11,7 @@ import numpy as np
 from cases import Make, case, error, same
 from grown import changed, features, worst
 
+from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
@@ -97,7 +98,7 @@ def compression_is_numpys_and_so_are_its_bytes(adapter: Adapter, topology: Topol
     for index, method in enumerate(methods):
 
         def reduced(adapter: Any, topology: Topology, method: Any = method, index: int = index) -> Any:
-            reducer = Reducer(Ring(adapter, topology, f"case.{index}"), method, seed=3, momentum=0.9)
+            reducer = Reducer(Ring(adapter, Mesh(topology), f"case.{index}"), method, seed=3, momentum=0.9)
             named = [drawn(step, topology.rank) for step in range(2)]
             there = [{name: adapter.from_numpy(value) for name, value in each.items()} for each in named]
             means = [{name: adapter.to_numpy(mean) for name, mean in reducer(each).items()} for each in there]
@@ -118,7 +119,7 @@ def compression_is_numpys_and_so_are_its_bytes(adapter: Adapter, topology: Topol
 @case
 def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topology, make: Make) -> None:
     """In several parts too, and with what was left over in the step before."""
-    reducer = Reducer(Ring(adapter, topology, "case.training"), TopK(ratio=0.05))
+    reducer = Reducer(Ring(adapter, Mesh(topology), "case.training"), TopK(ratio=0.05))
     session = make(tiny=True, precision="fp64", strategy=Compressed(reducer), momentum=0.0, weight_decay=0.0)
     simulated: list[list[dict[str, np.ndarray]]] = []  # by step and rank
     for step in range(2):
@@ -129,7 +130,7 @@ def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topo
         simulated.append(adapter.allgather_object(mine, name="case.own"))
 
         def reduced(adapter: Any, topology: Topology) -> dict[str, np.ndarray]:
-            again = Reducer(Ring(adapter, topology), TopK(ratio=0.05))
+            again = Reducer(Ring(adapter, Mesh(topology)), TopK(ratio=0.05))
             return [again(everyone[topology.rank]) for everyone in simulated][-1]
 
         expected = together(topology.size, reduced)[0]
@@ -144,14 +145,14 @@ def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topo
 def an_overflow_is_not_kept(adapter: Adapter, topology: Topology, make: Make) -> None:
     if "fp16" not in adapter.CAPABILITIES:
         return
-    reducer = Reducer(Ring(adapter, topology, "case.overflow"), TopK(ratio=0.05))
+    reducer = Reducer(Ring(adapter, Mesh(topology), "case.overflow"), TopK(ratio=0.05))
     session = make(tiny=True, precision="fp16", strategy=Compressed(reducer), optimizer=Sgd(learning_rate=0.1))
     session.load_state(session.state() | {"optimizer.loss_scale": np.asarray(256.0)})
     session.train_step([features(topology.rank)])
     before, kept = session.state(), reducer.state()
     huge = features(topology.rank)
     if topology.rank == topology.size - 1:
-        huge = replace(huge, images=huge.images * np.float32(1e38))
+        huge = replace(huge, inputs=huge.inputs * np.float32(1e38))
     session.train_step([huge])
     after = session.state()
     assert set(changed(before, after)) == {"optimizer.loss_scale", "optimizer.good_steps"}, changed(before, after)
@@ -176,6 +177,6 @@ def other_ways_than_the_ring_give_the_mean(adapter: Adapter, topology: Topology,
     vector = np.arange(1000, dtype=np.float32) * (topology.rank + 1)
     expected = np.arange(1000) * (topology.size + 1) / 2
     for way in ("central", "hierarchical"):
-        transport = TRANSPORTS[way](adapter, topology, f"case.{way}")
+        transport = TRANSPORTS[way](adapter, Mesh(topology), f"case.{way}")
         for _ in range(2):
             assert error(adapter.to_numpy(transport.mean(adapter.from_numpy(vector))), expected) < 1e-6, way

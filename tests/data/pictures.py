@@ -65,10 +65,10 @@ def digests(folder: Path, cifar: Path | None = None, workers: int = 2, ranks: in
             for number, batches in enumerate(zip(*shards, strict=True)):
                 if number == 20:
                     break
-                total.update(np.concatenate([batch.images for batch in batches]).tobytes())
-                total.update(np.concatenate([batch.labels for batch in batches]).tobytes())
+                total.update(np.concatenate([batch.inputs for batch in batches]).tobytes())
+                total.update(np.concatenate([batch.targets for batch in batches]).tobytes())
         batch = dataset.val.batch(np.arange(min(50, len(dataset.val))))
-        total.update(batch.images.tobytes() + batch.labels.tobytes())
+        total.update(batch.inputs.tobytes() + batch.targets.tobytes())
         found[name] = total.hexdigest()
     return found
 

@@ -22,6 +22,7 @@ def rank(framework: str) -> None:
     import numpy as np
 
     from hvdkit import adapters
+    from hvdkit.core.mesh import Mesh
     from hvdkit.recipe.communication import METHODS
     from hvdkit.strategies.reducer import Reducer
     from hvdkit.strategies.transports import TRANSPORTS
@@ -39,7 +40,7 @@ def rank(framework: str) -> None:
     rows = []
     for name, (way, method) in {**{name: ("ring", name) for name in METHODS}, "central": ("central", "none")}.items():
         settings = METHODS[method](**SETTINGS.get(method, {}))
-        reducer = Reducer(TRANSPORTS[way](adapter, topology, f"wire.{name}"), settings)
+        reducer = Reducer(TRANSPORTS[way](adapter, Mesh(topology), f"wire.{name}"), settings)
         adapter.to_numpy(reducer(tensors)["weight"])  # Horovod makes friends with the names
         before, counted = carried(), reducer.transport.sent
         for _ in range(CALLS):

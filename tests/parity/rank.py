@@ -11,20 +11,21 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from hvdkit import adapters
+from hvdkit import adapters, tasks
 from hvdkit.core import metrics
 from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core.mesh import Mesh
 from hvdkit.data import batches
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Loss
 from hvdkit.tasks import resnet
+from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.worker import parity, setup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,15 +71,15 @@ def prepared_otherwise(**changes: dict[str, Any]) -> Fault:
 
 @contextmanager
 def average_of_averages(adapter: Any, module: Any) -> Iterator[None]:
-    def evaluate(adapter: Any, session: Any, split: Any, batch_size: int, topology: Any) -> tuple[float, float]:
+    def evaluate(adapter: Any, session: Any, wanted: Any, split: Any, batch_size: int, shard: Any) -> dict[str, float]:
         correct, loss, count = 0, 0.0, 0
-        for batch, valid in batches.evaluation_batches(split, batch_size, topology.rank, topology.size):
-            logits, labels = session.predict(batch.images)[:valid], batch.labels[:valid]
+        for batch, valid in batches.evaluation_batches(split, batch_size, shard.rank, shard.size):
+            logits, labels = session.predict(batch.inputs)[:valid], batch.targets[:valid]
             correct += int(np.sum(logits.argmax(axis=1) == labels))
-            loss += float(metrics.cross_entropy(logits, labels).sum())
+            loss += float(cross_entropy(logits, labels).sum())
             count += valid
         means = metrics.reduce_sums(adapter, correct=correct / count, loss=loss / count)
-        return means["correct"] / topology.size, means["loss"] / topology.size
+        return {"accuracy": means["correct"] / shard.size, "loss": means["loss"] / shard.size}
 
     with mock.patch.object(parity, "evaluate", evaluate):
         yield
@@ -164,13 +165,12 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     spec.loader.exec_module(module)
     recipe = schema.load(recipe_file)
     topology = adapter.init("cpu", 1)
-    dataset = batches.open_dataset(recipe.data, recipe.model.classes, recipe.seed)
-    network = resnet.architecture(recipe.model.name, recipe.model.classes)
+    task, mesh = tasks.choose(recipe), Mesh(topology)
+    dataset = task.open_data(mesh.shard)
 
     def take_part(leads: bool) -> None:
-        opener = partial(parity.open_dense_session, adapter, module.build, network, topology)
-        part = parity.Part(trace, STEPS, leads)
-        parity.Participant(adapter, opener, recipe, topology, dataset, part, Heartbeat()).take_part()
+        begun = setup.Setup(adapter, module.build, recipe, mesh, dataset, task, task.network(dataset.shape))
+        parity.Participant(begun, parity.Part(trace, STEPS, leads), Heartbeat()).take_part()
 
     if leads:
         take_part(leads=True)

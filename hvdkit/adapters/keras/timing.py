@@ -34,9 +34,9 @@ class Observer(timing.Observer):
         own = self._model.train_step
 
         def train_step(data: Any) -> Any:
-            images, *rest = data
-            (images,) = self._stamp((trace_events.INPUTS,), [images])
-            return own((images, *rest))
+            inputs, *rest = data
+            (inputs,) = self._stamp((trace_events.INPUTS,), [inputs])
+            return own((inputs, *rest))
 
         self._model.train_step = train_step
         try:

@@ -39,18 +39,18 @@ class Network(TensorFlowNetwork):
             )
         model.optimizer.build(model.trainable_variables)
 
-    def logits(self, images: tf.Tensor, training: bool) -> tf.Tensor:
-        return tf.cast(self.model(images, training=training), self.dtype)
+    def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
+        return tf.cast(self.model(inputs, training=training), self.dtype)
 
-    def loss(self, images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        return self.model.compute_loss(x=images, y=labels, y_pred=logits)
+    def loss(self, inputs: tf.Tensor, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return self.model.compute_loss(x=inputs, y=targets, y_pred=logits)
 
     def mean_loss(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """Mean cross-entropy of the batch; `labels` (n,), `logits` (n, classes)."""
         return cross_entropy(logits, tf.cast(labels, tf.int64), self._smoothing)
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model.predict_on_batch(images), self.dtype)
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        return np.asarray(self.model.predict_on_batch(inputs), self.dtype)
 
     def fit(self, hooks: Hooks) -> None:
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.
@@ -61,7 +61,7 @@ class Network(TensorFlowNetwork):
                 hooks.end_epoch()
                 hooks.enter_epoch(first + 1)
                 continue
-            last = first + 1 if hooks.progress.images else hooks.epochs
+            last = first + 1 if hooks.progress.samples else hooks.epochs
             self.model.fit(
                 self._batches(hooks, first, last),
                 initial_epoch=first,
@@ -77,7 +77,7 @@ class Network(TensorFlowNetwork):
         for epoch in range(first, last):
             for group in hooks.groups(epoch):
                 for batch in group:
-                    yield self.images(batch), batch.labels
+                    yield self.on_device(batch), batch.targets
 
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""

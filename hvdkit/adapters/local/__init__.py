@@ -13,12 +13,12 @@ from hvdkit.adapters import capabilities, timing
 from hvdkit.adapters.local import tensors
 from hvdkit.adapters.network import Network as EagerNetwork
 from hvdkit.core import trace_events
-from hvdkit.core.metrics import cross_entropy
 from hvdkit.core.seam import HostWatch, Observer, Op, Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
+from hvdkit.tasks.image_classification import cross_entropy
 
 __all__ = ["tensors"]
 
@@ -33,13 +33,13 @@ class Linear:
     def __init__(self, features: int, classes: int) -> None:
         self.parameters = {"fc.weight": np.zeros((classes, features)), "fc.bias": np.zeros(classes)}
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """(n, height, width, channels) -> logits (n, classes)."""
-        return images.reshape(len(images), -1) @ self.parameters["fc.weight"].T + self.parameters["fc.bias"]
+        return inputs.reshape(len(inputs), -1) @ self.parameters["fc.weight"].T + self.parameters["fc.bias"]
 
-    def gradients(self, images: np.ndarray, error: np.ndarray) -> dict[str, np.ndarray]:
+    def gradients(self, inputs: np.ndarray, error: np.ndarray) -> dict[str, np.ndarray]:
         """Gradients by parameter; `error` (n, classes) is d loss / d logits."""
-        return {"fc.weight": error.T @ images.reshape(len(images), -1), "fc.bias": error.sum(axis=0)}
+        return {"fc.weight": error.T @ inputs.reshape(len(inputs), -1), "fc.bias": error.sum(axis=0)}
 
 
 def versions() -> dict[str, str]:
@@ -127,26 +127,26 @@ class Network(EagerNetwork):
         self.stamp = _stamp
 
     def inputs(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        return batch.images, batch.labels
+        return batch.inputs, batch.targets
 
     def backward(
-        self, images: np.ndarray, labels: np.ndarray, scale: float | None
+        self, inputs: np.ndarray, targets: np.ndarray, scale: float | None
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        logits, count = self.model(images), len(labels)
+        logits, count = self.model(inputs), len(targets)
         classes = logits.shape[1]
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
-        target = np.eye(classes)[labels] * (1 - self._smoothing) + self._smoothing / classes
+        target = np.eye(classes)[targets] * (1 - self._smoothing) + self._smoothing / classes
         self.stamp((trace_events.FORWARD,), [logits])
-        gradients = self.model.gradients(images, (shares - target) / count)
+        gradients = self.model.gradients(inputs, (shares - target) / count)
         for name in gradients:
             trace_events.mark(trace_events.READY + name)
         every = [cross_entropy(logits, np.full(count, label)) for label in range(classes)]
-        loss = (1 - self._smoothing) * cross_entropy(logits, labels).mean() + self._smoothing * np.mean(every)
+        loss = (1 - self._smoothing) * cross_entropy(logits, targets).mean() + self._smoothing * np.mean(every)
         return logits, np.asarray(loss), gradients
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        return self.model(images)
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        return self.model(inputs)
 
 
 def _stamp(names: tuple[str, ...], tensors: list[np.ndarray]) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ class Network(EagerNetwork):
         self.dtype = PRECISIONS[precision].parameters
         model.cast(self.dtype)
         _initialize(model, context)
-        self._statistics: dict[tuple[int, ...], Statistics | None] = {}  # by the shape of a batch of images
+        self._statistics: dict[tuple[int, ...], Statistics | None] = {}  # by the shape of a batch of inputs
         self._statistics_of = statistics_of(model, self.dtype)
         model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of networks created before.
@@ -40,25 +40,25 @@ class Network(EagerNetwork):
         self.buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
         self._criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=self._smoothing == 0)
         self.stamp = timing.stamp
-        self._pools: dict[int, mx.nd.NDArray] = {}  # of images that stay on the device
+        self._pools: dict[int, mx.nd.NDArray] = {}  # of inputs that stay on the device
 
     def inputs(self, batch: Batch) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
         def pick(pool: mx.nd.NDArray, indices: np.ndarray) -> mx.nd.NDArray:
             return mx.nd.take(pool, self._array(indices.astype(np.int64)))
 
-        return on_device(batch, self._pools, self._images, pick), self._array(batch.labels)
+        return on_device(batch, self._pools, self._put, pick), self._array(batch.targets)
 
     def backward(
-        self, images: mx.nd.NDArray, labels: mx.nd.NDArray, scale: float | None
+        self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray, scale: float | None
     ) -> tuple[mx.nd.NDArray, mx.nd.NDArray, dict[str, mx.nd.NDArray]]:
-        if images.shape not in self._statistics:
-            self._statistics[images.shape] = self._statistics_of(images.shape)
-        statistics = self._statistics[images.shape]
+        if inputs.shape not in self._statistics:
+            self._statistics[inputs.shape] = self._statistics_of(inputs.shape)
+        statistics = self._statistics[inputs.shape]
         if statistics:
             statistics.before_step()
         with mx.autograd.record():
-            logits = self.model(images)
-            loss = self._criterion(logits, self._targets(labels, logits.shape[1])).mean()
+            logits = self.model(inputs)
+            loss = self._criterion(logits, self._smoothed(targets, logits.shape[1])).mean()
             scaled = loss if scale is None else loss * scale
         self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede
         scaled.backward()
@@ -71,8 +71,8 @@ class Network(EagerNetwork):
             weight._fresh_grad = False
         return logits, loss, {name: parameter.grad() for name, parameter in self._trained.items()}
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model(self._images(images)).asnumpy())
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        return np.asarray(self.model(self._put(inputs)).asnumpy())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         """SGD by multi-tensor kernels; with single operations, a small network's update takes a tenth of its step.
@@ -84,18 +84,18 @@ class Network(EagerNetwork):
             return None
         return partial(_sgd, settings, [mx.nd.zeros_like(weight) for weight in self.parameters.values()])
 
-    def _targets(self, labels: mx.nd.NDArray, classes: int) -> mx.nd.NDArray:
+    def _smoothed(self, labels: mx.nd.NDArray, classes: int) -> mx.nd.NDArray:
         if self._smoothing == 0:
             return labels
         hot = mx.nd.one_hot(labels, classes, dtype=self.dtype)
         return hot * (1 - self._smoothing) + self._smoothing / classes
 
-    def _images(self, images: np.ndarray) -> mx.nd.NDArray:
-        """NHWC images as an NCHW tensor on the device; inputs of other shapes are not transposed."""
-        if images.ndim == 4:
-            images = images.transpose(0, 3, 1, 2)
-        dtype = self.dtype if np.issubdtype(images.dtype, np.floating) else images.dtype
-        return self._array(np.ascontiguousarray(images, dtype))
+    def _put(self, inputs: np.ndarray) -> mx.nd.NDArray:
+        """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
+        if inputs.ndim == 4:
+            inputs = inputs.transpose(0, 3, 1, 2)
+        dtype = self.dtype if np.issubdtype(inputs.dtype, np.floating) else inputs.dtype
+        return self._array(np.ascontiguousarray(inputs, dtype))
 
     def _array(self, array: np.ndarray) -> mx.nd.NDArray:
         return mx.nd.array(array, ctx=self._context, dtype=array.dtype)

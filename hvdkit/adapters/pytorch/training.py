@@ -54,32 +54,32 @@ class Network(EagerNetwork):
         }
         self.overlaps = device.type in OVERLAPPED_ON
         self.stamp = partial(timing.stamp, device)
-        self._pools: dict[int, torch.Tensor] = {}  # of images that stay on the device
+        self._pools: dict[int, torch.Tensor] = {}  # of inputs that stay on the device
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         def pick(pool: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
             return pool[torch.from_numpy(indices).to(self._device)].contiguous(memory_format=self._layout)
 
-        images = on_device(batch, self._pools, self._images, pick)
-        return images, torch.from_numpy(batch.labels).to(self._device)
+        inputs = on_device(batch, self._pools, self._put, pick)
+        return inputs, torch.from_numpy(batch.targets).to(self._device)
 
     def backward(
-        self, images: torch.Tensor, labels: torch.Tensor, scale: float | None
+        self, inputs: torch.Tensor, targets: torch.Tensor, scale: float | None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         for parameter in self.trained.values():
             parameter.grad = None
-        logits, loss = self.loss_of(images, labels)
+        logits, loss = self.loss_of(inputs, targets)
         self.stamp((trace_events.FORWARD,), [loss])
         (loss if scale is None else loss * scale).backward()
         return logits.detach(), loss.detach(), self.gradients()
 
-    def loss_of(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and mean loss of a batch in training mode."""
         self.model.train()
         with self._autocast():
-            logits = self.forward(images)
+            logits = self.forward(inputs)
         logits = logits.to(self._dtype)
-        return logits, self._criterion(logits, labels)
+        return logits, self._criterion(logits, targets)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Every parameter's gradient; zeros if it is unused on this rank, as others may use it."""
@@ -88,10 +88,10 @@ class Network(EagerNetwork):
             for name, parameter in self.trained.items()
         }
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
         self.model.eval()
         with torch.inference_mode(), self._autocast():
-            logits = self.model(self._images(images))
+            logits = self.model(self._put(inputs))
         return np.array(logits.to(self._dtype).cpu())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
@@ -110,10 +110,10 @@ class Network(EagerNetwork):
         mixed = self._precision.compute != self._precision.parameters
         return torch.autocast(self._device.type, getattr(torch, self._precision.compute), enabled=mixed)
 
-    def _images(self, images: np.ndarray) -> torch.Tensor:
-        """NHWC images as an NCHW tensor on the device; inputs of other shapes are not transposed."""
-        tensor = torch.from_numpy(np.ascontiguousarray(images))
-        if images.ndim == 4:
+    def _put(self, inputs: np.ndarray) -> torch.Tensor:
+        """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
+        tensor = torch.from_numpy(np.ascontiguousarray(inputs))
+        if inputs.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=self._layout)
         tensor = tensor.to(self._device)
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor

@@ -41,30 +41,30 @@ class Network(EagerNetwork):
         _check_dtypes(self.parameters, self.dtype, precision)
         self._smoothing = loss.label_smoothing
         self.stamp = unmarked
-        self._pools: dict[int, tf.Tensor] = {}  # of images that stay on the device
+        self._pools: dict[int, tf.Tensor] = {}  # of inputs that stay on the device
         self._predict: Any = None
 
-    def logits(self, images: tf.Tensor, training: bool) -> tf.Tensor:
+    def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         """Logits (n, classes) in the parameters' dtype. Traced into a graph."""
         raise NotImplementedError
 
-    def loss(self, images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    def loss(self, inputs: tf.Tensor, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """The batch's mean loss. Traced into a graph."""
-        return cross_entropy(logits, labels, self._smoothing)
+        return cross_entropy(logits, targets, self._smoothing)
 
     def inputs(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.images(batch), tf.constant(batch.labels)
+        return self.on_device(batch), tf.constant(batch.targets)
 
-    def images(self, batch: Batch) -> tf.Tensor:
-        """A batch's images on the device."""
+    def on_device(self, batch: Batch) -> tf.Tensor:
+        """A batch's inputs on the device."""
         return on_device(batch, self._pools, tf.constant, tf.gather)
 
     def backward(
-        self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor | None
+        self, inputs: tf.Tensor, targets: tf.Tensor, scale: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         with tf.GradientTape() as tape:
-            (logits,) = self.stamp((trace_events.FORWARD,), [self.logits(images, True)])
-            loss = self.loss(images, labels, logits)
+            (logits,) = self.stamp((trace_events.FORWARD,), [self.logits(inputs, True)])
+            loss = self.loss(inputs, targets, logits)
             scaled = loss if scale is None else loss * tf.cast(scale, loss.dtype)
         return logits, loss, self.named(tape.gradient(scaled, list(self.parameters.values())))
 
@@ -75,9 +75,9 @@ class Network(EagerNetwork):
             for (name, variable), gradient in zip(self.parameters.items(), gradients, strict=True)
         }
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        self._predict = self._predict or self.compile(lambda images: self.logits(images, False))
-        return np.array(self._predict(tf.constant(images)))
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        self._predict = self._predict or self.compile(lambda inputs: self.logits(inputs, False))
+        return np.array(self._predict(tf.constant(inputs)))
 
     def compile(self, function: Function) -> Function:
         # AutoGraph would convert all functions, including Horovod's, which is half of a run's start-up time.
@@ -93,16 +93,16 @@ class Network(EagerNetwork):
 
 
 class ModuleNetwork(Network):
-    """A `tf.Module` in training, which is called with images and `training`."""
+    """A `tf.Module` in training, which is called with inputs and `training`."""
 
     def __init__(self, model: tf.Module, loss: Loss, precision: str) -> None:
         variables = [(_name(variable), variable) for variable in model.variables]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model = model
 
-    def logits(self, images: tf.Tensor, training: bool) -> tf.Tensor:
-        images = tf.cast(images, self.dtype) if images.dtype.is_floating else images
-        return tf.cast(self.model(images, training=training), self.dtype)
+    def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
+        inputs = tf.cast(inputs, self.dtype) if inputs.dtype.is_floating else inputs
+        return tf.cast(self.model(inputs, training=training), self.dtype)
 
 
 def unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:

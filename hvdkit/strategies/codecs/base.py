@@ -40,11 +40,11 @@ class Call:
     @property
     def ranks(self) -> int:
         """The number of ranks."""
-        return self.transport.topology.size
+        return self.transport.data.size
 
     def random_seed(self, part: int) -> int:
         """A seed that differs between runs, ranks, reductions and parts of a reduction."""
-        numbers = np.random.SeedSequence((self.seed, self.transport.topology.rank, self.step, part))
+        numbers = np.random.SeedSequence((self.seed, self.transport.data.index, self.step, part))
         return int(numbers.generate_state(1, np.uint64)[0]) >> 1
 
     def constant(self, array: np.ndarray) -> Tensor:

@@ -1,0 +1,69 @@
+"""Image classification: a ResNet, images with one label each, softmax cross-entropy and accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Recipe
+from hvdkit.tasks import resnet
+from hvdkit.tasks.task import Metrics
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hvdkit.data.dataset import Dataset
+    from hvdkit.data.shard import Shard
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Softmax cross-entropy of each row in float64: (n, classes), (n,) -> (n,)."""
+    import numpy as np
+
+    logits = logits.astype(np.float64)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels])
+
+
+def _sums(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    correct = (logits.argmax(axis=1) == labels).sum()
+    return float(correct), float(cross_entropy(logits, labels).sum())
+
+
+# Accuracy as a fraction of 1, and cross-entropy without label smoothing, of logits (n, classes) and labels (n,).
+METRICS = Metrics(("accuracy", "loss"), _sums)
+
+
+class ImageClassification:
+    """The task of recipes whose network is a ResNet. Samples are (height, width, channels), targets labels (n,)."""
+
+    unit = "images"
+    metrics = METRICS
+    best = "accuracy"
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    def open_data(self, shard: Shard) -> Dataset:
+        """The recipe's images. Raises RequestError if the model has too few classes, or files are missing or wrong."""
+        from hvdkit.data.batches import open_dataset
+
+        recipe = self._recipe
+        return open_dataset(recipe.data, recipe.model.classes, recipe.seed, shard, recipe.batch_size)
+
+    def network(self, shape: tuple[int, ...] | None = None) -> resnet.ResNet:
+        """The recipe's ResNet, for images of `shape`; None for those with three channels."""
+        model = self._recipe.model
+        table = resnet.architecture(model.name, model.classes, shape[2] if shape else 3)
+        return replace(table, zero_init_residual=model.zero_init_residual)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Check that each batch norm has more than one value per channel, as one has no variance."""
+        height, width, _ = shape
+        network = self.network(shape)
+        if self._recipe.batch_size == 1 and network.last_map(height, width) == (1, 1):
+            raise RequestError(
+                f"batch_size: {network.name} makes one value a channel of {height}×{width} pixels, of which batch "
+                "norm knows no variance; expected 2 or more images a rank and step, or larger ones"
+            )

@@ -1,0 +1,92 @@
+"""The interfaces of a task and of its network, which every task in this folder implements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
+    import numpy as np
+
+    from hvdkit.data.dataset import Dataset
+    from hvdkit.data.shard import Shard
+
+
+class Layer(NamedTuple):
+    """A layer whose output a batch norm normalizes; `cause` is what frameworks are known to do differently in it."""
+
+    name: str
+    norm: str
+    cause: str = ""
+
+
+class Network(Protocol):
+    """A network as data: the table from which a recipe's script builds it. A frozen dataclass.
+
+    `dtype` is that of the parameters, `compute_dtype` that of the activations. With `recompute` blocks compute their
+    activations again in backward.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def compute_dtype(self) -> str: ...
+
+    @property
+    def recompute(self) -> bool: ...
+
+    @property
+    def norm_momentum(self) -> float:
+        """The share of a batch norm's old running statistic that is kept."""
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
+
+    def initial_state(self, seed: int) -> dict[str, np.ndarray]:
+        """Initial parameters and buffers, float32: the same bits for every framework and rank."""
+
+    def normalized_layers(self) -> Iterator[Layer]:
+        """The layers that a batch norm follows, in forward order; none without batch norms."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What evaluation measures: for each name the mean of a value over all samples.
+
+    `sums(outputs, targets)` returns the sum of each value over a batch, in the order of `names`. `outputs` are the
+    network's in evaluation mode.
+    """
+
+    names: tuple[str, ...]
+    sums: Callable[[np.ndarray, np.ndarray], tuple[float, ...]]
+
+
+class Task(Protocol):
+    """What a recipe trains: samples, a network, and metrics.
+
+    `unit` names samples in the plural, such as images. Of the checkpoints, the one with the highest metric `best` is
+    kept.
+    """
+
+    unit: str
+    metrics: Metrics
+    best: str
+
+    def open_data(self, shard: Shard) -> Dataset:
+        """The recipe's data set. Raises RequestError if it cannot be opened or does not fit the network."""
+
+    def network(self, shape: tuple[int, ...] | None = None) -> Network:
+        """The recipe's network, for samples of `shape`; None for the usual one."""
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise RequestError if the network cannot be trained on the recipe's batches of samples of `shape`."""
+
+
+def parameter_count(network: Network) -> int:
+    """The number of trainable parameters."""
+    return sum(prod(shape) for shape in network.parameter_shapes().values())
