@@ -35,9 +35,9 @@ def recipes() -> Path:
     return installed if installed.is_dir() else package.parent / "recipes"
 
 
-def script(framework: str) -> Path:
-    """The recipe script of one framework."""
-    return recipes() / framework / "resnet.py"
+def script(framework: str, name: str = "resnet") -> Path:
+    """The recipe script of one framework that builds the networks of this name."""
+    return recipes() / framework / f"{name}.py"
 
 
 def default_out(recipe: str, command: str) -> Path:

@@ -27,10 +27,10 @@ from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
 from hvdkit.core import metrics
-from hvdkit.core.counters import Progress
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, parameters_of
+from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop, drive
 from hvdkit.data.batches import open_dataset

@@ -15,12 +15,11 @@ from hvdkit import adapters, tasks
 from hvdkit.core import metrics
 from hvdkit.core.heartbeat import first_line, lost_a_peer
 from hvdkit.core.mesh import Mesh
-from hvdkit.core.preemption import Stopping
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
 from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.core.trainer import Loop
+from hvdkit.core.trainer import Loop, Stopping
 from hvdkit.core.update_rules import decay_of, update
 from hvdkit.data import batches, small_images
 from hvdkit.data.augment import augment

@@ -16,7 +16,7 @@ from conftest import ROOT
 from pydantic import ValidationError
 
 from hvdkit import paths
-from hvdkit.core import measurement
+from hvdkit.core import metrics
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError
@@ -171,18 +171,17 @@ def test_a_step_of_local_sgd_is_timed_by_the_slowest_rank(monkeypatch: pytest.Mo
     slow_in_turn = [[0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3, 0.1]]
     used = {"own_s": 0.9, "busy_s": 2.0, "capacity_s": 4.0}
 
-    def gathered(sync: Sync | None) -> measurement.Measurement:
+    def gathered(sync: Sync | None) -> metrics.Measurement:
         clock = SimpleNamespace(
             seconds=slow_in_turn[0], cpu_seconds=[0.1] * 4, first_at=None, since_warmup=lambda: used
         )
-        loop = SimpleNamespace(clock=clock, step_samples=[100] * 4)
 
         def everyone(mine: dict[str, Any], name: str) -> list[dict[str, Any]]:
             return [mine, mine | {"seconds": slow_in_turn[1]}]
 
         adapter, recipe = SimpleNamespace(allgather_object=everyone), SimpleNamespace(warmup_steps=0, sync=sync)
         # Two hosts of one machine: one kernel, whose CPU time both see.
-        return measurement.gather(adapter, recipe, Mesh(Topology(size=2)), loop)
+        return metrics.gather(adapter, recipe, Mesh(Topology(size=2)), clock, [100] * 4)
 
     assert gathered(None).samples_per_second == pytest.approx(400 / 1.2)
     local = gathered(Sync(every=4))

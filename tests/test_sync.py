@@ -14,12 +14,11 @@ from crowd import together
 
 from hvdkit import tasks
 from hvdkit.core import trainer as loop_
-from hvdkit.core.agreement import check_alike
-from hvdkit.core.counters import Progress
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.metrics import MetricsFile
 from hvdkit.core.session import Session
 from hvdkit.core.state import parameters_of
+from hvdkit.core.step_plan import Progress
 from hvdkit.core.strategy import without_strategy
 from hvdkit.core.topology import Topology
 from hvdkit.core.trainer import Loop
@@ -31,6 +30,7 @@ from hvdkit.strategies.compressed import Compressed
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS
+from hvdkit.worker.setup import check_alike
 
 DIGITS: dict[str, Any] = {
     "name": "local",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdkit.results.machine import this_machine
-
 if TYPE_CHECKING:
     from hvdkit.results.recording import Kind
 
@@ -36,6 +34,8 @@ class Observer:
 
     def device_name(self) -> str:
         """The name of the device that this rank computes on."""
+        from hvdkit.results.machine import this_machine  # training does not need it
+
         return this_machine().processor
 
     def device_peak_mib(self) -> float | None:

@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, Record
-from hvdkit.core.counters import Progress
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter, Session
-from hvdkit.core.step_plan import StepPlan
+from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.core.strategy import without_strategy
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault

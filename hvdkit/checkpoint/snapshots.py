@@ -26,8 +26,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Va
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from hvdkit.core.counters import Progress
 from hvdkit.core.seam import Adapter
+from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.files import open_regular, read_bounded, write_atomic

@@ -96,9 +96,10 @@ def launch(
     """
     placement, bounds = plan.placement, plan.recipe.elastic
     rival = ["--rival", plan.rival] if plan.rival else []
+    script = plan.script or paths.script(plan.framework, plan.recipe.model.SCRIPT)
     job = Job(
         python=plan.runtime.python,
-        arguments=[str(plan.script or paths.script(plan.framework)), str(recipe), *arguments, *rival],
+        arguments=[str(script), str(recipe), *arguments, *rival],
         np=placement.np,
         hosts=placement.hosts,
         environment=plan.runtime.environment | _environment(plan),

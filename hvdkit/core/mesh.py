@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdkit.core.topology import Topology
-from hvdkit.data.shard import Shard
+from hvdkit.data import Shard
 from hvdkit.errors import RequestError
 
 

@@ -17,7 +17,7 @@ from hvdkit.recipe.schema import Loss, Optimizer
 if TYPE_CHECKING:  # the command line reads CAPABILITIES and starts without NumPy
     import numpy as np
 
-    from hvdkit.core.counters import Progress
+    from hvdkit.core.step_plan import Progress
     from hvdkit.data.batches import Batch
     from hvdkit.results.recording import Kind
 

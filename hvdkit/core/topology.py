@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from hvdkit.data.shard import Shard
+from hvdkit.data import Shard
 from hvdkit.errors import RequestError
 
 

@@ -10,19 +10,21 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import metrics
-from hvdkit.core.counters import Progress
 from hvdkit.core.mesh import Mesh
-from hvdkit.core.preemption import Stopping
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
 from hvdkit.core.state import digest, is_statistic, parameters_of
-from hvdkit.core.step_plan import StepPlan
+from hvdkit.core.step_plan import Progress, StepPlan
+from hvdkit.core.topology import Topology
+from hvdkit.data import Shard
 from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Dataset, Split
-from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import MetricLine
 from hvdkit.tasks.task import Metrics, Task
+
+LOOK_S = 5.0  # between two checks whether a rank was asked to stop
+_GROWTH = 8  # the most by which the interval in steps grows between two checks: the first steps may be quick
 
 
 class Loop:
@@ -220,6 +222,34 @@ class Loop:
                 **rest,
             )
         )
+
+
+class Stopping:
+    """Whether training stops early: all ranks check, at the same steps, whether any rank was asked to.
+
+    It checks after the next update and then about every LOOK_S seconds, or after each update if updates take longer.
+
+    `step` is the number of finished updates; `asked()` says whether this rank was asked to stop.
+    """
+
+    def __init__(self, adapter: Adapter, topology: Topology, asked: Callable[[], bool], step: int) -> None:
+        self._adapter, self._topology, self._asked = adapter, topology, asked
+        self._last, self._next = step, step + 1
+
+    def wanted(self, step: int, seconds: list[float]) -> bool:
+        """Whether any rank was asked to stop; collective at the steps that check, False at the others.
+
+        `seconds` holds the durations of the updates up to `step`, at least those since the last check.
+        """
+        if step < self._next:
+            return False
+        steps = step - self._last
+        # Sums of whole microseconds are exact in any order, so all ranks compute the same next step.
+        taken_us = round(1e6 * sum(seconds[-steps:]))
+        sums = metrics.reduce_sums(self._adapter, stop=float(self._asked()), taken_us=taken_us)
+        fitting = int(1e6 * LOOK_S * steps * self._topology.size / max(1.0, sums["taken_us"]))
+        self._last, self._next = step, step + max(1, min(fitting, _GROWTH * steps))
+        return sums["stop"] > 0
 
 
 def _due(every: int, count: int) -> bool:

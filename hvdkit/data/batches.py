@@ -7,10 +7,9 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from hvdkit.data import small_images
+from hvdkit.data import Shard, small_images
 from hvdkit.data.dataset import ArraySplit as ArraySplit  # users import it from here
 from hvdkit.data.dataset import Augmentation, Batch, BatchedSplit, Dataset, PoolSplit, Split, StreamedSplit
-from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, Synthetic
 

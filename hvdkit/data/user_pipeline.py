@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.data import Shard
 from hvdkit.data.dataset import ArraySplit, Batch, Dataset
-from hvdkit.data.shard import Shard
 from hvdkit.errors import RequestError, RunError
 from hvdkit.recipe.schema import Native
 

@@ -7,7 +7,7 @@ received, before anything is started or written.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -38,6 +38,9 @@ ModelName = Literal[
 
 class Model(Strict):
     """The network; its layers are in `hvdkit/tasks/resnet.py`."""
+
+    TASK: ClassVar[str] = "image_classification"  # the module in `hvdkit/tasks/`
+    SCRIPT: ClassVar[str] = "resnet"  # the module in `recipes/<framework>/` that builds the network
 
     name: ModelName
     classes: int = Field(10, ge=2, le=1_000_000)

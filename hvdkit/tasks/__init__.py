@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.task import Task
 
 
 def choose(recipe: Recipe) -> Task:
-    """The task of the recipe's network and data."""
-    from hvdkit.tasks.image_classification import ImageClassification
-
-    return ImageClassification(recipe)
+    """The task of the recipe's network: `TASK` of the module that the network's schema names."""
+    task: Task = import_module(f"hvdkit.tasks.{recipe.model.TASK}").TASK(recipe)
+    return task

@@ -13,8 +13,8 @@ from hvdkit.tasks.task import Metrics
 if TYPE_CHECKING:
     import numpy as np
 
+    from hvdkit.data import Shard
     from hvdkit.data.dataset import Dataset
-    from hvdkit.data.shard import Shard
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -67,3 +67,6 @@ class ImageClassification:
                 f"batch_size: {network.name} makes one value a channel of {height}×{width} pixels, of which batch "
                 "norm knows no variance; expected 2 or more images a rank and step, or larger ones"
             )
+
+
+TASK = ImageClassification

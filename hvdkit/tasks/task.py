@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     import numpy as np
 
+    from hvdkit.data import Shard
     from hvdkit.data.dataset import Dataset
-    from hvdkit.data.shard import Shard
 
 
 class Layer(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +10,14 @@ from typing import Any
 
 from hvdkit import tasks
 from hvdkit.core import tuning, usage
-from hvdkit.core.agreement import check_alike
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.precision import PRECISIONS, check_can
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.topology import threads_per_rank
+from hvdkit.core.topology import Topology, threads_per_rank
 from hvdkit.data.dataset import Dataset
+from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import restart_names
@@ -99,3 +99,23 @@ def _noting_lines_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:
     from hvdkit.checkpoint import elastic
 
     return elastic.noting_lines()
+
+
+def check_alike(adapter: Adapter, topology: Topology, settings: Mapping[str, Any]) -> None:
+    """Check that all ranks have the same settings (values by dotted key); collective.
+
+    Raises RequestError, the same on every rank, naming each key that differs and the ranks' values.
+    """
+    if topology.size == 1:
+        return
+    everyone = adapter.allgather_object(dict(settings), name="settings")
+    faults = []
+    for key in sorted({key for each in everyone for key in each}):
+        values = [each.get(key, "nothing") for each in everyone]
+        other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            faults.append(
+                f"{key}: expected the same on all ranks, got {values[0]} on rank 0 and {values[other]} on rank {other}"
+            )
+    if faults:
+        raise RequestError("\n".join(faults))

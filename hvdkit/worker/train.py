@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, check_fresh
-from hvdkit.core import measurement, metrics, tuning
-from hvdkit.core.counters import Progress
+from hvdkit.core import metrics, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest, network_of, parameters_of
+from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trainer import Loop
 from hvdkit.errors import Stopped
@@ -208,7 +208,7 @@ def _result(
 ) -> TrainResult:
     """The result of the run; collective, with the same figures on all ranks."""
     adapter, recipe, world = setup.adapter, setup.recipe, setup.mesh.world
-    measured, progress = measurement.gather(adapter, recipe, setup.mesh, loop), loop.progress
+    measured, progress = metrics.gather(adapter, recipe, setup.mesh, loop.clock, loop.step_samples), loop.progress
     versions = adapter.versions()
     corrupt = {path for each in adapter.allgather_object(list(setup.dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(
