@@ -27,6 +27,19 @@ def restart_names() -> None:
     _names = itertools.count()
 
 
+def on_wire(adapter: Adapter, tensor: Tensor, half: bool) -> tuple[Tensor, str | None]:
+    """The tensor to send, with `half` in float16, and the tensor's own dtype if that is different."""
+    dtype = adapter.dtype(tensor)
+    if not half or dtype not in ("float32", "float64"):
+        return tensor, None
+    return adapter.cast(tensor, "float16"), dtype
+
+
+def from_wire(adapter: Adapter, tensor: Tensor, dtype: str | None) -> Tensor:
+    """A received tensor in the dtype that `on_wire` returned."""
+    return tensor if dtype is None else adapter.cast(tensor, dtype)
+
+
 class Dense(Strategy):
     """Sends gradients in their own dtype or, with `half`, in float16, where values beyond 65,504 become infinite.
 
@@ -55,15 +68,15 @@ class Dense(Strategy):
         """The means over all ranks by name; waits for gradients that `begin` has sent."""
         if session.network.overlaps:
             return self._awaited(session, gradients)
-        sent = {name: self._on_wire(gradient) for name, gradient in gradients.items()}
+        sent = {name: on_wire(self._adapter, gradient, self._half) for name, gradient in gradients.items()}
         packed = session.network.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
         means = self._adapter.allreduce(packed, "average", self._name, overwrite=True)
         means = session.network.stamp((trace_events.RECEIVED,), means)
-        return {name: self._back(mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
+        return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> None:
         """Start averaging one gradient."""
-        tensor, dtype = self._on_wire(gradient)
+        tensor, dtype = on_wire(self._adapter, gradient, self._half)
         self._under_way[name] = session.network.start_average(tensor, f"{self._name}.{name}"), dtype
 
     def _awaited(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -74,14 +87,4 @@ class Dense(Strategy):
         means = {name: (self._under_way[name][0](), self._under_way[name][1]) for name in gradients}
         session.network.stamp((trace_events.RECEIVED,), [])
         self._under_way.clear()
-        return {name: self._back(mean, dtype) for name, (mean, dtype) in means.items()}
-
-    def _on_wire(self, gradient: Tensor) -> tuple[Tensor, str | None]:
-        """The tensor to send, and the gradient's own dtype if that is different."""
-        dtype = self._adapter.dtype(gradient)
-        if not self._half or dtype not in ("float32", "float64"):
-            return gradient, None
-        return self._adapter.cast(gradient, "float16"), dtype
-
-    def _back(self, mean: Tensor, dtype: str | None) -> Tensor:
-        return mean if dtype is None else self._adapter.cast(mean, dtype)
+        return {name: from_wire(self._adapter, mean, dtype) for name, (mean, dtype) in means.items()}

@@ -25,4 +25,4 @@ def make(settings: Compression, momentum: float = 0.0, clip_norm: float | None =
         return Quantised(Bits8(), settings.bucket_mib, settings.error_feedback)
     if isinstance(settings, BrainFloat):
         return Quantised(Bits16(), 1.0, settings.error_feedback)
-    return Dense("float16" if settings.method == "fp16" else None)
+    return Dense(settings.method == "fp16")

@@ -1,19 +1,21 @@
-"""No compression, or a cast to another dtype."""
+"""No compression, or float16 on the wire."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from hvdkit.strategies.codecs.base import Call, State, Tensor
+from hvdkit.strategies.dense import from_wire, on_wire
 
 
 @dataclass(frozen=True)
 class Dense:
-    """The mean of all values, sent and summed in dtype `wire` (NumPy's name); None for the vector's own dtype."""
+    """The mean of all values, sent and summed in their own dtype or, with `half`, in float16."""
 
-    wire: str | None = None
+    half: bool = False
 
     def reduce(self, call: Call, vector: Tensor, state: State) -> tuple[Tensor, State]:
         """As `Method.reduce`."""
-        own = call.dtype(vector)
-        return call.cast(call.transport.mean(call.cast(vector, self.wire or own)), own), state
+        adapter = call.transport.adapter
+        sent, dtype = on_wire(adapter, vector, self.half)
+        return from_wire(adapter, call.transport.mean(sent), dtype), state
