@@ -61,7 +61,7 @@ class Side:
             setup.mesh,
             setup.dataset,
             metrics.MetricsFile(None),
-            tell=heartbeat.beat,
+            report=heartbeat.beat,
         )
         self.session.fit(loop)
         return loop.clock.seconds[self.warmup :]

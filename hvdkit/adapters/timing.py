@@ -26,18 +26,11 @@ class Observer:
         if self._hvd is not None and path is not None:
             self._hvd.start_timeline(str(path))
 
-    def start_own_profile(self, folder: Path, rank: int) -> None:
+    def own_profile(self, path: Path | None) -> None:
         """Does nothing: the framework has no profiler that is used."""
 
-    def stop_own_profile(self) -> None:
-        """Does nothing."""
-
-    def device_name(self) -> str:
-        """The name of the device that this rank computes on."""
+    def device(self) -> tuple[str, float | None]:
+        """The processor's name, and None, as its memory is the machine's."""
         from hvdkit.results.machine import this_machine  # training does not need it
 
-        return this_machine().processor
-
-    def device_peak_mib(self) -> float | None:
-        """The device's peak memory in MiB; None on a CPU."""
-        return None
+        return this_machine().processor, None

@@ -31,7 +31,7 @@ CAPABILITIES = {
     "gpu-bf16": "trains with `precision: bf16` on a GPU",
     "gpu-fp16": "trains with `precision: fp16` on a GPU",
     "exact-sums": "its float32 batch norm adds up in more than float32, or in a tree, not one value after the other",
-    "layer-times": "tells when each layer's forward pass has ended, beside when each gradient is ready",
+    "layer-times": "records when each layer's forward pass has ended, beside when each gradient is ready",
     "own-profile": "writes its framework's own profile beside hvdkit's",
     "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
@@ -168,17 +168,11 @@ class Observer(Protocol):
     def timeline(self, path: Path | None) -> None:
         """Start Horovod's timeline at `path` (rank 0 writes it); None stops it and completes the file."""
 
-    def start_own_profile(self, folder: Path, rank: int) -> None:
-        """Start the framework's own profiler."""
+    def own_profile(self, path: Path | None) -> None:
+        """Start the framework's own profiler; None stops it and writes the file."""
 
-    def stop_own_profile(self) -> None:
-        """Stop the framework's profiler and write `rank-<rank>.json` into the folder."""
-
-    def device_name(self) -> str:
-        """The name of the device that this rank computes on."""
-
-    def device_peak_mib(self) -> float | None:
-        """The peak device memory in MiB; None if the device uses the machine's main memory."""
+    def device(self) -> tuple[str, float | None]:
+        """The name of this rank's device, and its peak memory in MiB; None if that is the machine's main memory."""
 
 
 class Adapter(Protocol):

@@ -18,7 +18,7 @@ from hvdkit.core import trace_events
 from hvdkit.core.seam import Adapter, Hooks, Tensor
 from hvdkit.core.state import check_fits, from_canonical, to_canonical
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.update import Update
+from hvdkit.core.update import Update, scalar
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import Loss, Optimizer
 
@@ -60,7 +60,7 @@ class Session:
         self.network = adapter.bind(model, loss, precision)
         self.network.session = self
         settings = self.strategy.optimizer(optimizer)
-        self.update = Update(adapter.tensors, self.network, settings, precision)
+        self.update = Update(adapter, self.network, settings, precision)
         parameters = sorted(self.network.parameters.items())
         self.shapes = {name: self._turned_shape(parameter) for name, parameter in parameters}
         self.dtype = adapter.dtype(parameters[0][1])
@@ -127,7 +127,7 @@ class Session:
 
     def _finish(self, count: Any) -> None:
         ops = self.adapter.tensors
-        means = {name: total / ops.scalar(count, total) for name, total in self._sums.items()}
+        means = {name: total / scalar(self.adapter, count, total) for name, total in self._sums.items()}
         self.update(self._averaged(means))
         for total in self._sums.values():
             ops.assign(total, total * 0)

@@ -49,9 +49,6 @@ class Tensors(Protocol):
     def number(self, value: float) -> Number:
         """Create a `Number`."""
 
-    def scalar(self, value: Any, like: Tensor) -> Any:
-        """Convert a value that `Number.get` returned for arithmetic with `like`."""
-
     def when(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
         """Call `then` or `otherwise`, which return nothing, depending on a condition of one element."""
 

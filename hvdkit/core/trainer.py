@@ -33,7 +33,7 @@ class Loop:
     The framework's loop starts with epoch `progress.epoch` and calls begin_epoch, then for each of `groups`
     begin_step, the update and end_step, then end_epoch. A group has `accumulate` batches; the last group of an epoch
     has the remaining ones. `plan` counts updates; `group_sizes` are the batches of each update left in the epoch.
-    `tell(phase, step)` is called with the rank's current phase and its number of finished updates. `keep` writes a
+    `report(phase, step)` is called with the rank's current phase and its number of finished updates. `keep` writes a
     checkpoint of the progress, `commit` keeps it in memory; all ranks call both. If `asked_to_stop` returns true on
     any rank, an update within seconds raises Stopped. Raises RequestError as `StepPlan` does.
     """
@@ -47,7 +47,7 @@ class Loop:
         mesh: Mesh,
         dataset: Dataset,
         metrics_file: metrics.MetricsFile,
-        tell: Callable[[str, int], None] = lambda phase, step: None,
+        report: Callable[[str, int], None] = lambda phase, step: None,
         progress: Progress | None = None,
         keep: Callable[[Progress], None] | None = None,
         commit: Callable[[Progress], None] | None = None,
@@ -55,7 +55,7 @@ class Loop:
     ) -> None:
         self._adapter, self._session = adapter, session
         self._task, self._recipe, self._mesh, self._dataset = task, recipe, mesh, dataset
-        self._metrics_file, self._tell = metrics_file, tell
+        self._metrics_file, self._report = metrics_file, report
         self._keep, self._commit, self._strategy = keep, commit, session.strategy
         self._unchecked = False  # whether to compare the ranks when their weights are next equal
         self.plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
@@ -95,14 +95,14 @@ class Loop:
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the clock. Epochs count from 0."""
-        self._tell("input", self.progress.step)
+        self._report("input", self.progress.step)
         self.enter_epoch(epoch)
         self._strategy.begin_epoch(epoch)
         self.clock.resume()
 
     def begin_step(self) -> None:
         """Set the step's learning rate."""
-        self._tell("train step", self.progress.step)
+        self._report("train step", self.progress.step)
         self._session.set_learning_rate(self.rate(self.progress.step))
         self._strategy.begin_step(self.progress.step, self.plan.steps_per_epoch)
 
@@ -112,7 +112,7 @@ class Loop:
         Raises Stopped if a rank was asked to stop, after a checkpoint if the recipe has them. Raises RunError if the
         ranks' weights differ (`check_ranks`) or a file cannot be written.
         """
-        self._tell("end of step", self.progress.step)
+        self._report("end of step", self.progress.step)
         self._strategy.end_step()
         self._adapter.synchronize()
         self.clock.tick()
@@ -126,7 +126,7 @@ class Loop:
         self._unchecked |= _due(self._recipe.check_ranks, progress.step)
         if self._unchecked and not self._strategy.diverged:
             self._unchecked = False
-            self._tell("comparing ranks", progress.step)
+            self._report("comparing ranks", progress.step)
             check_ranks(self._adapter, self._session, self._mesh, progress.step)  # timed as part of the next step
         stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
         if _due(self._recipe.log_every, progress.step):
@@ -138,13 +138,13 @@ class Loop:
             self._checkpoint()
         elastic = self._recipe.elastic
         if self._commit and elastic and _due(elastic.commit_every, progress.step):
-            self._tell("commit", progress.step)
+            self._report("commit", progress.step)
             self._strategy.settle()
             self._read_losses()
             self._commit(progress)  # timed as part of the next step
         if stopping:
             raise Stopped(f"stopped after step {progress.step} of {self.total_steps}, as asked")
-        self._tell("input", progress.step)
+        self._report("input", progress.step)
 
     def end_epoch(self) -> None:
         """Evaluate, write the epoch's line, and write a checkpoint if one is due. Raises RunError if writing fails."""
@@ -172,13 +172,13 @@ class Loop:
         self._strategy.synchronize()
         merge_statistics(self._adapter, self._session, self._mesh)
         split, batch_size = self._dataset.val, self._recipe.batch_size
-        on_batch = partial(self._tell, "evaluation", self.progress.step)
+        on_batch = partial(self._report, "evaluation", self.progress.step)
         return evaluate(self._adapter, self._session, self._task.metrics, split, batch_size, self._mesh.shard, on_batch)
 
     def _checkpoint(self) -> None:
         if self._keep is None:
             return
-        self._tell("checkpoint", self.progress.step)
+        self._report("checkpoint", self.progress.step)
         self._strategy.settle()
         self._read_losses()
         merge_statistics(self._adapter, self._session, self._mesh)

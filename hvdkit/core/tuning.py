@@ -57,7 +57,7 @@ def in_force(recipe: Recipe) -> dict[str, float]:
 def environment(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
     """The variables that a launcher adds to the environment `given`, so that a rank need not change its own."""
     choices = choose(recipe, given)
-    return _values(choices) | needed(recipe) | {CHOSEN: json.dumps(told(choices, {}))}
+    return _values(choices) | needed(recipe) | {CHOSEN: json.dumps(listed(choices, {}))}
 
 
 def needed(recipe: Recipe) -> dict[str, str]:
@@ -100,7 +100,7 @@ def faults(environment: Mapping[str, str]) -> list[str]:
     return found
 
 
-def told(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
+def listed(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
     """The choices and the adapter's own settings as a result file stores them: value and reason by name."""
     own = {name: {"value": value, "why": why} for name, (value, why) in adapters.items()}
     return {name: asdict(choice) for name, choice in choices.items()} | own

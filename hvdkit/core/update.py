@@ -10,8 +10,8 @@ from hvdkit.core.state import slot_name
 from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update
 
 if TYPE_CHECKING:
-    from hvdkit.core.seam import Trainable
-    from hvdkit.core.tensors import Number, Tensors
+    from hvdkit.core.seam import Adapter, Trainable
+    from hvdkit.core.tensors import Number
     from hvdkit.recipe.schema import Optimizer
 
 Tensor = Any
@@ -24,8 +24,9 @@ class Update:
     learning rate of the next update, `scale` the loss scale (None if the precision needs none).
     """
 
-    def __init__(self, ops: Tensors, network: Trainable, settings: Optimizer, precision: str) -> None:
-        self._ops, self._settings, self._parameters = ops, settings, network.parameters
+    def __init__(self, adapter: Adapter, network: Trainable, settings: Optimizer, precision: str) -> None:
+        self._adapter, self._settings, self._parameters = adapter, settings, network.parameters
+        ops = self._ops = adapter.tensors
         self.slots = {
             name: tuple(ops.variable(parameter) for _ in slot_names(settings))
             for name, parameter in self._parameters.items()
@@ -50,7 +51,7 @@ class Update:
         if self.scale is None:
             return dict(gradients)
         scale = self.scale.get()
-        return {name: gradient / self._ops.scalar(scale, gradient) for name, gradient in gradients.items()}
+        return {name: gradient / scalar(self._adapter, scale, gradient) for name, gradient in gradients.items()}
 
     def _apply_and_grow(self, gradients: list[Tensor]) -> None:
         self._apply(gradients)
@@ -80,8 +81,9 @@ class Update:
             self._kernel(weights, gradients, slots, rate, corrections)
             return
         for weight, gradient, old in zip(weights, gradients, slots, strict=True):
-            first, second = (ops.scalar(each, gradient) for each in corrections)
-            new, values = update(settings, ops, weight, gradient, old, ops.scalar(rate, gradient), (first, second))
+            first, second = (scalar(self._adapter, each, gradient) for each in corrections)
+            own_rate = scalar(self._adapter, rate, gradient)
+            new, values = update(settings, ops, weight, gradient, old, own_rate, (first, second))
             ops.assign(weight, new)
             for slot, value in zip(old, values, strict=True):
                 ops.assign(slot, value)
@@ -105,3 +107,8 @@ class Update:
                 "optimizer.good_steps": (self.good_steps, "int64"),
             }
         return found
+
+
+def scalar(adapter: Adapter, value: Any, like: Tensor) -> Any:
+    """A number, or the value of a `Number`, for arithmetic with `like`: a tensor gets its dtype."""
+    return value if isinstance(value, int | float) else adapter.cast(value, adapter.dtype(like))

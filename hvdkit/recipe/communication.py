@@ -136,7 +136,7 @@ class Sync(Strict):
     (Douillard et al. 2023).
     """
 
-    every: int = Field(ge=1, le=2**31, description="updates between two meetings")
+    every: int = Field(ge=1, le=2**31, description="updates between two synchronizations")
     start: float = Field(0.0, ge=0, le=100_000, description="epochs before the first update that ranks take alone")
     outer: Annotated[Outer | None, BeforeValidator(_outer)] = None
 

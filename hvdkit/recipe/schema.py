@@ -150,7 +150,7 @@ class Recipe(Strict):
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     compression: AnyCompression = Field(Uncompressed(), description="of gradients on the wire")
-    sync: Sync | None = Field(None, description="updates by a rank's own gradients between two meetings of all")
+    sync: Sync | None = Field(None, description="updates by a rank's own gradients between two synchronizations")
     allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="by which way sums are made")
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
         "fp32", description="of the network's arithmetic; weights are fp32, under fp64 fp64"

@@ -120,7 +120,7 @@ class Participant:
             interface=interface,
             rated_mbit_per_s=network_interface.rate_mbit_per_s(interface) if interface else None,
             peak_rss_mib=metrics.peak_rss_mib(),
-            device_peak_mib=self._observer.device_peak_mib(),
+            device_peak_mib=self._observer.device()[1],
         )
         everyone = self._adapter.allgather_object(mine.model_dump(), name="profile.ranks")
         if self._topology.is_root:
@@ -134,7 +134,7 @@ class Participant:
         changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch)), "log_every": 0, "check_ranks": 0}
         recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None})
         where = self._adapter, self._session, setup.task, recipe, setup.mesh, setup.dataset
-        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), tell=self._report)
+        return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), report=self._report)
 
     def _switch(self, turn: Turn | None) -> list[Mark]:
         """Start the next turn, or none, while no rank is in a step. Returns late trace events of the last turn."""
@@ -146,9 +146,9 @@ class Participant:
         elif turn is None:
             self._observer.timeline(None)
         if self._part.own_profile and turn and turn.kind == "detailed":
-            self._observer.start_own_profile(self._part.folder / OWN, self._topology.rank)
+            self._observer.own_profile(self._part.folder / OWN / f"rank-{self._topology.rank}.json")
         elif self._own and (turn is None or turn.kind != "detailed"):
-            self._observer.stop_own_profile()
+            self._observer.own_profile(None)
         self._own = self._part.own_profile and turn is not None and turn.kind == "detailed"
         trace_events.record(turn is not None and turn.kind != "plain")
         self._barrier()
@@ -202,7 +202,7 @@ class Participant:
             device=self._topology.device,
             threads=threads_per_rank(threads, self._topology.local_size),
             launcher=os.environ.get("HVDKIT_LAUNCHER") or "none",
-            processor=self._observer.device_name(),
+            processor=self._observer.device()[0],
             hosts=self._topology.cross_size,
             tuning=tuning.in_force(self._recipe),
             tells_layers="layer-times" in self._adapter.CAPABILITIES,

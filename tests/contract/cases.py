@@ -18,7 +18,7 @@ from hvdkit.core.topology import Topology
 from hvdkit.data.batches import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Sgd
-from hvdkit.strategies.dense import Dense
+from hvdkit.strategies.dense import from_wire, on_wire
 
 SHAPE = (16, 16, 3)
 CLASSES = 10
@@ -233,12 +233,11 @@ def weight_decay_is_added_to_the_gradient(adapter: Adapter, topology: Topology, 
 
 @case
 def fp16_goes_over_the_wire_in_half_precision(adapter: Adapter, topology: Topology, make: Make) -> None:
-    dense = Dense(adapter, topology.size, half=True)
-    sent, own = dense._on_wire(adapter.from_numpy(np.array([1 / 3, 2.0], np.float32)))
+    sent, own = on_wire(adapter, adapter.from_numpy(np.array([1 / 3, 2.0], np.float32)), half=True)
     assert adapter.dtype(sent) == "float16"
-    assert adapter.dtype(dense._back(sent, own)) == "float32"
+    assert adapter.dtype(from_wire(adapter, sent, own)) == "float32"
     whole = adapter.from_numpy(np.array([1, 2], np.int32))
-    assert adapter.dtype(dense._on_wire(whole)[0]) == "int32"
+    assert adapter.dtype(on_wire(adapter, whole, half=True)[0]) == "int32"
     slots = {}
     for name in ("none", "fp16"):
         session = make(tiny=True, compression=name, weight_decay=0.0)

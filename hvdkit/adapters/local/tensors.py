@@ -23,10 +23,6 @@ def number(value: float) -> PlainNumber:
     return PlainNumber(value)
 
 
-def scalar(value: float, like: np.ndarray) -> float:
-    return value
-
-
 def when(condition: np.ndarray, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
     (then if condition else otherwise)()
 

@@ -27,10 +27,6 @@ def number(value: float) -> PlainNumber:
     return PlainNumber(value)
 
 
-def scalar(value: float, like: mx.nd.NDArray) -> float:
-    return value
-
-
 def when(condition: mx.nd.NDArray, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
     (then if condition else otherwise)()
 

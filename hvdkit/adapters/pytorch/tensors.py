@@ -24,10 +24,6 @@ def number(value: float) -> PlainNumber:
     return PlainNumber(value)
 
 
-def scalar(value: float, like: torch.Tensor) -> float:
-    return value
-
-
 def when(condition: torch.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
     (then if condition else otherwise)()
 

@@ -58,7 +58,7 @@ class Observer(timing.Observer):
         self._model, self._device = model, device
         self._hooks: list[Any] = []
         self._profiler: Any = None
-        self._profile: Path | None = None
+        self._profile = Path()
 
     def watch(self, kind: Kind) -> None:
         for hook in self._hooks:
@@ -77,25 +77,21 @@ class Observer(timing.Observer):
     def _recorder(self, name: str) -> Callable[..., None]:
         return lambda *_: mark(name, self._device)
 
-    def start_own_profile(self, folder: Path, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._profile = folder / f"rank-{rank}.json"
+    def own_profile(self, path: Path | None) -> None:
+        if path is None:
+            self._profiler.stop()
+            self._profiler.export_chrome_trace(str(self._profile))
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._profile = path
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=True)
         self._profiler.start()
 
-    def stop_own_profile(self) -> None:
-        self._profiler.stop()
-        self._profiler.export_chrome_trace(str(self._profile))
-
-    def device_name(self) -> str:
+    def device(self) -> tuple[str, float | None]:
         if self._device.type != "cuda":
-            return super().device_name()
-        return str(torch.cuda.get_device_name(self._device))
-
-    def device_peak_mib(self) -> float | None:
-        if self._device.type != "cuda":
-            return None
-        return float(torch.cuda.max_memory_allocated(self._device)) / 2**20
+            return super().device()
+        peak = float(torch.cuda.max_memory_allocated(self._device)) / 2**20
+        return str(torch.cuda.get_device_name(self._device)), peak

@@ -35,10 +35,6 @@ def number(value: float) -> _Number:
     return _Number(value)
 
 
-def scalar(value: Any, like: tf.Tensor) -> tf.Tensor:
-    return tf.cast(value, like.dtype)
-
-
 def when(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
     def done(branch: Callable[[], Any]) -> tf.Tensor:
         branch()
