@@ -345,6 +345,23 @@ def test_without_images_to_evaluate_on_the_last_is_kept_alone(tmp_path: Path) ->
     assert kept_lines(result, tmp_path) == [f"weights: {tmp_path}/checkpoints/last (step-00000001)"]
 
 
+def test_the_keys_of_the_progress_stay(tmp_path: Path) -> None:
+    """Other versions read them: samples are `images` in the file, and metrics have the prefix `val_`."""
+    local_run(tmp_path, local_recipe(epochs=1))
+    path = tmp_path / "checkpoints" / "last" / "checkpoint.json"
+    written = json.loads(path.read_text())["progress"]
+    found = snapshots.read(path.parent).record.progress
+    assert (written["images"], written["val_accuracy"]) == (found.samples, found.validation["accuracy"])
+    assert set(written) == {
+        "step", "epoch", "images", "evaluated", "line_loss", "line_steps", "epoch_loss", "epoch_steps", "train_loss",
+        "val_accuracy", "val_loss",
+    }  # fmt: skip
+    unevaluated = written | {"evaluated": False, "val_accuracy": None, "val_loss": None}
+    whole = json.loads(path.read_text()) | {"progress": unevaluated}
+    path.write_text(json.dumps(whole))
+    assert snapshots.read(path.parent).record.progress.validation == {}
+
+
 def test_without_a_folder_nothing_is_kept_and_sigterm_is_nobodys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
