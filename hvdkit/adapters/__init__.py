@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, cast
 
+from hvdkit.adapters.capabilities import CAPABILITIES
+
 if TYPE_CHECKING:
     from hvdkit.core.seam import Adapter
 
-NAMES = ("pytorch", "tensorflow", "keras", "mxnet", "local")
+NAMES = tuple(CAPABILITIES)
 
 
 def load(name: str) -> Adapter:
