@@ -58,8 +58,8 @@ def gone(other):
 def record(kind, message, step=None, at=None):
     path = os.path.join(os.environ["HVDKIT_RANK_DIR"], f"rank-{rank}.failure.json")
     with open(path, "w") as file:
-        json.dump({"rank": rank, "host": "localhost", "time": at or time.time(), "step": step, "kind": kind,
-                   "message": message}, file)
+        json.dump({"rank": rank, "host": "localhost", "time": time.time(), "clock": at or time.monotonic(),
+                   "step": step, "kind": kind, "message": message}, file)
 """
 
 

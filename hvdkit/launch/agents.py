@@ -265,19 +265,18 @@ class Agents:
 
     def _read_end(self, report: dict[str, Any], received: float) -> exits.RankEnd:
         """How a rank ended, from its agent's report."""
-        same = ("rank", "name", "exit_code", "stopped", "frozen", "after_stop", "tail", "log_error", "address")
+        known = {key: value for key, value in report.items() if key in exits.RankEnd.__dataclass_fields__}
         seconds = report.get("seconds")
-        return exits.RankEnd(
-            **{key: report[key] for key in same if key in report},
-            host=self._host(report),
-            pid=self._pids.get(report["name"]),
-            signal=exits.signal_name(report["signal"]),
-            seconds=None if seconds is None else round(seconds, 3),
-            failed_at=self._clocks.here(report["name"], report["failed_at"]),
-            reported_at=received,
-            record=exits.Record.read(report.get("failure")),
-            unanswered=tuple(report.get("unanswered", ())),
-        )
+        read = {
+            "host": self._host(report),
+            "pid": self._pids.get(report["name"]),
+            "signal": exits.signal_name(report["signal"]),
+            "seconds": None if seconds is None else round(seconds, 3),
+            "failed_at": self._clocks.here(report["name"], report["failed_at"]),
+            "reported_at": received,
+            "record": exits.Record.read(report.get("failure")),
+        }
+        return exits.RankEnd(**known | read)
 
     def _host(self, report: dict[str, Any]) -> str:
         """The host of the rank that is reported of."""

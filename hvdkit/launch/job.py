@@ -40,7 +40,6 @@ class Job:
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
     A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
-    `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
     """
 
     python: Path
@@ -49,7 +48,6 @@ class Job:
     hosts: list[Host]
     environment: dict[str, str]
     log_dir: Path
-    horovodrun_options: tuple[str, ...] = ()
     stall_timeout_s: float = 60.0
     settle_s: float = 10.0
     preemption_grace_s: float = 0.0

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from hvdkit.launch.agent.link_monitor import DOWN_S
-from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, shown_tail
+from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, rank_failure
 from hvdkit.launch.job import Job
 
 
@@ -25,12 +25,8 @@ class LinkDown:
 def link_failure(job: Job, down: LinkDown, ends: list[RankEnd]) -> RankFailure:
     """The error that names a host without a link."""
     state = "has no carrier" if down.up else "is down"
-    end = ends[down.rank]
-    return RankFailure(
-        f"host {down.host} is cut off: its interface {down.interface} {state} for {DOWN_S:.0f} s (rank {down.rank}); "
-        f"all ranks were ended; {shown_tail(f'its log, {job.log(down.rank)}', end.tail)}",
-        end,
-    )
+    what = f"host {down.host} is cut off: its interface {down.interface} {state} for {DOWN_S:.0f} s (rank {down.rank})"
+    return rank_failure(job, what, ends[down.rank])
 
 
 def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
@@ -61,4 +57,4 @@ def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
     else:
         whom = ", ".join(sorted(accused[blamed[0]]))
         message = f"host {blamed[0]} got no answer from {whom}: its link or the way from it is broken"
-    return RankFailure(f"{message}; all ranks were ended; {shown_tail(f'its log, {job.log(end.rank)}', end.tail)}", end)
+    return rank_failure(job, message, end)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,7 +51,6 @@ def _places(job: Job) -> dict[str, Place]:
     check_here(job.hosts, job.np)
     if not any(host.namespace for host in job.hosts):
         return {host.name: _HERE for host in job.hosts}
-    namespaces.check(job.hosts, "direct", job.elastic is not None)
     return namespaces.places(job.hosts)
 
 
@@ -90,12 +89,10 @@ def _rendezvous(job: Job, place: Place) -> Iterator[int]:
                 f"{job.python}: cannot be started ({error.strerror}); build it anew with `hvdkit runtime build`"
             ) from error
         with server:
-            timeout = threading.Timer(_START_TIMEOUT_S, server.kill)
-            timeout.start()
             try:
                 assert server.stdout is not None
-                line = server.stdout.readline()
-                timeout.cancel()
+                ready, _, _ = select.select([server.stdout], [], [], _START_TIMEOUT_S)
+                line = server.stdout.readline() if ready else b""
                 if not line.strip().isdigit():
                     errors.seek(0)
                     said = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2] or "it said nothing"
@@ -104,5 +101,4 @@ def _rendezvous(job: Job, place: Place) -> Iterator[int]:
                     )
                 yield int(line)
             finally:
-                timeout.cancel()
                 server.kill()

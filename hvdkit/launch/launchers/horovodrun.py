@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch import namespaces
 from hvdkit.launch.agents import AgentCommand, agent_command
 from hvdkit.launch.hosts import is_this_machine, shown
 from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
@@ -32,7 +31,6 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     horovodrun = job.python.with_name("horovodrun")
     if not os.access(horovodrun, os.X_OK):
         raise RequestError(f"{horovodrun}: no horovodrun there; use --launcher direct or `hvdkit runtime build`")
-    namespaces.check(job.hosts, "horovodrun")
     remote = [host.name for host in job.hosts if not is_this_machine(host.name)]
     if remote and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
@@ -48,15 +46,13 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
 
 def _command(job: Job, horovodrun: Path) -> list[str]:
     """horovodrun's command line: each rank runs under an agent."""
-    controller = [] if {"--gloo", "--mpi", "--jsrun"} & set(job.horovodrun_options) else ["--gloo"]
     return [
         # Through the interpreter: a script's first line breaks where a path is long or has a space.
         str(job.python),
         str(horovodrun),
         *("-np", str(job.np)),
         *_places(job),
-        *controller,
-        *job.horovodrun_options,
+        "--gloo",
         *agent_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
     ]
 
