@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pytest
 from hvdkit.commands.prove import prove
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, pins, store, wheel
-from hvdkit.runtimes.process import Log, relevant
+from hvdkit.runtimes.process import Cancellation, Log, relevant
 from hvdkit.worker import proof
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +45,7 @@ def _gone(pid: int, within_s: float = 60) -> bool:
 
 
 def test_a_commands_output_goes_to_the_log_and_line_by_line_to_the_listener(tmp_path: Path) -> None:
-    log = Log(tmp_path / "build.log", threading.Event())
+    log = Log(tmp_path / "build.log", Cancellation())
     heard: list[str] = []
     log.run("a test", [sys.executable, "-c", "print('[ 42%] Building'); print('done')"], on_line=heard.append)
     log.close()
@@ -55,7 +54,7 @@ def test_a_commands_output_goes_to_the_log_and_line_by_line_to_the_listener(tmp_
 
 
 def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_path: Path) -> None:
-    log = Log(tmp_path / "build.log", threading.Event())
+    log = Log(tmp_path / "build.log", Cancellation())
     noise = "print('fine'); print('x.cc:1: error: no such thing'); [print('later', i) for i in range(50)]; exit(7)"
     with pytest.raises(RunError) as caught:
         log.run("compiling Horovod", [sys.executable, "-c", noise])
@@ -72,7 +71,7 @@ def test_without_an_error_line_the_last_lines_are_the_relevant_ones() -> None:
 
 
 def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> None:
-    cancelled = threading.Event()
+    cancelled = Cancellation()
     pids: list[int] = []
 
     def on_line(line: str) -> None:
@@ -86,8 +85,8 @@ def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> No
 
 def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     script = (
-        "import sys, threading; from pathlib import Path; from hvdkit.runtimes.process import Log\n"
-        f"Log(Path({str(tmp_path / 'log')!r}), threading.Event()).run("
+        "import sys; from pathlib import Path; from hvdkit.runtimes.process import Cancellation, Log\n"
+        f"Log(Path({str(tmp_path / 'log')!r}), Cancellation()).run("
         f"'a test', [sys.executable, '-c', {_STAYS!r}], on_line=lambda line: print(line, end='', flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:

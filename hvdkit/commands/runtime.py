@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from rich.console import Console
 from hvdkit.commands.prove import prove
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.runtimes import environment, machine, pins, store, wheel
-from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.process import Cancellation, Log
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
 
@@ -94,7 +93,7 @@ class _Build:
         """`gpu` has for each runtime to build, in order, whether with CUDA and NCCL."""
         self._gpu = gpu
         self._progress = BuildProgress(console, list(gpu))
-        self._cancelled = threading.Event()
+        self._cancelled = Cancellation()
 
     def run(self) -> None:
         """Build all; raises RunError with every failure at the end."""
