@@ -196,9 +196,9 @@ class _Build:
 def _examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> Runtime:
     """The runtime as probe.py finds it. Raises RequestError, all faults at once, where it cannot serve."""
     draft = Runtime(name=name, python=python, key=key, gpu=gpu, added=added, versions={}, controllers=[], operations=[])
-    found = environment.probe(name, python, draft.environment)
-    machine.refuse(f"{python} cannot serve as the runtime '{name}'", environment.faults(name, python, added, found))
-    return draft.model_copy(update={part: found[part] for part in ("versions", "controllers", "operations")})
+    runtime, faults = environment.examine(draft)
+    machine.refuse(f"{python} cannot serve as the runtime '{name}'", faults)
+    return runtime
 
 
 def add(name: str, python: Path) -> Runtime:

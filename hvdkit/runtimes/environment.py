@@ -16,9 +16,10 @@ from hvdkit.errors import RunError
 from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.machine import Missing
 from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.wheel import environment
 
-_PROBE = Path(__file__).with_name("probe.py")
+_PROBE, _PROBE_TIMEOUT_S = Path(__file__).with_name("probe.py"), 120
 _PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
 
@@ -84,25 +85,31 @@ def installed_versions(name: str) -> dict[str, str]:
     return versions
 
 
-def probe(name: str, python: Path, extra_environment: Mapping[str, str], timeout_s: float = 120) -> dict[str, Any]:
-    """What probe.py finds in the interpreter `python` for the runtime `name`.
+def examine(runtime: Runtime) -> tuple[Runtime, list[Missing]]:
+    """The runtime with what probe.py finds in its interpreter, and why it cannot serve, if so.
 
-    Raises RunError if it cannot be run or does not answer within `timeout_s`.
+    Raises RunError if the interpreter cannot be run or does not answer.
     """
-    pin = pins.RUNTIMES[name]
+    found = _probe(runtime)
+    parts = {part: found[part] for part in ("versions", "controllers", "operations")}
+    return runtime.model_copy(update=parts), _faults(runtime, found)
+
+
+def _probe(runtime: Runtime) -> dict[str, Any]:
+    pin, python = pins.RUNTIMES[runtime.name], runtime.python
     command: list[str | Path] = [python, _PROBE, pin.module, pin.horovod_module, *pins.CORE_MODULES, "hvdkit"]
     try:
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=_PROBE_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
-            env=environment(python) | dict(extra_environment),
+            env=environment(python) | runtime.environment,
         )
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        raise RunError(f"{python}: no answer within {timeout_s:.0f} s to the question what is in it") from None
+        raise RunError(f"{python}: no answer within {_PROBE_TIMEOUT_S} s to the question what is in it") from None
     except OSError as error:
         raise RunError(f"{python}: cannot be run ({error.strerror})") from error
     except (ValueError, IndexError):
@@ -111,11 +118,14 @@ def probe(name: str, python: Path, extra_environment: Mapping[str, str], timeout
     return answer
 
 
-def faults(name: str, python: Path, added: bool, found: Mapping[str, Any]) -> list[Missing]:
-    """Why the interpreter cannot be the runtime `name`, given what `probe` found."""
+def _faults(runtime: Runtime, found: Mapping[str, Any]) -> list[Missing]:
+    python = runtime.python
 
     def remedy(module: str, *options: str) -> str:
-        return _remedy_for_added(name, python, module, options) if added else _remake(name)
+        if runtime.added:
+            return _remedy_for_added(runtime.name, python, module, options)
+        # It is complete on disk, so a build would leave it alone.
+        return f"rm -r {shlex.quote(str(store.folder(runtime.name)))} && hvdkit runtime build {runtime.name}"
 
     missing = [Missing(f"{python} has no {module}", remedy(module)) for module in found["missing"]]
     for module, error in found["broken"].items():
@@ -125,11 +135,6 @@ def faults(name: str, python: Path, added: bool, found: Mapping[str, Any]) -> li
             Missing(f"the Horovod of {python} was built without Gloo", remedy("horovod", "--force-reinstall"))
         )
     return missing
-
-
-def _remake(name: str) -> str:
-    """The command that replaces a runtime that is complete on disk but does not work."""
-    return f"rm -r {shlex.quote(str(store.folder(name)))} && hvdkit runtime build {name}"
 
 
 def _remedy_for_added(name: str, python: Path, module: str, options: tuple[str, ...]) -> str:
