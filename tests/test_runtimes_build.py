@@ -9,15 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hvdkit.commands.prove import prove
 from hvdkit.errors import RunError
-from hvdkit.runtimes import environment, pins, store, wheel
+from hvdkit.runtimes import edits, environment, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log, relevant
 from hvdkit.worker import proof
 
@@ -101,17 +103,67 @@ def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None
             os.kill(pid, signal.SIGKILL)
 
 
-def test_scratch_of_a_killed_build_is_swept_and_of_a_running_one_kept(
+class _Pip(Log):
+    """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails."""
+
+    def __init__(self, folder: Path, fails: bool) -> None:
+        super().__init__(folder / "log", Cancellation())
+        self.did: list[str] = []
+        self.fails = fails
+
+    def run(self, stage: str, command: Any, **options: Any) -> None:
+        self.did.append(stage)
+        scratch = store.folder("mxnet") / "horovod"
+        if stage == "fetching Horovod":
+            with tarfile.open(scratch / wheel._SDIST, "w:gz") as archive:
+                archive.add(__file__, f"horovod-{pins.HOROVOD_VERSION}/setup.py")
+            return
+        assert (scratch / f"horovod-{pins.HOROVOD_VERSION}" / "setup.py").is_file() and options["cwd"] == scratch
+        if self.fails:
+            raise RunError("compiling Horovod failed")
+        options["on_line"]("[ 42%] Building CXX object")
+        (scratch / "horovod-0.28.1-cp311.whl").write_text("compiled")
+
+
+def test_a_wheel_is_compiled_once_and_nothing_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path / "runtimes"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(edits.EDITS, "mxnet", ())
+    store.folder("mxnet").mkdir(parents=True)
+    done: list[int] = []
+
+    def obtain(fails: bool) -> tuple[Path, list[str]]:
+        pip = _Pip(tmp_path, fails)
+        found = wheel.obtain("mxnet", False, Path(sys.executable), {"mxnet": "1.9.1"}, pip, done.append)
+        return found, pip.did
+
+    with pytest.raises(RunError, match=r"^compiling Horovod failed$"):
+        obtain(fails=True)
+    assert wheel.cached("mxnet", False, {"mxnet": "1.9.1"}) is None
+    made, did = obtain(fails=False)
+    assert made.read_text() == "compiled" and done == [42]
+    assert did == ["fetching Horovod", "compiling Horovod"], "it is not the sdist of the pinned hash, so fetched again"
+    assert sorted(path.name for path in made.parent.iterdir()) == [made.name, "made-from.json"]
+    assert obtain(fails=False) == (made, [])
+    assert list(store.folder("mxnet").iterdir()) == []
+
+
+def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path))
+    (store.folder("mxnet") / "horovod").mkdir(parents=True)
+    environment.remove("mxnet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_reported_before_anything_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheel, "_SCRATCH_YOUNG_S", -1)
-    left = tmp_path / ".making-left"
-    (left / "horovod").mkdir(parents=True)
-    with wheel.scratch_folder(tmp_path) as first, wheel.scratch_folder(tmp_path) as second:
-        assert not left.exists()
-        assert first.is_dir()
-        assert second.is_dir()
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    pip = _Pip(tmp_path, fails=False)
+    with pytest.raises(RunError, match=r"cannot be written .* set XDG_CACHE_HOME"):
+        wheel.obtain("mxnet", False, Path(sys.executable), {"mxnet": "1.9.1"}, pip, print)
+    assert pip.did == []
 
 
 class _Ring:

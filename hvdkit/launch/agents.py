@@ -70,7 +70,6 @@ class Agents:
         self._preempted_at: float | None = None
         self._hurried = False
         self._patience_s = 0.0
-        self._hung_since: float | None = None
         self._ranks: dict[str, tuple[int, str]] = {}  # rank and host, by name
         self._pids: dict[str, int] = {}
         self.hangs: dict[str, Hang] = {}
@@ -158,8 +157,8 @@ class Agents:
     @property
     def hangs_settled(self) -> bool:
         """Whether ranks hang, and other agents have had the time to report theirs."""
-        since = self._hung_since
-        return since is not None and time.monotonic() > since + _SETTLE_SHARE * self._job.stall_timeout_s
+        first = min((hang.noticed_at for hang in self.hangs.values()), default=float("inf"))
+        return time.monotonic() > first + _SETTLE_SHARE * self._job.stall_timeout_s
 
     @property
     def all_gone(self) -> bool:
@@ -191,10 +190,9 @@ class Agents:
             self._pids[name] = report["pid"]
         elif event == "hung":
             if report["phase"] != WAITING:
-                self.hangs[name] = Hang.read(report, self._host(report))
-                self._hung_since = self._hung_since or received
+                self.hangs[name] = Hang.read(report, self._host(report), received)
         elif event == "resumed":
-            self._forget_hang(name)
+            self.hangs.pop(name, None)
         elif event == "link down":
             self.note_link_down(report)
         elif name not in self.ends:  # an agent's report of an end counts more than that it was killed afterwards
@@ -282,11 +280,6 @@ class Agents:
         """The host of the rank that is reported of."""
         known = self._ranks.get(report["name"])
         return known[1] if known else report["host"] or "?"
-
-    def _forget_hang(self, name: str) -> None:
-        self.hangs.pop(name, None)
-        if not self.hangs:
-            self._hung_since = None
 
     def _may_preempt(self, caught: list[int]) -> bool:
         """Whether ranks may end by themselves: on the first signal, if it is SIGTERM and the job gives time for it."""

@@ -173,31 +173,25 @@ def _lacks(python: Path) -> tuple[bool, bool]:
 
 def missing(names: Iterable[str]) -> list[Missing]:
     """Everything that is missing on this machine for building the runtimes `names`."""
-    faults: dict[str, Missing] = {}
-
-    def lack(what: str, remedy: str) -> None:
-        faults.setdefault(what, Missing(what, remedy))
-
+    faults = []
     if compiler() is None:
-        lack("a C++ compiler (g++)", "sudo apt-get install g++")
+        faults.append(Missing("a C++ compiler (g++)", "sudo apt-get install g++"))
     if make() is None:
-        lack("make", "sudo apt-get install make")
+        faults.append(Missing("make", "sudo apt-get install make"))
     for name in names:
         python = python_for(name)
         if python is None:
             wanted = " or ".join(f"{major}.{minor}" for major, minor in RUNTIMES[name].pythons)
-            lack(
-                f"Python {wanted} for the runtime '{name}' (this is {platform.python_version()})",
-                "put such a pythonX.Y on PATH",
-            )
+            what = f"Python {wanted} for the runtime '{name}' (this is {platform.python_version()})"
+            faults.append(Missing(what, "put such a pythonX.Y on PATH"))
             continue
         no_headers, no_venv = _lacks(python)
         debian = f"python{python_abi(python).split()[0]}"
         if no_headers:
-            lack(f"the headers of {python} (Python.h)", f"sudo apt-get install {debian}-dev")
+            faults.append(Missing(f"the headers of {python} (Python.h)", f"sudo apt-get install {debian}-dev"))
         if no_venv:
-            lack(f"the module venv of {python}", f"sudo apt-get install {debian}-venv")
-    return list(faults.values())
+            faults.append(Missing(f"the module venv of {python}", f"sudo apt-get install {debian}-venv"))
+    return list(dict.fromkeys(faults))
 
 
 def require(names: Iterable[str]) -> None:

@@ -20,11 +20,13 @@ class Hang:
     seconds: float
     frozen: bool
     frames: list[str]
+    noticed_at: float  # by the launcher's monotonic clock
 
     @classmethod
-    def read(cls, report: dict[str, Any], host: str) -> Hang:
+    def read(cls, report: dict[str, Any], host: str, received: float) -> Hang:
         """From an agent's report."""
-        return cls(host=host, **{key: report[key] for key in ("rank", "step", "phase", "seconds", "frozen", "frames")})
+        same = {key: report[key] for key in ("rank", "step", "phase", "seconds", "frozen", "frames")}
+        return cls(host=host, noticed_at=received, **same)
 
     @property
     def waiting(self) -> bool:

@@ -96,7 +96,7 @@ class _Workers(Agents):
         _print(f"{report['name']}: its host's interface {report['interface']} is down")
 
     def note_end(self, end: exits.RankEnd) -> None:
-        self._forget_hang(end.name)
+        self.hangs.pop(end.name, None)
         removed = end.record is None and REMOVED in end.tail
         if not removed:
             self.ended.append(end)
@@ -120,7 +120,7 @@ class _Workers(Agents):
             name = min(self.hangs, key=lambda name: self.hangs[name].order)
             hang = self.hangs[name]
             what = f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"
-            self.hangs, self._hung_since = {}, None
+            self.hangs.clear()
             if self._job.here or is_this_machine(hang.host):
                 _print(f"{what}; it is ended")
                 self._kill(name)

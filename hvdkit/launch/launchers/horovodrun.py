@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hvdkit.errors import RequestError
 from hvdkit.launch.agents import AgentCommand, agent_command
-from hvdkit.launch.hosts import is_this_machine, shown
+from hvdkit.launch.hosts import shown
 from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
@@ -31,8 +31,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     horovodrun = job.python.with_name("horovodrun")
     if not os.access(horovodrun, os.X_OK):
         raise RequestError(f"{horovodrun}: no horovodrun there; use --launcher direct or `hvdkit runtime build`")
-    remote = [host.name for host in job.hosts if not is_this_machine(host.name)]
-    if remote and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
+    if not job.here and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
