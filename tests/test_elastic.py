@@ -293,7 +293,7 @@ def test_workers_that_come_and_go_do_not_share_a_gpu() -> None:
     """Two GPUs: the second host stays on its own while others take turns on the first."""
     code = """
 from hvdkit.launch.launchers.elastic_driver import Places
-places = Places({"places": ["a-0", "b-0"], "script": None, "min_np": 1, "np": 2})
+places = Places({"places": ["a-0", "b-0"], "discovery": None, "min_np": 1, "np": 2})
 assert [places.gpu(name, 2) for name in ("a-0", "b-0")] == [0, 1]
 places.note("a-0", good=False)
 assert places.gpu("c-0", 2) == 0

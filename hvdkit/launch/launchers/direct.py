@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import select
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from hvdkit.errors import RequestError, RunError
@@ -60,9 +62,11 @@ def _environment(job: Job, place: Place) -> dict[str, str]:
 
 def _elastic_driver(job: Job) -> AgentCommand:
     """Horovod's elastic driver under the runtime's interpreter; it starts each rank under an agent."""
+    assert job.elastic is not None
     places = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
+    settings = json.dumps({"np": job.np, "places": places, **asdict(job.elastic)}, default=str)
     rank = agent_command(str(job.python), "rank", job, GRACE_S, job.command())
-    command = [str(job.python), str(_ELASTIC_DRIVER), elastic.settings(job, places), *rank]
+    command = [str(job.python), str(_ELASTIC_DRIVER), settings, *rank]
     return AgentCommand("horovodrun", None, command, _environment(job, _HERE), elastic.DRIVER_GRACE_S)
 
 

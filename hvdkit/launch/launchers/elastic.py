@@ -7,7 +7,6 @@ itself would fail again: it ends the run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -148,18 +147,3 @@ def phase_of(beat: Path) -> str:
         return beat.read_text().split(" ", 2)[2].strip()
     except (OSError, IndexError):
         return STARTING
-
-
-def settings(job: Job, places: list[str]) -> str:
-    """The first argument of `elastic_driver.py`."""
-    assert job.elastic is not None
-    script = job.elastic.discovery
-    return json.dumps(
-        {
-            "np": job.np,
-            "min_np": job.elastic.min_np,
-            "max_np": job.elastic.max_np,
-            "places": places,
-            "script": str(script.absolute()) if script else None,
-        }
-    )
