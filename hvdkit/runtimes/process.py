@@ -17,6 +17,17 @@ _END_WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 _TAIL_LINES = 12
 
 
+def environment(python: Path) -> dict[str, str]:
+    """The variables for a runtime's programs: its folder first on PATH, no modules of another Python."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return inherited | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
+def pip(python: Path, *arguments: str | Path) -> list[str | Path]:
+    """The command line of the interpreter's pip that asks nothing: a command of pip's, then its options."""
+    return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+
+
 class Cancellation(threading.Event):
     """Set to cancel builds, by any thread. `stdin` is a pipe of which the other end closes then, or as this process
     dies."""

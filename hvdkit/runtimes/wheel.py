@@ -14,12 +14,10 @@ from pathlib import Path
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.runtimes import edits, machine, pins, store
-from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.process import Log, environment, pip
 
 _SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
-
-_PIP_QUIET = ("--disable-pip-version-check", "--no-input")
 
 # The user's variables that change what is compiled: those that CMake and Horovod's build read, except what `flags`
 # decides and Horovod's run-time variables (HOROVOD_CYCLE_TIME, ...).
@@ -122,20 +120,10 @@ def sdist(python: Path, scratch: Path, log: Log) -> Path:
     wanted = scratch / "requirements.txt"
     # With its hash, so that pip refuses another archive before it runs the setup.py in it.
     wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
-    command: list[str | Path] = [python, "-m", "pip", "download", *_PIP_QUIET, "--no-deps", "--no-binary", ":all:"]
-    log.run(
-        "fetching Horovod",
-        [*command, "--require-hashes", "-r", wanted, "-d", scratch],
-        environment=environment(python),
-    )
+    options = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", scratch)
+    log.run("fetching Horovod", pip(python, "download", *options), environment=environment(python))
     write_atomic(target, (scratch / _SDIST).read_bytes())
     return target
-
-
-def environment(python: Path) -> dict[str, str]:
-    """The variables for a runtime's programs: its folder first on PATH, no modules of another Python."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return inherited | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 def cached(name: str, gpu: bool, versions: Mapping[str, str]) -> Path | None:
@@ -164,10 +152,9 @@ def obtain(
     try:
         source = _unpack(sdist(python, scratch, log), scratch)
         edits.apply(source, edits.EDITS[name])
-        command: list[str | Path] = [python, "-m", "pip", "wheel", "-v", *_PIP_QUIET, "--no-deps"]
         log.run(
             "compiling Horovod",
-            [*command, "--no-build-isolation", "-w", scratch, source],
+            pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
             environment=build_environment(name, gpu, python),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
