@@ -284,7 +284,7 @@ def test_a_driver_whose_agent_is_killed_is_told(tmp_path: Path) -> None:
     hosts = parse_hosts(None, 2)
     job = Job(Path(sys.executable), [], 2, hosts, {}, tmp_path, elastic=Elastic(1, 2))
     killer = [sys.executable, "-c", "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"]
-    driver = AgentCommand("horovodrun", None, killer, job.base_environment())
+    driver = AgentCommand(None, killer, job.base_environment())
     with pytest.raises(RunError, match=r"^the agent of Horovod's elastic driver was killed, .* --resume$"):
         elastic.supervise(job, driver, None)
 

@@ -15,7 +15,7 @@ from hvdkit.errors import RequestError, RunError
 from hvdkit.launch import namespaces
 from hvdkit.launch.agents import AgentCommand, agent_command
 from hvdkit.launch.hosts import check_here, horovod_environment, shown
-from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
+from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.namespaces import Place
 from hvdkit.launch.supervise import supervise
@@ -44,7 +44,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         for slot in job.slots():
             place = places[slot.hostname]
             environment = _environment(job, place) | horovod_environment(slot, server.address, port, place.interface)
-            commands.append(AgentCommand("rank", slot.rank, job.command(), environment, enter=place.enter))
+            commands.append(AgentCommand(slot.rank, job.command(), environment, enter=place.enter))
         supervise(job, commands, on_tick)
 
 
@@ -65,9 +65,9 @@ def _elastic_driver(job: Job) -> AgentCommand:
     assert job.elastic is not None
     places = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
     settings = json.dumps({"np": job.np, "places": places, **asdict(job.elastic)}, default=str)
-    rank = agent_command(str(job.python), "rank", job, GRACE_S, job.command())
+    rank = agent_command(str(job.python), "rank", job, job.command())
     command = [str(job.python), str(_ELASTIC_DRIVER), settings, *rank]
-    return AgentCommand("horovodrun", None, command, _environment(job, _HERE), elastic.DRIVER_GRACE_S)
+    return AgentCommand(None, command, _environment(job, _HERE))
 
 
 @contextlib.contextmanager

@@ -18,10 +18,8 @@ from hvdkit.errors import RunError
 from hvdkit.launch.agents import AgentCommand, Agents
 from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.hosts import is_this_machine
-from hvdkit.launch.job import GRACE_S, Job, Tick
+from hvdkit.launch.job import Job, Tick
 
-# A driver is given a little longer than its ranks.
-DRIVER_GRACE_S = GRACE_S + 1.0
 REMOVED = "has been removed from elastic job"  # what Horovod prints in a rank that it excludes, before it aborts
 
 

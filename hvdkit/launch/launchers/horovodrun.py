@@ -9,12 +9,10 @@ from pathlib import Path
 from hvdkit.errors import RequestError
 from hvdkit.launch.agents import AgentCommand, agent_command
 from hvdkit.launch.hosts import shown
-from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
+from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
 
-# horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
-_HOROVODRUN_GRACE_S = GRACE_S + 1.0
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
 
@@ -36,7 +34,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
     command = _command(job, horovodrun)
-    launcher = AgentCommand("horovodrun", None, command, _environment(job), _HOROVODRUN_GRACE_S)
+    launcher = AgentCommand(None, command, _environment(job))
     if job.elastic is not None:
         elastic.supervise(job, launcher, on_tick)
     else:
@@ -52,7 +50,7 @@ def _command(job: Job, horovodrun: Path) -> list[str]:
         *("-np", str(job.np)),
         *_places(job),
         "--gloo",
-        *agent_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
+        *agent_command(str(job.python), "shell-rank", job, job.command()),
     ]
 
 
