@@ -19,7 +19,7 @@ import hygiene
 
 from hvdkit.launch.agents import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import GRACE_S, Job, prepare
+from hvdkit.launch.job import Job, prepare
 from hvdkit.launch.supervise import supervise
 
 MARK = "HVDKIT_TEST_MARK"
@@ -58,8 +58,8 @@ def gone(other):
 def record(kind, message, step=None, at=None):
     path = os.path.join(os.environ["HVDKIT_RANK_DIR"], f"rank-{rank}.failure.json")
     with open(path, "w") as file:
-        json.dump({"rank": rank, "host": "localhost", "time": at or time.time(), "step": step, "kind": kind,
-                   "message": message}, file)
+        json.dump({"rank": rank, "host": "localhost", "time": time.time(), "clock": at or time.monotonic(),
+                   "step": step, "kind": kind, "message": message}, file)
 """
 
 
@@ -68,13 +68,13 @@ def job(folder: Path, script: str, np: int = 2, mark: str = "", python: str = sy
     return Job(Path(python), ["-c", PRELUDE + script], np, parse_hosts(None, np), {MARK: mark}, folder)
 
 
-def run_plain(job: Job, on_tick: Callable[[], None] | None = None, grace_s: float = GRACE_S) -> None:
+def run_plain(job: Job, on_tick: Callable[[], None] | None = None) -> None:
     """Run the job's ranks as the direct launcher does, but without Horovod's rendezvous."""
     prepare(job)
     supervise(
         job,
         [
-            AgentCommand("rank", rank, job.command(), {**job.base_environment(), "HOROVOD_RANK": str(rank)}, grace_s)
+            AgentCommand(rank, job.command(), {**job.base_environment(), "HOROVOD_RANK": str(rank)})
             for rank in range(job.np)
         ],
         on_tick,

@@ -284,7 +284,7 @@ def test_a_driver_whose_agent_is_killed_is_told(tmp_path: Path) -> None:
     hosts = parse_hosts(None, 2)
     job = Job(Path(sys.executable), [], 2, hosts, {}, tmp_path, elastic=Elastic(1, 2))
     killer = [sys.executable, "-c", "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"]
-    driver = AgentCommand("horovodrun", None, killer, job.base_environment())
+    driver = AgentCommand(None, killer, job.base_environment())
     with pytest.raises(RunError, match=r"^the agent of Horovod's elastic driver was killed, .* --resume$"):
         elastic.supervise(job, driver, None)
 
@@ -293,7 +293,7 @@ def test_workers_that_come_and_go_do_not_share_a_gpu() -> None:
     """Two GPUs: the second host stays on its own while others take turns on the first."""
     code = """
 from hvdkit.launch.launchers.elastic_driver import Places
-places = Places({"places": ["a-0", "b-0"], "script": None, "min_np": 1, "np": 2})
+places = Places({"places": ["a-0", "b-0"], "discovery": None, "min_np": 1, "np": 2})
 assert [places.gpu(name, 2) for name in ("a-0", "b-0")] == [0, 1]
 places.note("a-0", good=False)
 assert places.gpu("c-0", 2) == 0

@@ -19,7 +19,7 @@ from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
-from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.launchers import LAUNCHERS, horovodrun
 from hvdkit.runtimes.store import find
 
 pytestmark = pytest.mark.timeout(300)
@@ -195,9 +195,10 @@ def test_a_rank_on_another_host(tmp_path: Path, mark: str, python: str, monkeypa
     script = "print(os.environ.get('FAR_HOST')); sys.exit(3) if rank == 1 else hang()"
     asked = job(tmp_path / "logs", script, mark, python)
     hosts = parse_hosts("localhost:1,far-host.invalid:1", 2)
-    options = ("--network-interfaces", "lo")
+    placed = horovodrun._places
+    monkeypatch.setattr(horovodrun, "_places", lambda job: [*placed(job), "--network-interfaces", "lo"])
     with pytest.raises(RankFailure) as caught:
-        LAUNCHERS["horovodrun"](Job(asked.python, asked.arguments, 2, hosts, asked.environment, asked.log_dir, options))
+        LAUNCHERS["horovodrun"](replace(asked, hosts=hosts))
     assert (caught.value.rank, caught.value.host, caught.value.exit_code) == (1, "far-host.invalid", 3)
     assert str(caught.value).endswith("    far-host.invalid")
 
@@ -211,10 +212,10 @@ def test_an_interpreter_without_horovod(tmp_path: Path, mark: str, launcher: str
         assert "no horovodrun there" in str(caught.value)
 
 
-def test_a_horovodrun_that_fails_by_itself(tmp_path: Path, mark: str, python: str) -> None:
-    asked = job(tmp_path, "", mark, python)
+def test_a_horovodrun_that_fails_by_itself(
+    tmp_path: Path, mark: str, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horovodrun, "_places", lambda job: ["--no-such-option"])
     with pytest.raises(RunError, match="horovodrun ended with exit code 2; nothing is known") as caught:
-        LAUNCHERS["horovodrun"](
-            Job(asked.python, [], 2, asked.hosts, asked.environment, tmp_path, ("--no-such-option",))
-        )
+        LAUNCHERS["horovodrun"](job(tmp_path, "", mark, python))
     assert "rank 1 on localhost" in str(caught.value)

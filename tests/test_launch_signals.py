@@ -30,11 +30,12 @@ def mark() -> Iterator[str]:
 # A launcher that is a process of its own, to be killed.
 LAUNCHER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from hvdkit.errors import HvdkitError
 from launching import job, run_plain
 try:
-    run_plain(job(Path(sys.argv[1]), sys.argv[2], 2, sys.argv[3]), grace_s=float(sys.argv[4]))
+    run_plain(replace(job(Path(sys.argv[1]), sys.argv[2], 2, sys.argv[3]), grace_s=float(sys.argv[4])))
 except KeyboardInterrupt:
     sys.exit(130)
 except HvdkitError as error:

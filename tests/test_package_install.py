@@ -52,7 +52,7 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     assert len(constraints) == 4
     assert len(templates) == 4
     assert {name for name in names if ".dist-info/" not in name} == (
-        code | templates | clusters | constraints | recipes | {"hvdkit/py.typed"}
+        code | templates | clusters | constraints | recipes | {"hvdkit/py.typed", "hvdkit/runtimes/edits.yaml"}
     )
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"

@@ -1,4 +1,4 @@
-"""Horovod's own edges, which the build mends (hvdkit/runtimes/edits.py)."""
+"""Horovod's own edges, which the build mends (hvdkit/runtimes/edits.yaml)."""
 
 from __future__ import annotations
 

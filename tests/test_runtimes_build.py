@@ -9,17 +9,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hvdkit.commands.prove import prove
 from hvdkit.errors import RunError
-from hvdkit.runtimes import environment, pins, store, wheel
-from hvdkit.runtimes.process import Log, relevant
+from hvdkit.runtimes import edits, environment, pins, store, wheel
+from hvdkit.runtimes.process import Cancellation, Log, relevant
 from hvdkit.worker import proof
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +47,7 @@ def _gone(pid: int, within_s: float = 60) -> bool:
 
 
 def test_a_commands_output_goes_to_the_log_and_line_by_line_to_the_listener(tmp_path: Path) -> None:
-    log = Log(tmp_path / "build.log", threading.Event())
+    log = Log(tmp_path / "build.log", Cancellation())
     heard: list[str] = []
     log.run("a test", [sys.executable, "-c", "print('[ 42%] Building'); print('done')"], on_line=heard.append)
     log.close()
@@ -55,7 +56,7 @@ def test_a_commands_output_goes_to_the_log_and_line_by_line_to_the_listener(tmp_
 
 
 def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_path: Path) -> None:
-    log = Log(tmp_path / "build.log", threading.Event())
+    log = Log(tmp_path / "build.log", Cancellation())
     noise = "print('fine'); print('x.cc:1: error: no such thing'); [print('later', i) for i in range(50)]; exit(7)"
     with pytest.raises(RunError) as caught:
         log.run("compiling Horovod", [sys.executable, "-c", noise])
@@ -72,7 +73,7 @@ def test_without_an_error_line_the_last_lines_are_the_relevant_ones() -> None:
 
 
 def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> None:
-    cancelled = threading.Event()
+    cancelled = Cancellation()
     pids: list[int] = []
 
     def on_line(line: str) -> None:
@@ -86,8 +87,8 @@ def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> No
 
 def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     script = (
-        "import sys, threading; from pathlib import Path; from hvdkit.runtimes.process import Log\n"
-        f"Log(Path({str(tmp_path / 'log')!r}), threading.Event()).run("
+        "import sys; from pathlib import Path; from hvdkit.runtimes.process import Cancellation, Log\n"
+        f"Log(Path({str(tmp_path / 'log')!r}), Cancellation()).run("
         f"'a test', [sys.executable, '-c', {_STAYS!r}], on_line=lambda line: print(line, end='', flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:
@@ -102,17 +103,67 @@ def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None
             os.kill(pid, signal.SIGKILL)
 
 
-def test_scratch_of_a_killed_build_is_swept_and_of_a_running_one_kept(
+class _Pip(Log):
+    """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails."""
+
+    def __init__(self, folder: Path, fails: bool) -> None:
+        super().__init__(folder / "log", Cancellation())
+        self.did: list[str] = []
+        self.fails = fails
+
+    def run(self, stage: str, command: Any, **options: Any) -> None:
+        self.did.append(stage)
+        scratch = store.folder("mxnet") / "horovod"
+        if stage == "fetching Horovod":
+            with tarfile.open(scratch / wheel._SDIST, "w:gz") as archive:
+                archive.add(__file__, f"horovod-{pins.HOROVOD_VERSION}/setup.py")
+            return
+        assert (scratch / f"horovod-{pins.HOROVOD_VERSION}" / "setup.py").is_file() and options["cwd"] == scratch
+        if self.fails:
+            raise RunError("compiling Horovod failed")
+        options["on_line"]("[ 42%] Building CXX object")
+        (scratch / "horovod-0.28.1-cp311.whl").write_text("compiled")
+
+
+def test_a_wheel_is_compiled_once_and_nothing_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path / "runtimes"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(edits.EDITS, "mxnet", ())
+    store.folder("mxnet").mkdir(parents=True)
+    done: list[int] = []
+
+    def obtain(fails: bool) -> tuple[Path, list[str]]:
+        pip = _Pip(tmp_path, fails)
+        found = wheel.obtain("mxnet", False, Path(sys.executable), {"mxnet": "1.9.1"}, pip, done.append)
+        return found, pip.did
+
+    with pytest.raises(RunError, match=r"^compiling Horovod failed$"):
+        obtain(fails=True)
+    assert wheel.cached("mxnet", False, {"mxnet": "1.9.1"}) is None
+    made, did = obtain(fails=False)
+    assert made.read_text() == "compiled" and done == [42]
+    assert did == ["fetching Horovod", "compiling Horovod"], "it is not the sdist of the pinned hash, so fetched again"
+    assert sorted(path.name for path in made.parent.iterdir()) == [made.name, "made-from.json"]
+    assert obtain(fails=False) == (made, [])
+    assert list(store.folder("mxnet").iterdir()) == []
+
+
+def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path))
+    (store.folder("mxnet") / "horovod").mkdir(parents=True)
+    environment.remove("mxnet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_reported_before_anything_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheel, "_SCRATCH_YOUNG_S", -1)
-    left = tmp_path / ".making-left"
-    (left / "horovod").mkdir(parents=True)
-    with wheel.scratch_folder(tmp_path) as first, wheel.scratch_folder(tmp_path) as second:
-        assert not left.exists()
-        assert first.is_dir()
-        assert second.is_dir()
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    pip = _Pip(tmp_path, fails=False)
+    with pytest.raises(RunError, match=r"cannot be written .* set XDG_CACHE_HOME"):
+        wheel.obtain("mxnet", False, Path(sys.executable), {"mxnet": "1.9.1"}, pip, print)
+    assert pip.did == []
 
 
 class _Ring:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from rich.console import Console
 from hvdkit.commands.prove import prove
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.runtimes import environment, machine, pins, store, wheel
-from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.process import Cancellation, Log
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
 
@@ -94,7 +93,7 @@ class _Build:
         """`gpu` has for each runtime to build, in order, whether with CUDA and NCCL."""
         self._gpu = gpu
         self._progress = BuildProgress(console, list(gpu))
-        self._cancelled = threading.Event()
+        self._cancelled = Cancellation()
 
     def run(self) -> None:
         """Build all; raises RunError with every failure at the end."""
@@ -197,9 +196,9 @@ class _Build:
 def _examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> Runtime:
     """The runtime as probe.py finds it. Raises RequestError, all faults at once, where it cannot serve."""
     draft = Runtime(name=name, python=python, key=key, gpu=gpu, added=added, versions={}, controllers=[], operations=[])
-    found = environment.probe(name, python, draft.environment)
-    machine.refuse(f"{python} cannot serve as the runtime '{name}'", environment.faults(name, python, added, found))
-    return draft.model_copy(update={part: found[part] for part in ("versions", "controllers", "operations")})
+    runtime, faults = environment.examine(draft)
+    machine.refuse(f"{python} cannot serve as the runtime '{name}'", faults)
+    return runtime
 
 
 def add(name: str, python: Path) -> Runtime:

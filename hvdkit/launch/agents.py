@@ -21,10 +21,12 @@ from hvdkit.errors import RunError
 from hvdkit.launch.agent.reports import MARK, boot_id
 from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
-from hvdkit.launch.job import GRACE_S, Job, Tick
+from hvdkit.launch.job import Job, Tick
 
 _AGENT = Path(__file__).with_name("agent") / "rank_agent.py"
 _TICK_S = 0.1
+# horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
+_LAUNCHER_GRACE_S = 1.0
 # An agent that takes this much longer than its grace is killed. It needs rank_agent.AFTERMATH_S and a walk through
 # /proc, on a busy machine too.
 _MARGIN_S = 5.0
@@ -34,21 +36,23 @@ _HANG_SHARE, _SETTLE_SHARE = 0.85, 0.1
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """A command that an agent starts: the agent's role (agent/rank_agent.py), the rank (None: horovodrun), environment.
+    """A command that an agent starts: the rank that it is (None: horovodrun, or the elastic driver), its environment.
 
     `enter` is a command prefix for the agent itself, such as nsenter.
     """
 
-    role: str
     rank: int | None
     command: list[str]
     environment: dict[str, str]
-    grace_s: float = GRACE_S
     enter: tuple[str, ...] = ()
 
 
-def agent_command(python: str, role: str, job: Job, grace_s: float, command: list[str]) -> list[str]:
-    """The command line of an agent that starts `command`. Without site packages it starts in 0.05 s."""
+def agent_command(python: str, role: str, job: Job, command: list[str]) -> list[str]:
+    """The command line of an agent in that role (agent/rank_agent.py) that starts `command`.
+
+    Without site packages it starts in 0.05 s.
+    """
+    grace_s = job.grace_s + (_LAUNCHER_GRACE_S if role == "horovodrun" else 0.0)
     settings = [str(job.log_dir.absolute()), str(grace_s), str(_HANG_SHARE * job.stall_timeout_s)]
     return [python, "-I", "-S", str(_AGENT), role, *settings, *command]
 
@@ -69,8 +73,6 @@ class Agents:
         self._stopped_at: float | None = None
         self._preempted_at: float | None = None
         self._hurried = False
-        self._patience_s = 0.0
-        self._hung_since: float | None = None
         self._ranks: dict[str, tuple[int, str]] = {}  # rank and host, by name
         self._pids: dict[str, int] = {}
         self.hangs: dict[str, Hang] = {}
@@ -114,10 +116,8 @@ class Agents:
 
     def start(self, command: AgentCommand) -> None:
         """Start one agent with its command."""
-        line = [
-            *command.enter,
-            *agent_command(sys.executable, command.role, self._job, command.grace_s, command.command),
-        ]
+        role = "horovodrun" if command.rank is None else "rank"
+        line = [*command.enter, *agent_command(sys.executable, role, self._job, command.command)]
         try:
             process = subprocess.Popen(
                 line,
@@ -133,7 +133,6 @@ class Agents:
         self._processes.append(process)
         self._buffers[process.stdout.fileno()] = b""
         self._selector.register(process.stdout, selectors.EVENT_READ, (process, command.rank))
-        self._patience_s = max(self._patience_s, command.grace_s + _MARGIN_S)
 
     @property
     def running(self) -> bool:
@@ -158,8 +157,8 @@ class Agents:
     @property
     def hangs_settled(self) -> bool:
         """Whether ranks hang, and other agents have had the time to report theirs."""
-        since = self._hung_since
-        return since is not None and time.monotonic() > since + _SETTLE_SHARE * self._job.stall_timeout_s
+        first = min((hang.noticed_at for hang in self.hangs.values()), default=float("inf"))
+        return time.monotonic() > first + _SETTLE_SHARE * self._job.stall_timeout_s
 
     @property
     def all_gone(self) -> bool:
@@ -191,10 +190,9 @@ class Agents:
             self._pids[name] = report["pid"]
         elif event == "hung":
             if report["phase"] != WAITING:
-                self.hangs[name] = Hang.read(report, self._host(report))
-                self._hung_since = self._hung_since or received
+                self.hangs[name] = Hang.read(report, self._host(report), received)
         elif event == "resumed":
-            self._forget_hang(name)
+            self.hangs.pop(name, None)
         elif event == "link down":
             self.note_link_down(report)
         elif name not in self.ends:  # an agent's report of an end counts more than that it was killed afterwards
@@ -265,29 +263,23 @@ class Agents:
 
     def _read_end(self, report: dict[str, Any], received: float) -> exits.RankEnd:
         """How a rank ended, from its agent's report."""
-        same = ("rank", "name", "exit_code", "stopped", "frozen", "after_stop", "tail", "log_error", "address")
+        known = {key: value for key, value in report.items() if key in exits.RankEnd.__dataclass_fields__}
         seconds = report.get("seconds")
-        return exits.RankEnd(
-            **{key: report[key] for key in same if key in report},
-            host=self._host(report),
-            pid=self._pids.get(report["name"]),
-            signal=exits.signal_name(report["signal"]),
-            seconds=None if seconds is None else round(seconds, 3),
-            failed_at=self._clocks.here(report["name"], report["failed_at"]),
-            reported_at=received,
-            record=exits.Record.read(report.get("failure")),
-            unanswered=tuple(report.get("unanswered", ())),
-        )
+        read = {
+            "host": self._host(report),
+            "pid": self._pids.get(report["name"]),
+            "signal": exits.signal_name(report["signal"]),
+            "seconds": None if seconds is None else round(seconds, 3),
+            "failed_at": self._clocks.here(report["name"], report["failed_at"]),
+            "reported_at": received,
+            "record": exits.Record.read(report.get("failure")),
+        }
+        return exits.RankEnd(**known | read)
 
     def _host(self, report: dict[str, Any]) -> str:
         """The host of the rank that is reported of."""
         known = self._ranks.get(report["name"])
         return known[1] if known else report["host"] or "?"
-
-    def _forget_hang(self, name: str) -> None:
-        self.hangs.pop(name, None)
-        if not self.hangs:
-            self._hung_since = None
 
     def _may_preempt(self, caught: list[int]) -> bool:
         """Whether ranks may end by themselves: on the first signal, if it is SIGTERM and the job gives time for it."""
@@ -316,7 +308,7 @@ class Agents:
         if self.horovodrun_end is None and self.all_gone and not self._to_clean and not self._hurried:
             self._hurried = True
             self._signal_all(signal.SIGTERM)
-        if time.monotonic() > self._stopped_at + self._patience_s:
+        if time.monotonic() > self._stopped_at + self._job.grace_s + _LAUNCHER_GRACE_S + _MARGIN_S:
             self._signal_all(signal.SIGKILL)  # their commands die with them (PR_SET_PDEATHSIG)
 
     def end(self) -> None:

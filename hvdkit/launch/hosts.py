@@ -103,9 +103,9 @@ def discovered(script: Path, here: bool) -> list[Host]:
 
     Raises RequestError where it cannot be run, fails, takes longer than a minute or prints anything else.
     """
-    where = f"--host-discovery-script {script}:"
+    where = f"--host-discovery-script {script.absolute()}:"
     try:
-        done = subprocess.run([str(script)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        done = subprocess.run([script.absolute()], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except OSError as error:
         raise RequestError(f"{where} cannot be run ({error.strerror}); expected #! and an interpreter first") from error
     except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from hvdkit.launch.hosts import Host, Slot, place
 
 Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
-# From SIGTERM to SIGKILL, in seconds. A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
+# A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
 
 
@@ -36,11 +36,11 @@ class Job:
     `python` is the interpreter that has the framework and Horovod, `arguments` what follows it on each rank's command
     line. `environment` is added to the launcher's own. `log_dir` receives rank-<r>.log (standard output and error
     together), rank-<r>.failure.json (from a rank that knows why it failed) and exits.json.
-    On SIGTERM ranks are first asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
+    Ranks that are ended have `grace_s` seconds from SIGTERM to SIGKILL. Where the launcher gets SIGTERM, they are first
+    asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
     A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
-    `horovodrun_options` go to horovodrun as they are, for example ("--network-interfaces", "eth0").
     """
 
     python: Path
@@ -49,9 +49,9 @@ class Job:
     hosts: list[Host]
     environment: dict[str, str]
     log_dir: Path
-    horovodrun_options: tuple[str, ...] = ()
     stall_timeout_s: float = 60.0
     settle_s: float = 10.0
+    grace_s: float = GRACE_S
     preemption_grace_s: float = 0.0
     elastic: Elastic | None = None
 

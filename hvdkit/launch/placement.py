@@ -46,7 +46,10 @@ class Placement:
         return any(host.namespace for host in self.hosts)
 
     def faults(self, framework: str, elastic: bool) -> Faults:
-        """What is wrong with the options, or with environment variables that ranks of the framework inherit."""
+        """What is wrong with the options, or with environment variables that ranks of the framework inherit.
+
+        A host discovery script is run once.
+        """
         faults = Faults()
         with faults.collected():
             namespaces.check(self.hosts, self.launcher, elastic)
@@ -57,20 +60,14 @@ class Placement:
         if not 0 <= self.stall_timeout_s < float("inf"):
             faults.append(f"--stall-timeout {self.stall_timeout_s}: expected seconds, or 0 to wait for ever")
         faults += environment_faults(framework, os.environ)
-        return faults
-
-    def discovery_faults(self, elastic: bool) -> Faults:
-        """What is wrong with --host-discovery-script; the script is run once."""
-        faults, script = Faults(), self.discovery
-        if script is None:
-            return faults
-        if not elastic:
+        script = self.discovery
+        if script and not elastic:
             faults.append("--host-discovery-script: expected an `elastic` section in the recipe")
-        elif not (os.access(script, os.X_OK) and script.is_file()):
+        elif script and not (os.access(script, os.X_OK) and script.is_file()):
             faults.append(f"--host-discovery-script {script}: expected a program that prints host:slots a line")
-        else:
+        elif script:
             with faults.collected():
-                discovered(script.absolute(), here=self.launcher == "direct")
+                discovered(script, here=self.launcher == "direct")
         return faults
 
 

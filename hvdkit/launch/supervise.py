@@ -10,7 +10,7 @@ from hvdkit.launch.agent.link_monitor import DOWN_S
 from hvdkit.launch.agents import AgentCommand, Agents
 from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.hangs import hang_failure
-from hvdkit.launch.diagnosis.partition import LinkDown, link_failure, unreachable
+from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.job import Job, Tick
 
 
@@ -30,7 +30,8 @@ class _Ranks(Agents):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._ranks = {f"rank-{slot.rank}": (slot.rank, slot.hostname) for slot in job.slots()}
-        self._link_down: LinkDown | None = None  # the first
+        # The first interface that went down: since when by this machine's clock, the rank that its agent has, and what.
+        self._link_down: tuple[float, int, str] | None = None
 
     @property
     def failed(self) -> bool:
@@ -46,17 +47,20 @@ class _Ranks(Agents):
 
     def note_link_down(self, report: dict[str, Any]) -> None:
         since = self._clocks.here(report["name"], report["clock"]) - DOWN_S
-        down = LinkDown(report["rank"], self._host(report), report["interface"], report["up"], since)
-        self._link_down = min(self._link_down or down, down, key=lambda each: (each.since, each.rank))
+        state = "has no carrier" if report["up"] else "is down"
+        what = f"host {self._host(report)} is cut off: its interface {report['interface']} {state} for {DOWN_S:.0f} s"
+        down = since, report["rank"], f"{what} (rank {report['rank']})"
+        self._link_down = min(self._link_down or down, down)
 
     def fault(self) -> BaseException | None:
         ends = self.all_ends()
         verdict = blame.judge(ends)
         first = None if verdict is None else verdict.end
         own = first is not None and first.cause in (exits.Cause.OWN, exits.Cause.FROZEN, exits.Cause.UNKNOWN)
-        down = self._link_down
-        if down is not None and not (first is not None and own and first.failed_at < down.since):
-            return link_failure(self._job, down, ends)
+        if self._link_down is not None:
+            since, rank, what = self._link_down
+            if not (first is not None and own and first.failed_at < since):
+                return exits.rank_failure(self._job, what, ends[rank])
         if not own:
             partition = unreachable(self._job, ends)
             if partition is not None:

@@ -28,10 +28,7 @@ class Finding:
 
     name: str
     state: str
-    python: Path | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    controllers: list[str] = field(default_factory=list)
-    operations: list[str] = field(default_factory=list)
+    runtime: Runtime | None = None  # as its interpreter answers now, where it does
     faults: list[Missing] = field(default_factory=list)
     notes: list[Missing] = field(default_factory=list)
 
@@ -61,7 +58,7 @@ class Report:
         here = Table(box=box.SIMPLE, show_header=False)
         here.add_column(no_wrap=True)
         here.add_column(overflow="fold")
-        interpreters = {f"{found.name} runs": str(found.python) for found in self.findings if found.python}
+        interpreters = {f"{found.name} runs": str(found.runtime.python) for found in self.findings if found.runtime}
         for what, text in (self.machine | interpreters).items():
             here.add_row(what, text)
         console.print(here)
@@ -74,19 +71,15 @@ class Report:
 
 
 def _cells(found: Finding) -> list[str]:
-    versions = found.versions
+    style = {"ready": "green", "broken": "red"}.get(found.state, "yellow")
+    cells = [found.name, f"[{style}]{found.state}[/]"]
+    if found.runtime is None:
+        return cells
+    versions = found.runtime.versions
     module = pins.RUNTIMES[found.name].module
     shown = [f"{package} {versions[package]}" for package in dict.fromkeys((module, "keras")) if package in versions]
-    style = {"ready": "green", "broken": "red"}.get(found.state, "yellow")
-    return [
-        found.name,
-        f"[{style}]{found.state}[/]",
-        "\n".join(shown),
-        versions.get("numpy", ""),
-        versions.get("horovod", ""),
-        ", ".join(found.controllers),
-        ", ".join(found.operations),
-    ]
+    cells += ["\n".join(shown), versions.get("numpy", ""), versions.get("horovod", "")]
+    return [*cells, ", ".join(found.runtime.controllers), ", ".join(found.runtime.operations)]
 
 
 def examine() -> Report:
@@ -108,7 +101,8 @@ def examine() -> Report:
         if free < _ROOM_BYTES * len(to_build):
             what = f"{_gib(free)} free for {len(to_build)} runtimes of up to {_gib(_ROOM_BYTES)} in {store.root()}"
             notes.append(Missing(what, "free space or set HVDKIT_RUNTIMES to a folder with more"))
-    cpu_only = [found.name for found in findings if found.state == "ready" and "nccl" not in found.operations]
+    ready = [found.runtime for found in findings if found.state == "ready" and found.runtime]
+    cpu_only = [runtime.name for runtime in ready if "nccl" not in runtime.operations]
     cpu_only = [name for name in cpu_only if pins.RUNTIMES[name].newest_cuda is None]
     if machine.gpus() and cpu_only:
         first = [item.remedy for item in machine.cuda().missing()]
@@ -130,20 +124,12 @@ def _look_into(name: str) -> Finding:
     if runtime.added:
         again = f"hvdkit runtime add {name} --python {runtime.python}"
     try:
-        found = environment.probe(name, runtime.python, runtime.environment)
+        runtime, faults = environment.examine(runtime)
     except HvdkitError as error:
-        return Finding(name, "broken", runtime.python, faults=[Missing(f"runtime '{name}': {error}", again)])
-    faults = environment.faults(name, runtime.python, runtime.added, found)
-    return Finding(
-        name,
-        "broken" if faults else "ready",
-        runtime.python,
-        found["versions"],
-        found["controllers"],
-        found["operations"],
-        [Missing(f"runtime '{name}': {fault.what}", fault.remedy) for fault in faults],
-        _outdated(runtime),
-    )
+        bare = runtime.model_copy(update={"versions": {}, "controllers": [], "operations": []})
+        return Finding(name, "broken", bare, faults=[Missing(f"runtime '{name}': {error}", again)])
+    faults = [Missing(f"runtime '{name}': {fault.what}", fault.remedy) for fault in faults]
+    return Finding(name, "broken" if faults else "ready", runtime, faults, _outdated(runtime))
 
 
 def _outdated(runtime: Runtime) -> list[Missing]:

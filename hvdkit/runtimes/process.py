@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -17,14 +17,38 @@ _END_WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 _TAIL_LINES = 12
 
 
+def environment(python: Path) -> dict[str, str]:
+    """The variables for a runtime's programs: its folder first on PATH, no modules of another Python."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return inherited | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
+def pip(python: Path, *arguments: str | Path) -> list[str | Path]:
+    """The command line of the interpreter's pip that asks nothing: a command of pip's, then its options."""
+    return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+
+
+class Cancellation(threading.Event):
+    """Set to cancel builds, by any thread. `stdin` is a pipe of which the other end closes then, or as this process
+    dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stdin, self._other_end = os.pipe()
+
+    def set(self) -> None:
+        """Cancel; only once."""
+        super().set()
+        os.close(self._other_end)
+
+
 class Log:
     """The log file of a build, to which the commands that it runs write.
 
-    Raises OSError if the file cannot be made. Once another thread sets `cancelled`, the running command and all later
-    ones fail.
+    Raises OSError if the file cannot be made. Once `cancelled` is set, the running command and all later ones fail.
     """
 
-    def __init__(self, path: Path, cancelled: threading.Event) -> None:
+    def __init__(self, path: Path, cancelled: Cancellation) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file: TextIO = path.open("w", encoding="utf-8")
@@ -56,10 +80,10 @@ class Log:
         words = [str(word) for word in command]
         self.write(f"$ {' '.join(words)}")
         tail: deque[str] = deque(maxlen=400)
-        # The process group is killed when this end of stdin closes: when cancelled, or when this process dies.
+        # The process group is killed when the other end of stdin closes.
         with subprocess.Popen(
             [sys.executable, "-I", str(_END_WITH_PARENT), *words],
-            stdin=subprocess.PIPE,
+            stdin=self._cancelled.stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=None if environment is None else dict(environment),
@@ -68,29 +92,13 @@ class Log:
             errors="replace",
             start_new_session=True,
         ) as process:
-            assert process.stdin is not None and process.stdout is not None
-            ended = threading.Event()
-            stdin = process.stdin
-
-            def end_when_cancelled() -> None:
-                while not ended.wait(0.1):
-                    if self._cancelled.is_set():
-                        with contextlib.suppress(OSError):
-                            stdin.close()
-                        return
-
-            watcher = threading.Thread(target=end_when_cancelled, daemon=True)
-            watcher.start()
-            try:
-                for line in process.stdout:
-                    self._file.write(line)
-                    tail.append(line.rstrip())
-                    on_line(line)
-                status = process.wait()
-            finally:
-                ended.set()
-                watcher.join()
-                self._file.flush()
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._file.write(line)
+                tail.append(line.rstrip())
+                on_line(line)
+            self._file.flush()
+            status = process.wait()
         if self._cancelled.is_set():
             raise RunError(f"{stage}: cancelled")
         if status != 0:

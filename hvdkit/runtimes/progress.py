@@ -6,10 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hvdkit.time_left import TimeLeft, minutes
 
@@ -34,32 +33,25 @@ class BuildProgress:
         cores = min(len(os.sched_getaffinity(0)), _USEFUL_CORES)
         costs = {(name, stage): cost for name in names for stage, cost in COSTS[name].items()}
         self._left = TimeLeft(costs, usual_s=sum(costs.values()) / cores, clock=clock)
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        if console.is_terminal:
-            self._bars = Progress(
-                SpinnerColumn(finished_text="[green]✓"),
-                TextColumn("{task.fields[name]:<10}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TimeElapsedColumn(),
-                TextColumn("{task.description}"),
-                console=console,
-            )
-            for name in names:
-                self._tasks[name] = self._bars.add_task("waiting", name=name, total=100, start=False)
-            self._all = self._bars.add_task(self._left.text(), name="all", total=100)
+        self._bars = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.fields[name]:<10}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tasks = {name: self._bars.add_task("waiting", name=name, total=100, start=False) for name in names}
+        self._all = self._bars.add_task(self._left.text(), name="all", total=100)
 
     def __enter__(self) -> BuildProgress:
-        if self._bars:
-            self._bars.start()
+        self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bars:
-            self._bars.stop()
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
     def waits(self, name: str, text: str) -> None:
         """The runtime waits for another process."""
@@ -80,8 +72,7 @@ class BuildProgress:
         """The fraction `share` of the runtime's stage is done; shown on a terminal only."""
         with self._lock:
             self._left.done((name, self._stages[name]), share)
-            if self._bars:
-                self._update(name)
+            self._update(name)
 
     def skip(self, name: str) -> None:
         """The runtime's stage needs no work, since its result is there already."""
@@ -97,32 +88,30 @@ class BuildProgress:
                 self._left.done((name, stage))
             for stage in stages[done:]:
                 self._left.drop((name, stage))
-            if self._bars:
-                style = "green" if good else "red"
-                self._bars.start_task(self._tasks[name])
-                self._bars.update(self._tasks[name], description=f"[{style}]{text}", completed=100 if good else None)
-                self._bars.stop_task(self._tasks[name])
-                self._update_all()
-            else:
-                self._show(name, text)
+            style = "green" if good else "red"
+            self._say(name, text, f"[{style}]{text}")
+            if good:  # else its bar stays where it was
+                self._update(name)
+            self._update_all()
+            self._bars.stop_task(self._tasks[name])
 
     def _show(self, name: str, text: str) -> None:
-        if self._bars:
-            self._bars.start_task(self._tasks[name])
-            self._bars.update(self._tasks[name], description=text)
-            self._update(name)
-        else:
+        self._say(name, text, text)
+        self._update(name)
+
+    def _say(self, name: str, text: str, styled: str) -> None:
+        self._bars.start_task(self._tasks[name])
+        self._bars.update(self._tasks[name], description=styled)
+        if not self._console.is_terminal:
             left = self._left.text()
             line = f"[{minutes(self._left.elapsed_s())}] {name}: {text}{f' ({left})' if left else ''}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _update(self, name: str) -> None:
-        assert self._bars is not None
         self._bars.update(self._tasks[name], completed=100 * self._left.share(lambda part: part[0] == name))
         self._update_all()
 
     def _update_all(self) -> None:
-        assert self._bars is not None
         share = self._left.share()
         self._bars.update(self._all, completed=100 * share, description=self._left.text())
         if share >= 1:

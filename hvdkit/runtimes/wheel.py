@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import tarfile
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.runtimes import edits, machine, pins, store
-from hvdkit.runtimes.process import Log
+from hvdkit.runtimes.process import Log, environment, pip
 
 _SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
-_SCRATCH_PREFIX = ".making-"
-_SCRATCH_YOUNG_S = 60
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
-
-_PIP_QUIET = ("--disable-pip-version-check", "--no-input")
 
 # The user's variables that change what is compiled: those that CMake and Horovod's build read, except what `flags`
 # decides and Horovod's run-time variables (HOROVOD_CYCLE_TIME, ...).
@@ -117,32 +108,22 @@ def wheel_ingredients(name: str, gpu: bool, versions: Mapping[str, str]) -> dict
     return ingredients | {"compiler": machine.compiler(), "framework": dict(versions)}
 
 
-def sdist(python: Path, log: Log) -> Path:
-    """Horovod's sdist in the cache, downloaded once by the pip of `python` and checked against its SHA-256.
+def sdist(python: Path, scratch: Path, log: Log) -> Path:
+    """Horovod's sdist in the cache, downloaded once by the pip of `python`, by way of the folder `scratch`, and checked
+    against its SHA-256.
 
     Raises RunError if it cannot be downloaded, has another hash, or the cache cannot be written.
     """
-    target = store.cache() / "sdist" / _SDIST
+    target = _writable(store.cache() / "sdist") / _SDIST
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == pins.HOROVOD_SDIST_SHA256:
         return target
-    with scratch_folder(target.parent) as scratch:
-        wanted = scratch / "requirements.txt"
-        # With its hash, so that pip refuses another archive before it runs the setup.py in it.
-        wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
-        command: list[str | Path] = [python, "-m", "pip", "download", *_PIP_QUIET, "--no-deps", "--no-binary", ":all:"]
-        log.run(
-            "fetching Horovod",
-            [*command, "--require-hashes", "-r", wanted, "-d", scratch],
-            environment=environment(python),
-        )
-        (scratch / _SDIST).replace(target)
+    wanted = scratch / "requirements.txt"
+    # With its hash, so that pip refuses another archive before it runs the setup.py in it.
+    wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
+    options = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", scratch)
+    log.run("fetching Horovod", pip(python, "download", *options), environment=environment(python))
+    write_atomic(target, (scratch / _SDIST).read_bytes())
     return target
-
-
-def environment(python: Path) -> dict[str, str]:
-    """The variables for a runtime's programs: its folder first on PATH, no modules of another Python."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return inherited | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 def cached(name: str, gpu: bool, versions: Mapping[str, str]) -> Path | None:
@@ -153,40 +134,39 @@ def cached(name: str, gpu: bool, versions: Mapping[str, str]) -> Path | None:
 def obtain(
     name: str, gpu: bool, python: Path, versions: Mapping[str, str], log: Log, on_percent: Callable[[int], None]
 ) -> Path:
-    """Horovod's wheel for the runtime `name`, from the cache, or else built in a temporary folder and moved there.
+    """Horovod's wheel for the runtime `name`, from the cache, or else built in the runtime's folder and copied there.
 
-    `python` is the runtime's interpreter, with the framework and the build tools installed. `on_percent` gets the
-    progress of the compilation, 0 to 100. Raises RunError if an edit does not apply or the build fails.
+    `python` is the runtime's interpreter, with the framework and the build tools installed; the caller holds the
+    runtime's lock. `on_percent` gets the progress of the compilation, 0 to 100. Raises RunError if an edit does not
+    apply or the build fails.
     """
     ingredients = wheel_ingredients(name, gpu, versions)
     folder = _cache_folder(ingredients)
     if ready := _wheel_in(folder):
         log.write(f"from the cache: {ready}")
         return ready
-    with scratch_folder(folder.parent) as scratch:
-        source = _unpack(sdist(python, log), scratch)
+    _writable(folder)
+    # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.
+    scratch = store.folder(name) / "horovod"
+    scratch.mkdir()
+    try:
+        source = _unpack(sdist(python, scratch, log), scratch)
         edits.apply(source, edits.EDITS[name])
-        built = scratch / "made"
-        command: list[str | Path] = [python, "-m", "pip", "wheel", "-v", *_PIP_QUIET, "--no-deps"]
         log.run(
             "compiling Horovod",
-            [*command, "--no-build-isolation", "-w", built, source],
+            pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
             environment=build_environment(name, gpu, python),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
-        write_atomic(built / "made-from.json", json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n")
-        try:
-            built.rename(folder)
-        except OSError:
-            # Another checkout's build was faster, or there is a folder without a wheel.
-            if not _wheel_in(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                built.rename(folder)
-    wheel = _wheel_in(folder)
-    if wheel is None:
-        raise RunError(f"compiling Horovod left no wheel in {folder}; the whole log: {log.path}")
-    return wheel
+        built = _wheel_in(scratch)
+        if built is None:
+            raise RunError(f"compiling Horovod left no wheel in {scratch}; the whole log: {log.path}")
+        write_atomic(folder / "made-from.json", json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n")
+        write_atomic(folder / built.name, built.read_bytes())
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder / built.name
 
 
 def build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
@@ -213,39 +193,12 @@ def _unpack(archive: Path, into: Path) -> Path:
     return into / f"horovod-{pins.HOROVOD_VERSION}"
 
 
-@contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A temporary folder in `parent`, so that its content can be moved to its place by a rename.
-
-    Raises RunError if `parent` cannot be written.
-    """
+def _writable(folder: Path) -> Path:
+    """The folder of the cache, made if it is missing. Raises RunError if it cannot be."""
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        _sweep(parent)
-        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
-        held = os.open(folder, os.O_RDONLY)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"{parent}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
+            f"{folder}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
         ) from error
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the temporary folders of killed builds: those that no process has locked."""
-    for folder in parent.glob(f"{_SCRATCH_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            # A new folder may not be locked yet.
-            if time.time() - folder.stat().st_mtime < _SCRATCH_YOUNG_S:
-                continue
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+    return folder

@@ -37,14 +37,14 @@ class LinkMonitor:
         self._address = self._own_address()
 
     @property
-    def interval_s(self) -> float | None:
-        """How often to look; None for never."""
-        return LOOK_S if self._interface else None
+    def interval_s(self) -> float:
+        """How often to look; 0 for never."""
+        return LOOK_S if self._interface else 0.0
 
-    def down(self) -> dict[str, Any] | None:
-        """Look now. Returns once, when the link has been down for DOWN_S seconds, `interface` and whether it is `up`
-        (then it has no carrier); else None."""
-        self._look()
+    def look(self) -> tuple[str, dict[str, Any]] | None:
+        """Look now. Returns "link down" once, when the link has been down for DOWN_S seconds, with `interface` and
+        whether it is `up` (then it has no carrier); else None."""
+        self._note_unanswered()
         flags, now = self._flags(), time.monotonic()
         if flags is None or (flags & _IFF_UP and flags & _IFF_RUNNING):
             self._down_since = None
@@ -53,15 +53,15 @@ class LinkMonitor:
         if self._reported or now < self._down_since + DOWN_S:
             return None
         self._reported = True
-        return {"interface": self._interface, "up": bool(flags & _IFF_UP)}
+        return "link down", {"interface": self._interface, "up": bool(flags & _IFF_UP)}
 
     def facts(self) -> dict[str, Any]:
         """This host's `address` (None where unknown), and the addresses that do not answer (`unanswered`)."""
-        self._look()
+        self._note_unanswered()
         recent = time.monotonic() - RECENT_S
         return {"address": self._address, "unanswered": sorted(a for a, t in self._unanswered.items() if t > recent)}
 
-    def _look(self) -> None:
+    def _note_unanswered(self) -> None:
         """Note which addresses do not answer now."""
         if not self._interface:
             return

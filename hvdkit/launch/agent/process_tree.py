@@ -8,15 +8,19 @@ import signal
 from pathlib import Path
 
 
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind pid and name: state, parent … Raises OSError or ValueError."""
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return text[text.rindex(")") + 1 :].split()  # the name may hold anything
+
+
 def descendants(pid: int) -> list[int]:
     """Every process below `pid` that has not ended, in any order."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                # pid (name, which may hold anything) state ppid …
-                stat = (entry / "stat").read_text(errors="replace")
-                state, parent = stat[stat.rindex(")") + 1 :].split()[:2]
+                state, parent, *_ = stat(int(entry.name))
                 if state not in "ZX":  # an ended process has no children any more
                     children.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []

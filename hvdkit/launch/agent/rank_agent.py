@@ -10,7 +10,8 @@ Every rank has an agent as its parent, on the host where the rank runs. The agen
   its host's network interface is down (link_monitor.py);
 - ends the rank on SIGTERM, and as soon as nobody reads its standard output any more (the launcher was killed, the ssh
   connection broke): SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
-- gives the rank a folder of its own for temporary files and removes it (scratch.py);
+- gives the rank a folder of its own for temporary files and removes it: a rank that is killed leaves its files behind,
+  TensorFlow's alone are dozens for each rank;
 - kills whatever the rank leaves behind. An agent is a "subreaper": descendants whose parent died become its children
   instead of init's, so a daemonized grandchild cannot escape.
 
@@ -41,20 +42,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __package__:
-    from hvdkit.launch.agent import scratch
-    from hvdkit.launch.agent.link_monitor import LinkMonitor
-    from hvdkit.launch.agent.process_tree import descendants, kill
-    from hvdkit.launch.agent.reports import MARK, own_name, own_rank, report, send
-    from hvdkit.launch.agent.watchdog import Watchdog
-else:
-    # -I leaves this folder out of sys.path; at the end of it no module of the standard library is hidden.
-    sys.path.append(str(Path(__file__).resolve().parent))
-    import scratch  # type: ignore[import-not-found,no-redef]
-    from link_monitor import LinkMonitor  # type: ignore[import-not-found,no-redef]
-    from process_tree import descendants, kill  # type: ignore[import-not-found,no-redef]
-    from reports import MARK, own_name, own_rank, report, send  # type: ignore[import-not-found,no-redef]
-    from watchdog import Watchdog  # type: ignore[import-not-found,no-redef]
+if not __package__:
+    # -I leaves hvdkit out of sys.path; at the end of it no module of the standard library is hidden.
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from hvdkit.launch.agent.link_monitor import LinkMonitor
+from hvdkit.launch.agent.process_tree import descendants, kill
+from hvdkit.launch.agent.reports import MARK, Reports, write_line
+from hvdkit.launch.agent.watchdog import Watchdog
 
 TAIL_BYTES = 8192
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -64,20 +59,20 @@ AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as 
 def main() -> int:
     """Run the command of this command line; the exit status is the command's, 128 + n for signal n."""
     role, folder, grace_s, hang_s, *command = sys.argv[1:]
-    rank = None if role == "horovodrun" else own_rank()
+    reports = Reports(role)
     if role == "shell-rank":
-        status = step_aside(rank)
+        status = step_aside(reports)
         if status is not None:
             return status
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    agent = RankAgent(rank, own_name(rank), Path(folder), float(grace_s), float(hang_s))
+    agent = RankAgent(reports, Path(folder), float(grace_s), float(hang_s))
     status = agent.run(command)
     if role == "shell-rank" and status != 0 and os.environ.get("HOROVOD_ELASTIC") != "1":
         agent.wait_for_stop()
     return status
 
 
-def step_aside(rank: int | None) -> int | None:
+def step_aside(reports: Reports) -> int | None:
     """Fork; the child goes on (None), the parent gets the child's exit status. Where the child, and so the rank, is
     killed, the parent reports it.
 
@@ -99,9 +94,10 @@ def step_aside(rank: int | None) -> int | None:
     signal.signal(signal.SIGTERM, pass_on)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
+        write_line(b"")  # the child's last line may have no end
         facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked)}
-        ended = report(rank, own_name(rank), "ended", failed_at=time.monotonic(), **facts)
-        send(b"\n" + ended + b"\n" + report(rank, own_name(rank), "left"))  # the child's last line may have no end
+        reports.send("ended", failed_at=time.monotonic(), **facts)
+        reports.send("left")
     return exit_status(status)
 
 
@@ -116,16 +112,15 @@ def exit_status(status: int) -> int:
 
 
 class RankAgent:
-    """One command from its start to its end. `rank` is None for horovodrun itself."""
+    """One command from its start to its end: a rank, or horovodrun itself."""
 
-    def __init__(self, rank: int | None, name: str, folder: Path, grace_s: float, hang_s: float) -> None:
-        self.rank = rank
-        self.name = name
+    def __init__(self, reports: Reports, folder: Path, grace_s: float, hang_s: float) -> None:
+        self.reports = reports
         self.grace_s = grace_s
         self.hang_s = hang_s
         self.folder = folder
-        self.log_path = folder / f"{name}.log"
-        self.failure_path = folder / f"{name}.failure.json"
+        self.log_path = folder / f"{reports.name}.log"
+        self.failure_path = folder / f"{reports.name}.failure.json"
         self.scratch: Path | None = None  # for temporary files
         self.log_error: str | None = None
         self.log = -1
@@ -136,8 +131,7 @@ class RankAgent:
         self.stopped_at: float | None = None
         self.kill_at: float | None = None
         self.look_at = 0.0
-        self.watchdog: Watchdog | None = None
-        self.link = LinkMonitor(None if rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
+        self.link = LinkMonitor(None if reports.rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
         self.frozen = False
 
     def run(self, command: list[str]) -> int:
@@ -148,18 +142,19 @@ class RankAgent:
         try:
             process = self._start(command)
         except OSError as error:
-            scratch.remove(self.scratch)
+            self._remove_scratch()
             self._keep(f"{command[0]}: cannot be started: {error.strerror}\n".encode())
-            self._report("ended", **self._how_it_ended(127 << 8, time.monotonic()))
+            self.reports.send("ended", **self._how_it_ended(127 << 8, time.monotonic()))
             return 127
         self.child = process.pid
-        if self.rank is not None:
-            self.watchdog = Watchdog(self.folder, self.name, self.child, self.hang_s)
-        self._report("started", pid=self.child)
+        hang_s = 0.0 if self.reports.rank is None else self.hang_s
+        self.watchdog = Watchdog(self.folder, self.reports.name, self.child, hang_s)
+        self.watchers = [watcher for watcher in (self.watchdog, self.link) if watcher.interval_s]
+        self.reports.send("started", pid=self.child)
         status, ended_at = self._wait()
         process.returncode = exit_status(status)  # reaped here, not by Popen
         self._read_output()
-        self._report("ended", **self._how_it_ended(status, ended_at))
+        self.reports.send("ended", **self._how_it_ended(status, ended_at))
         self._end_descendants()
         self._read_output()
         # A rank ended while it wrote its record (files.write_atomic) leaves the temporary file.
@@ -167,8 +162,8 @@ class RankAgent:
             leftover.unlink()
         for suffix in (".beat", ".stack"):
             self.log_path.with_suffix(suffix).unlink(missing_ok=True)
-        scratch.remove(self.scratch)
-        self._report("left")
+        self._remove_scratch()
+        self.reports.send("left")
         return exit_status(status)
 
     def wait_for_stop(self) -> None:
@@ -202,7 +197,8 @@ class RankAgent:
             if os.getppid() != agent:
                 os._exit(1)
 
-        self.scratch = None if self.rank is None else scratch.make(f"hvdkit-{self.name}-{agent}")
+        if self.reports.rank is not None:
+            self._make_scratch()
         temporary = {"TMPDIR": str(self.scratch)} if self.scratch else {}
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
@@ -213,7 +209,7 @@ class RankAgent:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **temporary, "HVDKIT_TRACE": self.name},
+                env={**os.environ, **temporary, "HVDKIT_TRACE": self.reports.name},
                 start_new_session=True,
                 preexec_fn=die_with_agent,
             )
@@ -241,31 +237,29 @@ class RankAgent:
             self._stop_as_asked()
             if self.output in ready and self._read_output():
                 poller.unregister(self.output)
-            if self._look_s and self.stopped_at is None and now >= self.look_at:
-                self.look_at = now + self._look_s
-                self._look()
+            if self.watchers and self.stopped_at is None and now >= self.look_at:
+                self.look_at = now + min(watcher.interval_s for watcher in self.watchers)
+                for event, facts in filter(None, [watcher.look() for watcher in self.watchers]):
+                    self.reports.send(event, **facts)
 
-    @property
-    def _look_s(self) -> float | None:
-        """How often to look after the rank and the link; None for never."""
-        intervals = [self.link.interval_s, self.watchdog.interval_s if self.watchdog else None]
-        return min((each for each in intervals if each), default=None)
+    def _make_scratch(self) -> None:
+        """A new folder below TMPDIR; none where it cannot be made."""
+        folder = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / f"hvdkit-{self.reports.name}-{os.getpid()}"
+        # A full disk, or no such folder: the rank finds another one, or reports what is missing.
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700)
+            self.scratch = folder
 
-    def _look(self) -> None:
-        """Report where the rank hangs or goes on, or the host's link is down."""
-        hang = self.watchdog.hang() if self.watchdog and self.watchdog.interval_s else None
-        if hang:
-            self._report("hung", **hang)
-        elif self.watchdog and self.watchdog.resumed:
-            self._report("resumed")
-        down = self.link.down()
-        if down:
-            self._report("link down", **down)
+    def _remove_scratch(self) -> None:
+        if self.scratch is not None:
+            import shutil  # here: no rank waits for its import
+
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _timeout_ms(self) -> float | None:
         """How long to wait for events before the next thing to do by the clock."""
         due = [] if self.kill_at is None else [self.kill_at]
-        if self._look_s and self.stopped_at is None:
+        if self.watchers and self.stopped_at is None:
             due.append(self.look_at)
         return max(0.0, min(due) - time.monotonic()) * 1000 if due else None
 
@@ -276,7 +270,7 @@ class RankAgent:
         """End the command as far as was asked: first by SIGTERM; asked again or after the grace, by SIGKILL."""
         if self.stop_requests and self.stopped_at is None:
             self.stopped_at = time.monotonic()
-            self.frozen = self.watchdog is not None and self.watchdog.frozen()
+            self.frozen = self.watchdog.frozen()
             self.stop_requests -= 1
             self.kill_at = self.stopped_at + self.grace_s
             with contextlib.suppress(ProcessLookupError):
@@ -317,12 +311,7 @@ class RankAgent:
     def _how_it_ended(self, status: int, ended_at: float) -> dict[str, object]:
         """The facts of the end, as reported. Times are in seconds of this machine's monotonic clock."""
         failure = self._read_failure()
-        failed_at = ended_at
-        if failure is not None:
-            made_at = failure["clock"]
-            if made_at is None:  # by its age, so a clock set long before does no harm
-                made_at = time.monotonic() - (time.time() - failure["time"])
-            failed_at = min(ended_at, max(self.started_at, made_at))
+        failed_at = ended_at if failure is None else min(ended_at, max(self.started_at, failure["clock"]))
         by_signal = os.WIFSIGNALED(status)
         return {
             "exit_code": None if by_signal else os.WEXITSTATUS(status),
@@ -342,14 +331,9 @@ class RankAgent:
         """The rank's own record of its failure, if it left a readable one."""
         try:
             record = json.loads(self.failure_path.read_text(encoding="utf-8"))
-            clock = record.get("clock")
-            times = {"time": float(record["time"]), "clock": None if clock is None else float(clock)}
-            return {**times, **{key: record.get(key) for key in ("step", "kind", "message")}}
+            return {"clock": float(record["clock"]), **{key: record.get(key) for key in ("step", "kind", "message")}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-
-    def _report(self, event: str, **facts: object) -> None:
-        send(report(self.rank, self.name, event, **facts))
 
     def _open_log(self) -> None:
         try:
@@ -369,7 +353,7 @@ class RankAgent:
                 return False
             if not data:
                 return True
-            if self.rank is None:
+            if self.reports.rank is None:
                 data = self._pass_on_reports(data)
             self._keep(data)
 
@@ -380,7 +364,7 @@ class RankAgent:
         for line in lines:
             _, mark, text = line.partition(MARK.encode())
             if mark:
-                send(mark + text)
+                write_line(mark + text)
             else:
                 others.append(line + b"\n")
         return b"".join(others)

@@ -12,37 +12,29 @@ import time
 from pathlib import Path
 
 MARK = "@hvdkit "
-RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-def own_rank() -> int:
-    """The rank below this agent, as Horovod reads it: set by Horovod's launchers or by mpirun.
+class Reports:
+    """Reports on the rank that the agent's environment describes, or on horovodrun, which has no `rank`.
 
-    Raises StopIteration where none of them has set it.
+    `name` is that of the command's files. Under an elastic launcher ranks change as others come and go: there a worker
+    goes by its place.
     """
-    return int(next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
+
+    def __init__(self, role: str) -> None:
+        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        name = "worker-{HOROVOD_HOSTNAME}-{HOROVOD_LOCAL_RANK}" if elastic else "rank-{HOROVOD_RANK}"
+        self.rank = None if role == "horovodrun" else int(os.environ["HOROVOD_RANK"])
+        self.name = role if self.rank is None else name.format_map(os.environ)
+
+    def send(self, event: str, **facts: object) -> None:
+        """Report an event to the launcher."""
+        who = {"rank": self.rank, "name": self.name, "host": os.environ.get("HOROVOD_HOSTNAME")}
+        record = {"event": event, **who, "clock": time.monotonic(), "boot": boot_id(), **facts}
+        write_line((MARK + json.dumps(record)).encode())
 
 
-def own_name(rank: int | None) -> str:
-    """The name of the files of the command below this agent.
-
-    Under an elastic launcher ranks change as others come and go: a worker goes by its place there.
-    """
-    if rank is None:
-        return "horovodrun"
-    if os.environ.get("HOROVOD_ELASTIC") != "1":
-        return f"rank-{rank}"
-    return "worker-{HOROVOD_HOSTNAME}-{HOROVOD_LOCAL_RANK}".format_map(os.environ)
-
-
-def report(rank: int | None, name: str, event: str, **facts: object) -> bytes:
-    """A line for the launcher."""
-    who = {"rank": rank, "name": name, "host": os.environ.get("HOROVOD_HOSTNAME")}
-    record = {"event": event, **who, "clock": time.monotonic(), "boot": boot_id(), **facts}
-    return (MARK + json.dumps(record)).encode()
-
-
-def send(line: bytes) -> None:
+def write_line(line: bytes) -> None:
     """Send a line to the launcher, if there is one."""
     line += b"\n"
     with contextlib.suppress(OSError):

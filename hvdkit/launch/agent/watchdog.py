@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hvdkit.launch.agent.process_tree import stat
+
 # A rank that computes without a heartbeat (a first step that compiles, say) hangs only after so many timeouts.
 BUSY_FACTOR = 10
 BUSY_SHARE = 0.2  # of a core; Horovod's own thread takes a few hundredths, a rank on a crowded machine gets no more
@@ -38,18 +40,17 @@ class Watchdog:
         self._since = time.monotonic()
         self._cpu_then_s = 0.0
         self._reported = False
-        self.resumed = False  # whether the last look found progress after a hang
 
     @property
-    def interval_s(self) -> float | None:
-        """How often to look; None for never."""
-        return max(0.1, min(1.0, self._timeout_s / 20)) if self._timeout_s > 0 else None
+    def interval_s(self) -> float:
+        """How often to look; 0 for never."""
+        return max(0.1, min(1.0, self._timeout_s / 20)) if self._timeout_s > 0 else 0.0
 
-    def hang(self) -> dict[str, Any] | None:
-        """Look now. Returns the facts of a hang, once for each hang; else None.
+    def look(self) -> tuple[str, dict[str, Any]] | None:
+        """Look now. Returns "hung" and its facts, once for each hang; "resumed" at progress after one; else None.
 
-        `step` (None before the first) and `phase` of the last heartbeat, `seconds` since then, whether a signal has
-        `frozen` the process, and the main thread's `frames`, innermost first.
+        The facts are `step` (None before the first) and `phase` of the last heartbeat, `seconds` since then, whether a
+        signal has `frozen` the process, and the main thread's `frames`, innermost first.
         """
         try:
             beat = self._beat_path.read_bytes()
@@ -57,10 +58,10 @@ class Watchdog:
         except (OSError, ValueError, IndexError):
             return None
         now = time.monotonic()
-        self.resumed = self._reported and beat != self._last_beat
         if beat != self._last_beat:
+            resumed = self._reported
             self._last_beat, self._since, self._cpu_then_s, self._reported = beat, now, cpu_s, False
-            return None
+            return ("resumed", {}) if resumed else None
         still_s = now - self._since
         busy = cpu_s - self._cpu_then_s > BUSY_SHARE * still_s
         if self._reported or still_s < self._timeout_s * (BUSY_FACTOR if busy else 1):
@@ -70,7 +71,7 @@ class Watchdog:
         with contextlib.suppress(ValueError):
             _, step, phase = beat.decode().split(" ", 2)
             facts = {"step": int(step) if int(step) >= 0 else None, "phase": phase.strip()}
-        return {**facts, "seconds": still_s, "frozen": state == "T", "frames": self._frames(state)}
+        return "hung", {**facts, "seconds": still_s, "frozen": state == "T", "frames": self._frames(state)}
 
     def frozen(self) -> bool:
         """Whether a signal (SIGSTOP) or a debugger holds the process."""
@@ -80,8 +81,7 @@ class Watchdog:
 
     def _process(self) -> tuple[str, float]:
         """State letter and CPU seconds so far, from /proc/PID/stat."""
-        text = Path(f"/proc/{self._pid}/stat").read_text(errors="replace")
-        fields = text[text.rindex(")") + 1 :].split()
+        fields = stat(self._pid)
         return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def _frames(self, state: str) -> list[str]:

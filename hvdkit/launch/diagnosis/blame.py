@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hvdkit.errors import HvdkitError, RequestError
-from hvdkit.launch.diagnosis.exits import Cause, RankEnd, RankFailure, shown_tail
+from hvdkit.launch.diagnosis.exits import Cause, RankEnd, rank_failure
 from hvdkit.launch.job import Job
 
 
@@ -60,14 +60,10 @@ def failure(job: Job, verdict: Verdict) -> HvdkitError:
     end = verdict.end
     if end.record is not None and end.record.kind == "request" and not end.after_stop:
         return RequestError(end.record.message)
-    path = job.log(end.rank, end.name)
-    log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
-    if end.log_error is not None:
-        log += f" (cut short: {end.log_error})"
     parts = [f"{_who(end)} {_lost(verdict) if verdict.lost_by else _how(end)}"]
     if verdict.others:
         parts.append(", ".join(f"{_who(other)} {_meanwhile(other)}" for other in verdict.others[:8]))
-    return RankFailure(f"{'; '.join(parts)}; all ranks were ended; {shown_tail(log, end.tail)}", end)
+    return rank_failure(job, "; ".join(parts), end)
 
 
 def _who(end: RankEnd) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import Any
 from hvdkit.core.heartbeat import LOST_A_PEER, SAID_BY_HOROVOD
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
+from hvdkit.launch.job import Job
 
 _TAIL_LINES = 15
 _CRASH = "Fatal Python error: "  # of faulthandler
@@ -94,7 +95,7 @@ class RankEnd:
     log_error: str | None = None
     name: str = ""  # of its files; rank-<r> where it is empty
     address: str | None = None  # of its host's link
-    unanswered: tuple[str, ...] = ()  # addresses that did not answer its host any more
+    unanswered: Collection[str] = ()  # addresses that did not answer its host any more
 
     @property
     def known(self) -> bool:
@@ -127,6 +128,15 @@ class RankEnd:
     def secondary(self) -> bool:
         """Whether it failed only because another rank was gone."""
         return self.cause in (Cause.LOST, Cause.PERHAPS_LOST)
+
+
+def rank_failure(job: Job, what: str, end: RankEnd) -> RankFailure:
+    """The error that says what happened, and that all ranks were ended; with the end of that rank's log."""
+    path = job.log(end.rank, end.name)
+    log = f"its log, {path}" if path.exists() else f"its log, {path} on {end.host}"
+    if end.log_error is not None:
+        log += f" (cut short: {end.log_error})"
+    return RankFailure(f"{what}; all ranks were ended; {shown_tail(log, end.tail)}", end)
 
 
 def signal_name(number: int | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, shown_tail
+from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, rank_failure
 from hvdkit.launch.job import Job
 
 
@@ -19,13 +19,14 @@ class Hang:
     phase: str
     seconds: float
     frozen: bool
-    frames: tuple[str, ...]
+    frames: list[str]
+    noticed_at: float  # by the launcher's monotonic clock
 
     @classmethod
-    def read(cls, report: dict[str, Any], host: str) -> Hang:
+    def read(cls, report: dict[str, Any], host: str, received: float) -> Hang:
         """From an agent's report."""
-        seconds, frames = float(report["seconds"]), tuple(map(str, report["frames"]))
-        return cls(report["rank"], host, report["step"], str(report["phase"]), seconds, bool(report["frozen"]), frames)
+        same = {key: report[key] for key in ("rank", "step", "phase", "seconds", "frozen", "frames")}
+        return cls(host=host, noticed_at=received, **same)
 
     @property
     def waiting(self) -> bool:
@@ -67,6 +68,4 @@ def hang_failure(job: Job, hangs: list[Hang], ends: list[RankEnd]) -> RankFailur
     if first.waiting:
         parts.append("it waits for another rank")
     parts += [f"rank {hang.rank} on {hang.host} waits {hang.doing}" for hang in others[:8]]
-    end = ends[first.rank]
-    parts += ["all ranks were ended", shown_tail(f"its log, {job.log(first.rank)}", end.tail)]
-    return RankFailure("; ".join(parts), end)
+    return rank_failure(job, "; ".join(parts), ends[first.rank])

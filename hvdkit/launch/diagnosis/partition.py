@@ -1,36 +1,11 @@
-"""Which host is cut off from the others, and the error that names it."""
+"""Which hosts do not reach each other, and the error that names them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
-from hvdkit.launch.agent.link_monitor import DOWN_S
-from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, shown_tail
+from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, rank_failure
 from hvdkit.launch.job import Job
-
-
-@dataclass(frozen=True)
-class LinkDown:
-    """A host's interface is down, as the agent of one of its ranks reports; one that is `up` has no carrier. `since` is
-    of the launcher's monotonic clock."""
-
-    rank: int
-    host: str
-    interface: str
-    up: bool
-    since: float
-
-
-def link_failure(job: Job, down: LinkDown, ends: list[RankEnd]) -> RankFailure:
-    """The error that names a host without a link."""
-    state = "has no carrier" if down.up else "is down"
-    end = ends[down.rank]
-    return RankFailure(
-        f"host {down.host} is cut off: its interface {down.interface} {state} for {DOWN_S:.0f} s (rank {down.rank}); "
-        f"all ranks were ended; {shown_tail(f'its log, {job.log(down.rank)}', end.tail)}",
-        end,
-    )
 
 
 def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
@@ -61,4 +36,4 @@ def unreachable(job: Job, ends: list[RankEnd]) -> RankFailure | None:
     else:
         whom = ", ".join(sorted(accused[blamed[0]]))
         message = f"host {blamed[0]} got no answer from {whom}: its link or the way from it is broken"
-    return RankFailure(f"{message}; all ranks were ended; {shown_tail(f'its log, {job.log(end.rank)}', end.tail)}", end)
+    return rank_failure(job, message, end)

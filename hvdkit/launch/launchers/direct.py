@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import select
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch import namespaces
 from hvdkit.launch.agents import AgentCommand, agent_command
 from hvdkit.launch.hosts import check_here, horovod_environment, shown
-from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
+from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.namespaces import Place
 from hvdkit.launch.supervise import supervise
@@ -42,7 +44,7 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         for slot in job.slots():
             place = places[slot.hostname]
             environment = _environment(job, place) | horovod_environment(slot, server.address, port, place.interface)
-            commands.append(AgentCommand("rank", slot.rank, job.command(), environment, enter=place.enter))
+            commands.append(AgentCommand(slot.rank, job.command(), environment, enter=place.enter))
         supervise(job, commands, on_tick)
 
 
@@ -51,7 +53,6 @@ def _places(job: Job) -> dict[str, Place]:
     check_here(job.hosts, job.np)
     if not any(host.namespace for host in job.hosts):
         return {host.name: _HERE for host in job.hosts}
-    namespaces.check(job.hosts, "direct", job.elastic is not None)
     return namespaces.places(job.hosts)
 
 
@@ -61,10 +62,12 @@ def _environment(job: Job, place: Place) -> dict[str, str]:
 
 def _elastic_driver(job: Job) -> AgentCommand:
     """Horovod's elastic driver under the runtime's interpreter; it starts each rank under an agent."""
+    assert job.elastic is not None
     places = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
-    rank = agent_command(str(job.python), "rank", job, GRACE_S, job.command())
-    command = [str(job.python), str(_ELASTIC_DRIVER), elastic.settings(job, places), *rank]
-    return AgentCommand("horovodrun", None, command, _environment(job, _HERE), elastic.DRIVER_GRACE_S)
+    settings = json.dumps({"np": job.np, "places": places, **asdict(job.elastic)}, default=str)
+    rank = agent_command(str(job.python), "rank", job, job.command())
+    command = [str(job.python), str(_ELASTIC_DRIVER), settings, *rank]
+    return AgentCommand(None, command, _environment(job, _HERE))
 
 
 @contextlib.contextmanager
@@ -90,12 +93,10 @@ def _rendezvous(job: Job, place: Place) -> Iterator[int]:
                 f"{job.python}: cannot be started ({error.strerror}); build it anew with `hvdkit runtime build`"
             ) from error
         with server:
-            timeout = threading.Timer(_START_TIMEOUT_S, server.kill)
-            timeout.start()
             try:
                 assert server.stdout is not None
-                line = server.stdout.readline()
-                timeout.cancel()
+                ready, _, _ = select.select([server.stdout], [], [], _START_TIMEOUT_S)
+                line = server.stdout.readline() if ready else b""
                 if not line.strip().isdigit():
                     errors.seek(0)
                     said = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2] or "it said nothing"
@@ -104,5 +105,4 @@ def _rendezvous(job: Job, place: Place) -> Iterator[int]:
                     )
                 yield int(line)
             finally:
-                timeout.cancel()
                 server.kill()

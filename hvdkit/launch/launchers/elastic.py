@@ -7,7 +7,6 @@ itself would fail again: it ends the run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -19,10 +18,8 @@ from hvdkit.errors import RunError
 from hvdkit.launch.agents import AgentCommand, Agents
 from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.hosts import is_this_machine
-from hvdkit.launch.job import GRACE_S, Job, Tick
+from hvdkit.launch.job import Job, Tick
 
-# A driver is given a little longer than its ranks.
-DRIVER_GRACE_S = GRACE_S + 1.0
 REMOVED = "has been removed from elastic job"  # what Horovod prints in a rank that it excludes, before it aborts
 
 
@@ -96,7 +93,7 @@ class _Workers(Agents):
         _print(f"{report['name']}: its host's interface {report['interface']} is down")
 
     def note_end(self, end: exits.RankEnd) -> None:
-        self._forget_hang(end.name)
+        self.hangs.pop(end.name, None)
         removed = end.record is None and REMOVED in end.tail
         if not removed:
             self.ended.append(end)
@@ -120,7 +117,7 @@ class _Workers(Agents):
             name = min(self.hangs, key=lambda name: self.hangs[name].order)
             hang = self.hangs[name]
             what = f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"
-            self.hangs, self._hung_since = {}, None
+            self.hangs.clear()
             if self._job.here or is_this_machine(hang.host):
                 _print(f"{what}; it is ended")
                 self._kill(name)
@@ -148,18 +145,3 @@ def phase_of(beat: Path) -> str:
         return beat.read_text().split(" ", 2)[2].strip()
     except (OSError, IndexError):
         return STARTING
-
-
-def settings(job: Job, places: list[str]) -> str:
-    """The first argument of `elastic_driver.py`."""
-    assert job.elastic is not None
-    script = job.elastic.discovery
-    return json.dumps(
-        {
-            "np": job.np,
-            "min_np": job.elastic.min_np,
-            "max_np": job.elastic.max_np,
-            "places": places,
-            "script": str(script.absolute()) if script else None,
-        }
-    )

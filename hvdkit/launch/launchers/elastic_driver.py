@@ -2,10 +2,10 @@
 
 usage: python elastic_driver.py SETTINGS COMMAND...
 
-SETTINGS is JSON: `np` places to wait for, `min_np`, `max_np`, and `places`, a list of names, or `script`, which prints
-host:slots a line as it does for horovodrun. COMMAND is started for each rank; it finds Horovod's variables in its
-environment. To Horovod each place is a host of its own with one slot, since it blacklists a whole host for one failure.
-Ends with status 0 where a worker has succeeded.
+SETTINGS is JSON: `np` places to wait for, `min_np`, `max_np`, and `places`, a list of names, or `discovery`, a program
+that prints host:slots a line as it does for horovodrun. COMMAND is started for each rank; it finds Horovod's variables
+in its environment. To Horovod each place is a host of its own with one slot, since it blacklists a whole host for one
+failure. Ends with status 0 where a worker has succeeded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Places(HostDiscovery):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.names: list[str] = settings["places"]
-        self.script = settings["script"]
+        self.script = settings["discovery"]
         self.min_np = settings["min_np"]
         self.np = settings["np"]
         self.lost: set[str] = set()

@@ -7,15 +7,12 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch import namespaces
 from hvdkit.launch.agents import AgentCommand, agent_command
-from hvdkit.launch.hosts import is_this_machine, shown
-from hvdkit.launch.job import GRACE_S, Job, Tick, prepare
+from hvdkit.launch.hosts import shown
+from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
 
-# horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
-_HOROVODRUN_GRACE_S = GRACE_S + 1.0
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
 
@@ -32,14 +29,12 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     horovodrun = job.python.with_name("horovodrun")
     if not os.access(horovodrun, os.X_OK):
         raise RequestError(f"{horovodrun}: no horovodrun there; use --launcher direct or `hvdkit runtime build`")
-    namespaces.check(job.hosts, "horovodrun")
-    remote = [host.name for host in job.hosts if not is_this_machine(host.name)]
-    if remote and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
+    if not job.here and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
     command = _command(job, horovodrun)
-    launcher = AgentCommand("horovodrun", None, command, _environment(job), _HOROVODRUN_GRACE_S)
+    launcher = AgentCommand(None, command, _environment(job))
     if job.elastic is not None:
         elastic.supervise(job, launcher, on_tick)
     else:
@@ -48,16 +43,14 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
 
 def _command(job: Job, horovodrun: Path) -> list[str]:
     """horovodrun's command line: each rank runs under an agent."""
-    controller = [] if {"--gloo", "--mpi", "--jsrun"} & set(job.horovodrun_options) else ["--gloo"]
     return [
         # Through the interpreter: a script's first line breaks where a path is long or has a space.
         str(job.python),
         str(horovodrun),
         *("-np", str(job.np)),
         *_places(job),
-        *controller,
-        *job.horovodrun_options,
-        *agent_command(str(job.python), "shell-rank", job, GRACE_S, job.command()),
+        "--gloo",
+        *agent_command(str(job.python), "shell-rank", job, job.command()),
     ]
 
 
