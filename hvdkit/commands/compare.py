@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +20,9 @@ from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown
+from hvdkit.report.rounds import Group, by_kind, paired
 from hvdkit.results import intervals
 from hvdkit.results.compare import Comparison, Ratio
 from hvdkit.results.machine import this_machine
@@ -220,40 +222,31 @@ def _whole_rounds(schedule: Schedule, folder: Path) -> dict[int, dict[str, Train
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
     """hvdkit's speed over each rival's, then over one rank's, for each framework and number of ranks."""
-    speeds: dict[tuple[str, int, str | None], dict[int, float]] = defaultdict(dict)
-    for one in runs:
-        speeds[one.framework, one.np, one.rival][one.round or 1] = one.images_per_second
+    groups = by_kind(map(Run, runs))
+    pairs: list[tuple[Group | None, Group | None, str]] = []
+    for each in groups.values():
+        if each.rival:
+            pairs.append((groups.get((each.framework, each.np, None)), each, each.rival))
+    for each in groups.values():
+        if each.rival is None and each.np > 1:
+            pairs.append((each, groups.get((each.framework, 1, None)), "np=1"))
     found: list[Ratio] = []
-    for framework, np, rival in speeds:
-        mine = speeds.get((framework, np, None))
-        if rival is not None and mine:
-            found += _ratio(framework, np, rival, mine, speeds[framework, np, rival], 1)
-    for framework, np, rival in speeds:
-        single = speeds.get((framework, 1, None))
-        if rival is None and np > 1 and single:
-            found += _ratio(framework, np, "np=1", speeds[framework, np, None], single, np)
+    for above, below, against in pairs:
+        values = [value / (above.np / below.np) for value in paired(above, below)] if above and below else []
+        if above and values:
+            interval = intervals.of_values(values)
+            found.append(
+                Ratio(
+                    framework=above.framework,
+                    np=above.np,
+                    against=against,
+                    **asdict(interval),
+                    rounds=len(values),
+                    confidence=intervals.confidence(len(values)),
+                    verdict=None if against == "np=1" else intervals.verdict(interval),
+                )
+            )
     return found
-
-
-def _ratio(
-    framework: str, np: int, against: str, above: dict[int, float], below: dict[int, float], times: int
-) -> list[Ratio]:
-    """The ratio over the rounds that both sides have, with `below` multiplied by `times`; none without a round."""
-    values = [above[number] / (times * below[number]) for number in above if below.get(number)]
-    if not values:
-        return []
-    interval = intervals.of_values(values)
-    return [
-        Ratio(
-            framework=framework,
-            np=np,
-            against=against,
-            **asdict(interval),
-            rounds=len(values),
-            confidence=intervals.confidence(len(values)),
-            verdict=None if against == "np=1" else intervals.verdict(interval),
-        )
-    ]
 
 
 def name(plan: Plan) -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from hvdkit.baselines import registry
 from hvdkit.commands.plan import Plan
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report.collect import Run
+from hvdkit.report.rounds import by_kind
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, read_comparison
-from hvdkit.results.machine import Machine, this_machine
+from hvdkit.results.machine import this_machine
 from hvdkit.results.train import TrainResult
-
-Kind = tuple[str, int, str | None]  # framework, np, rival
 
 
 @dataclass(frozen=True)
@@ -29,23 +25,23 @@ class Baseline:
 
     def rows(self, runs: list[TrainResult]) -> list[BaselineRow]:
         """A row for each kind of run that both have."""
-        old, new = _speeds(self.old.runs), _speeds(runs)
-        rows = []
-        for kind in [kind for kind in new if kind in old]:
-            framework, np, rival = kind
-            found = intervals.of_quotient(new[kind], old[kind])
-            rows.append(
-                BaselineRow(
-                    framework=framework,
-                    np=np,
-                    rival=rival,
-                    **asdict(found),
-                    rounds=len(new[kind]),
-                    old_rounds=len(old[kind]),
-                    margin=self.margin,
-                    verdict=intervals.change(found, self.margin),
+        old, rows = by_kind(map(Run, self.old.runs)), []
+        for kind, group in by_kind(map(Run, runs)).items():
+            if kind in old:
+                now, before = (each.values("images_per_second") for each in (group, old[kind]))
+                found = intervals.of_quotient(now, before)
+                rows.append(
+                    BaselineRow(
+                        framework=group.framework,
+                        np=group.np,
+                        rival=group.rival,
+                        **asdict(found),
+                        rounds=len(now),
+                        old_rounds=len(before),
+                        margin=self.margin,
+                        verdict=intervals.change(found, self.margin),
+                    )
                 )
-            )
         return rows
 
 
@@ -58,39 +54,24 @@ def plan(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Baseli
     if not 0 <= margin < 1:
         raise RequestError(f"--margin {margin}: expected a fraction from 0 to below 1, such as 0.05")
     old = read_comparison(path)
-    _check_machine(old.machine, this_machine(), path)
-    wanted = {(each.framework, each.np, each.rival) for each in plans}
-    common = [run for run in old.runs if (run.framework, run.np, run.rival) in wanted]
-    if not common:
-        has = ", ".join(dict.fromkeys(_named((run.framework, run.np, run.rival)) for run in old.runs))
-        raise RequestError(f"--baseline {path}: expected some of the runs that are asked for; it has {has}")
-    mine = _recipe_keys(recipe, plans[0])
-    for run in common:
-        for key, value in mine.items():
-            if value != getattr(run, key):
-                raise RequestError(
-                    f"--baseline {path}: expected the same recipe; {key}: the baseline has {getattr(run, key)}, this "
-                    f"comparison {value}"
-                )
-    return Baseline(old, margin)
-
-
-def _check_machine(old: Machine, new: Machine, path: Path) -> None:
+    here = this_machine()
     for key in ("processor", "cores"):
-        before, now = getattr(old, key), getattr(new, key)
+        before, now = getattr(old.machine, key), getattr(here, key)
         if before != now:
             raise RequestError(
                 f"--baseline {path}: expected this machine; {key}: the baseline has {before}, here are {now}"
             )
-
-
-def _recipe_keys(recipe: Recipe, plan: Plan) -> Mapping[str, Any]:
-    """What must be equal for images per second to mean the same, by the keys of TrainResult."""
-    return {
+    wanted = {(each.framework, each.np, each.rival) for each in plans}
+    common = [run for run in old.runs if Run(run).kind in wanted]
+    if not common:
+        has = ", ".join(f"{group.label} at {group.np} rank(s)" for group in by_kind(map(Run, old.runs)).values())
+        raise RequestError(f"--baseline {path}: expected some of the runs that are asked for; it has {has}")
+    # What must be equal for images per second to mean the same, by the keys of TrainResult.
+    mine = {
         "recipe": recipe.name,
         "model": recipe.model.name,
-        "launcher": plan.placement.launcher,
-        "threads": plan.recipe.threads,
+        "launcher": plans[0].placement.launcher,
+        "threads": plans[0].recipe.threads,
         "batch_size": recipe.batch_size,
         "compression": str(recipe.compression),
         "optimizer": recipe.optimizer.name,
@@ -100,15 +81,11 @@ def _recipe_keys(recipe: Recipe, plan: Plan) -> Mapping[str, Any]:
         "sync": recipe.sync and recipe.sync.model_dump(),
         "allreduce": recipe.allreduce,
     }
-
-
-def _speeds(runs: list[TrainResult]) -> dict[Kind, list[float]]:
-    speeds: dict[Kind, list[float]] = defaultdict(list)
-    for run in runs:
-        speeds[run.framework, run.np, run.rival].append(run.images_per_second)
-    return speeds
-
-
-def _named(kind: Kind) -> str:
-    framework, np, rival = kind
-    return f"{registry.label(framework, rival)} at {np} rank(s)"
+    for run in common:
+        for key, value in mine.items():
+            if value != getattr(run, key):
+                raise RequestError(
+                    f"--baseline {path}: expected the same recipe; {key}: the baseline has {getattr(run, key)}, this "
+                    f"comparison {value}"
+                )
+    return Baseline(old, margin)

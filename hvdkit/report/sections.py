@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from hvdkit.report import canvas, proofs
+from hvdkit.report import canvas
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found
@@ -14,7 +14,9 @@ from hvdkit.report.parity import deviations, parity_table
 from hvdkit.report.rounds import Group
 from hvdkit.report.tables import baseline_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
-from hvdkit.results.compare import Comparison
+
+_OF_A_RUN = ("learning", "steps", "course")  # charts; those that take longest come first
+_OF_A_COMPARISON = ("learning", "steps", "parity", "extra", "scaling", "memory", "speed", "ratios")
 
 
 @dataclass(frozen=True)
@@ -30,93 +32,60 @@ class Section:
 
 def sections(found: Found, groups: list[Group]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
-    drawn = _charts(found, groups)
-    if found.comparison is None:
-        return [
-            _course(drawn["course"]),
-            Section("steps", "Step times", [], drawn["steps"]),
-            _learning(drawn["learning"]),
-            _tuning(found),
-        ]
-    return [
-        _speed(found.comparison, groups, drawn),
-        Section("steps", "Step times and memory", [], [*drawn["steps"], *drawn["memory"], *drawn["extra"]]),
-        _learning(drawn["learning"]),
-        _parity(found.comparison, drawn["parity"]),
-        *_baseline(found.comparison),
-        _tuning(found),
-        Section("runs", "Every run", [], [], [runs_table(found)]),
-    ]
-
-
-def _charts(found: Found, groups: list[Group]) -> dict[str, list[Chart]]:
-    """All charts, by what they show; those that take longest come first."""
-    charts, comparison = Charts(groups), found.comparison
-    wanted: dict[str, Callable[[], list[Chart]]] = {"learning": charts.learning, "steps": lambda: [charts.steps()]}
+    drawn, comparison = _charts(found, groups), found.comparison
+    text = [] if drawn["learning"] else ["Not known: no run has a metrics.jsonl that can be read."]
+    learning = Section("learning", "Loss and accuracy", text, drawn["learning"])
+    table = tuning_table(found)
+    text = [] if table.rows else ["Nothing was tuned: every setting is the recipe's."]
+    tuning = Section("tuning", "Tuning", text, [], [table] if table.rows else [])
     if comparison is None:
-        wanted["course"] = lambda: [*filter(None, [charts.course()])]
-    else:
-        wanted |= {
-            "parity": lambda: proofs.parity(charts.look, comparison.parity) if comparison.parity else [],
-            "extra": charts.extra,
-            "scaling": charts.scaling,
-            "memory": lambda: [charts.memory()],
-            "speed": lambda: [charts.speed()],
-            "ratios": lambda: [*filter(None, [proofs.ratios(charts.look, comparison.ratios)])],
-        }
-    canvas.load()
-    return call_all(wanted)
+        course = drawn["course"]
+        text = [] if course else ["Its course is not known: the run has no metrics.jsonl that can be read."]
+        throughput = Section("throughput", "Throughput", text, course)
+        return [throughput, Section("steps", "Step times", [], drawn["steps"]), learning, tuning]
 
-
-def _course(course: list[Chart]) -> Section:
-    text = [] if course else ["Its course is not known: the run has no metrics.jsonl that can be read."]
-    return Section("throughput", "Throughput", text, course)
-
-
-def _speed(comparison: Comparison, groups: list[Group], drawn: dict[str, list[Chart]]) -> Section:
     text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
     if all(len(group.runs) == 1 for group in groups):
         text = ["One run each: the figures have no intervals."]
-    nps = sorted({group.np for group in groups})
     if not drawn["scaling"]:
-        why = f"all was run at {ranks(nps[0])}" if len(nps) == 1 else "nothing was run at one rank to compare with"
+        nps = {group.np for group in groups}
+        why = f"all was run at {ranks(*nps)}" if len(nps) == 1 else "nothing was run at one rank to compare with"
         text.append(f"How it scales is not known: {why}.")
     charts = [*drawn["speed"], *drawn["ratios"], *drawn["scaling"]]
-    return Section("throughput", "Throughput and scaling", text, charts)
+    throughput = Section("throughput", "Throughput and scaling", text, charts)
+    charts = [*drawn["steps"], *drawn["memory"], *drawn["extra"]]
+    made = [throughput, Section("steps", "Step times and memory", [], charts), learning]
 
-
-def _learning(drawn: list[Chart]) -> Section:
-    text = [] if drawn else ["Not known: no run has a metrics.jsonl that can be read."]
-    return Section("learning", "Loss and accuracy", text, drawn)
-
-
-def _parity(comparison: Comparison, charts: list[Chart]) -> Section:
-    parity = comparison.parity
-    if parity is None:
+    parity, tables = comparison.parity, []
+    text = ["Not asked for (--no-parity), so whether all did the same work is not known. `hvdkit parity` proves it."]
+    if parity is not None:
         text = [
-            "Not asked for (--no-parity), so whether all did the same work is not known. `hvdkit parity` proves it."
+            f"Every framework computes the recipe in float64 from the same weights and images as {parity.reference}, "
+            f"{parity.steps} steps at {ranks(parity.np)}. The table has the largest relative errors, beside the "
+            "largest that pass.",
+            *deviations(parity),
         ]
-        return Section("parity", "Parity", text)
-    text = [
-        f"Every framework computes the recipe in float64 from the same weights and images as {parity.reference}, "
-        f"{parity.steps} steps at {ranks(parity.np)}. The table has the largest relative errors, beside the largest "
-        f"that pass.",
-        *deviations(parity),
-    ]
-    return Section("parity", "Parity", text, charts, [parity_table(parity, versions=False)])
+        tables = [parity_table(parity, versions=False)]
+    made.append(Section("parity", "Parity", text, drawn["parity"], tables))
+
+    if comparison.baseline is not None:
+        margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
+        text = [
+            "Images per second over those of an earlier comparison. Worse or better: the whole interval is, by more "
+            f"than {margins}."
+        ]
+        made.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
+    return [*made, tuning, Section("runs", "Every run", [], [], [runs_table(found)])]
 
 
-def _baseline(comparison: Comparison) -> list[Section]:
-    if comparison.baseline is None:
-        return []
-    text = (
-        "Images per second over those of an earlier comparison. Worse or better: the whole interval is, by more than "
-    )
-    text += ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline)) + "."
-    return [Section("baseline", "Against the baseline", [text], [], [baseline_table(comparison.baseline)])]
+def _charts(found: Found, groups: list[Group]) -> dict[str, list[Chart]]:
+    """All charts, by what they show."""
+    charts = Charts(found, groups)
 
+    def drawn(name: str) -> list[Chart]:
+        return list(getattr(charts, name)())
 
-def _tuning(found: Found) -> Section:
-    table = tuning_table(found)
-    text = [] if table else ["Nothing was tuned: every setting is the recipe's."]
-    return Section("tuning", "Tuning", text, [], [table] if table else [])
+    with canvas.drawing(1.0):
+        pass  # loads matplotlib before a second process is forked to draw some of the charts
+    names = _OF_A_RUN if found.comparison is None else _OF_A_COMPARISON
+    return call_all({name: partial(drawn, name) for name in names})
