@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdkit.commands.prove import prove
+from hvdkit.commands.runtime import prove
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, pins, store, wheel
 from hvdkit.runtimes.process import Log, relevant

@@ -156,6 +156,7 @@ def compare(
     from hvdkit import paths
     from hvdkit.commands import compare as compare_
     from hvdkit.commands import regression as baseline_
+    from hvdkit.commands.parity import ParityPlan
     from hvdkit.launch.placement import Placement
     from hvdkit.report.compare import comparison_tables
     from hvdkit.report.parity import deviations
@@ -175,19 +176,20 @@ def compare(
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):
             typer.echo(line, err=True)
-        with StageProgress("parity", proof.stages, began) as stages:
-            shown = proof.give(folder, stages.begin, resume)
+        if isinstance(proof, ParityPlan):
+            with StageProgress("parity", len(proof.plans), began) as stages:
+                proof = compare_.prove(proof, folder, stages.begin, resume)
         runs = [(number, _title(plan), plan.np) for number, plan in schedule]
         with ComparisonProgress(runs, checked.steps is None, began) as progress:
             comparison = compare_.run(
-                schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
+                schedule, proof, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
             )
         show(comparison_tables(comparison), 160)
-        for line in deviations(shown) if shown else []:
+        for line in deviations(proof) if proof else []:
             typer.echo(line)
         typer.echo(f"written to {folder / 'compare.json'} and compare.md")
     lost = any(row.verdict == "worse" for row in comparison.baseline or [])
-    raise typer.Exit(1 if lost or (shown is not None and not shown.passed) else 0)
+    raise typer.Exit(1 if lost or (proof is not None and not proof.passed) else 0)
 
 
 @app.command()

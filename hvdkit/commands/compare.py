@@ -44,8 +44,13 @@ class Schedule:
     rounds: int
     seed: int
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of the rounds."""
+        return range(1, self.rounds + 1)
+
     def __iter__(self) -> Iterator[tuple[int, Plan]]:
-        for number in range(1, self.rounds + 1):
+        for number in self.numbers:
             shuffled = list(self.plans)
             if self.rounds > 1 or any(plan.rival for plan in self.plans):
                 random.Random(f"{self.seed} {number}").shuffle(shuffled)
@@ -105,35 +110,6 @@ def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> l
     return lines
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Where the proof comes from that all do the same work: a short parity run, a file, or nowhere."""
-
-    plan: ParityPlan | None
-    found: Parity | None
-
-    @property
-    def stages(self) -> int:
-        """How many runs it takes."""
-        return len(self.plan.plans) if self.plan else 0
-
-    def give(self, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity | None:
-        """The proof. A run writes to `parity` below `folder` and calls `on_start` with each framework's name.
-
-        With `resume` a proof that is there already is used again. Raises as `parity.run` does.
-        """
-        if self.plan is None:
-            return self.found
-        place = folder / "parity"
-        if resume and (place / "parity.json").exists():
-            found = read_parity(place / "parity.json")
-            parity.check(found, place / "parity.json", self.plan.recipe, self.plan.names)
-            return found
-        shutil.rmtree(place, ignore_errors=True)  # of a run that was interrupted
-        place.mkdir()
-        return parity.run(self.plan, place, on_start)
-
-
 def proof(
     recipe: Recipe,
     frameworks: list[str],
@@ -141,23 +117,36 @@ def proof(
     none: bool,
     placement: Placement,
     rival_names: list[str] | None = None,
-) -> Proof:
-    """Plan the proof: `file` is an earlier one of the same recipe, `none` leaves it out.
+) -> ParityPlan | Parity | None:
+    """The proof that all do the same work: a short run to make; or an earlier one of the same recipe, in `file`.
 
-    Raises RequestError where both are given, where the file is missing, damaged or no proof for this recipe, these
-    frameworks and rivals, and as `parity.plan` does.
+    `none` leaves it out. Raises RequestError where both are given, where the file is missing, damaged or no proof for
+    this recipe, these frameworks and rivals, and as `parity.plan` does.
     """
     if none and file:
         raise RequestError("--parity, --no-parity: expected one of them, got both")
     if none:
-        return Proof(None, None)
+        return None
     named = [name for name in rival_names or [] if registry.RIVALS[name].averaging]
     if file is None:
-        short = parity.short(recipe)
-        return Proof(parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named), None)
+        # Batches of at most 16 images are enough for it, and affordable in float64.
+        short = recipe.model_copy(update={"batch_size": min(recipe.batch_size, 16)})
+        return parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named)
     found = read_parity(file)
     parity.check(found, file, recipe, parity.names(frameworks, named, found.np))
-    return Proof(None, found)
+    return found
+
+
+def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity:
+    """Make the proof in `parity` below `folder`, or with `resume` take the one that is there. As `parity.run`."""
+    place = folder / "parity"
+    if resume and (place / "parity.json").exists():
+        found = read_parity(place / "parity.json")
+        parity.check(found, place / "parity.json", plan.recipe, plan.names)
+        return found
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was interrupted
+    place.mkdir()
+    return parity.run(plan, place, on_start)
 
 
 def run(
@@ -174,28 +163,22 @@ def run(
     lines. With `resume` complete rounds that are there already are kept. Raises as `train.run` does; the folders of
     earlier runs stay.
     """
-    kept = _whole_rounds(schedule, folder) if resume else {}
-    results: dict[tuple[int, str], TrainResult] = {}
-    order = []
+    results = _whole_rounds(schedule, folder) if resume else {}
     for number, each in schedule:
         title = schedule.name(number, each)
-        order.append(title)
         place = folder / "runs" / title
-        if number in kept:
-            results[number, name(each)] = kept[number][name(each)]
-            continue
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        result = train.run(each, place, watch(number, each))
-        result = result.model_copy(update={"round": number})
-        write_atomic(place / "result.json", result.model_dump_json(indent=2) + "\n")
-        results[number, name(each)] = result
-    runs = [results[number, name(each)] for number in range(1, schedule.rounds + 1) for each in schedule.plans]
+        if title not in results:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            result = train.run(each, place, watch(number, each))
+            results[title] = result.model_copy(update={"round": number})
+            write_atomic(place / "result.json", results[title].model_dump_json(indent=2) + "\n")
+    runs = [results[schedule.name(number, each)] for number in schedule.numbers for each in schedule.plans]
     comparison = Comparison(
         runs=runs,
         rounds=schedule.rounds,
         order_seed=schedule.seed,
-        order=order,
+        order=[schedule.name(number, each) for number, each in schedule],
         ratios=ratios(runs),
         baseline=baseline.rows(runs) if baseline else None,
         parity=shown,
@@ -206,18 +189,16 @@ def run(
     return comparison
 
 
-def _whole_rounds(schedule: Schedule, folder: Path) -> dict[int, dict[str, TrainResult]]:
+def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:
     """The results of complete earlier rounds: the runs of one round have to be close together in time."""
-    rounds: dict[int, dict[str, TrainResult]] = {}
-    for number in range(1, schedule.rounds + 1):
-        found = {}
-        for each in schedule.plans:
-            result = train.finished(each, folder / "runs" / schedule.name(number, each))
-            if result is not None and result.round == number:
-                found[name(each)] = result
-        if len(found) == len(schedule.plans):
-            rounds[number] = found
-    return rounds
+    kept: dict[str, TrainResult] = {}
+    for number in schedule.numbers:
+        titles = {schedule.name(number, each): each for each in schedule.plans}
+        found = {title: train.finished(each, folder / "runs" / title) for title, each in titles.items()}
+        whole = {title: result for title, result in found.items() if result is not None and result.round == number}
+        if len(whole) == len(titles):
+            kept |= whole
+    return kept
 
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
