@@ -43,6 +43,15 @@ class Plan:
         """The number of ranks."""
         return self.placement.np
 
+    @property
+    def title(self) -> str:
+        """What is shown of it while it runs."""
+        by = f", {self.rival}" if self.rival else ""
+        if self.rival and not registry.RIVALS[self.rival].averaging:  # each process trains alone; the lines are of one
+            return f"{self.framework}{by}, one of {self.np}"
+        since = "begun with " if self.recipe.elastic else ""  # their number may change
+        return f"{self.framework}{by}, {since}{self.np} rank{'s' if self.np > 1 else ''}"
+
     def by(self, script: Path) -> Plan:
         """The same run with another script."""
         return replace(self, script=script)

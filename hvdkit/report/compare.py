@@ -8,9 +8,10 @@ from rich.table import Table as RichTable
 
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Run
+from hvdkit.report.documents import render
 from hvdkit.report.parity import deviations, verdict
 from hvdkit.report.rounds import Group, by_kind, efficiency
-from hvdkit.report.tabular import Table, markdown, terminal
+from hvdkit.report.tabular import Table, terminal
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 
 _RATIOS = "hvdkit ÷ its rivals, and scaling efficiency, by rounds"
@@ -32,33 +33,20 @@ def comparison_tables(comparison: Comparison) -> list[RichTable]:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """`compare.md`: the tables, and what one must know to judge them."""
-    first, machine = comparison.runs[0], comparison.machine
-    rounds = "One run each."
-    if comparison.rounds > 1:
-        rounds = f"Medians of {comparison.rounds} rounds, all kinds of runs in random order in each."
-    lines = [
-        f"# {first.recipe}: {first.model}, {first.batch_size} images a rank, {first.threads} thread(s) a rank",
-        "",
-        *markdown(_main(comparison)),
-        "",
-        f"{rounds} Images per second count all ranks over the steps after the warm-up; a step lasts "
-        "as long as on its slowest rank. Efficiency is images per second over ranks × those of one rank. CPU an image "
-        "is that of all ranks. Start-up is from the command's start to the end of the first step. Peak memory is the "
-        "largest rank's. Others' load is the share of the machine's CPU time that other processes had; beyond a tenth "
-        "a run is noisy. Where rows say none for parity, gradients are not averaged, and nothing is proved.",
-        "",
-    ]
-    if comparison.ratios:
-        lines += [f"## {_RATIOS}", "", *markdown(_ratios(comparison.ratios)), "", _confidence(comparison), ""]
-    if comparison.baseline is not None:
-        lines += [f"## {_BASELINE}", "", *markdown(_baseline(comparison.baseline)), ""]
-    lines += [
-        *_parity_lines(comparison),
-        f"{machine.processor}, {machine.cores} cores, {machine.memory_mib} MiB, {machine.system}; "
-        f"Horovod {first.horovod_version}, launcher {first.launcher}, device {first.device}; "
-        f"{first.epochs} epochs, seed {first.seed}.",
-    ]
-    return "\n".join(lines) + "\n"
+    parity = comparison.parity
+    return render(
+        "compare.md",
+        comparison=comparison,
+        first=comparison.runs[0],
+        machine=comparison.machine,
+        main=_main(comparison),
+        titles={"ratios": _RATIOS, "baseline": _BASELINE},
+        ratios=_ratios(comparison.ratios),
+        sure=min((ratio.confidence for ratio in comparison.ratios), default=1.0),
+        baseline=_baseline(comparison.baseline or []),
+        parity=parity,
+        deviations=deviations(parity) if parity else [],
+    )
 
 
 def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> Table:
@@ -106,28 +94,6 @@ def _baseline(rows: list[BaselineRow]) -> Table:
         "verdict": lambda row: row.verdict,
     }
     return Table.of("", rows, columns)
-
-
-def _confidence(comparison: Comparison) -> str:
-    sure = min(ratio.confidence for ratio in comparison.ratios)
-    text = "Each ratio is of two runs of one round; the median over the rounds and its bootstrap interval. "
-    text += "A tie is where the interval touches 0.99 to 1.01."
-    if sure < 0.95:
-        text += f" So few rounds make intervals of {100 * sure:.0f} % confidence at most; 6 or more make 95 %."
-    return text
-
-
-def _parity_lines(comparison: Comparison) -> list[str]:
-    parity = comparison.parity
-    if parity is None:
-        return ["Parity: not checked, so whether all did the same work is not known.", ""]
-    return [
-        f"Parity: the largest relative error of any weight, running statistic or optimizer slot against "
-        f"{parity.reference} in float64, over {parity.steps} steps from the same states at {parity.np} ranks "
-        f"({parity.batch_size} images each); FAILED where any of {len(parity.marks) + 4} marks is missed.",
-        *(f"- {line}" for line in deviations(parity)),
-        "",
-    ]
 
 
 def _load(group: Group) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import os
-import re
 import shlex
 import time
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from hvdkit.files import write_atomic
 from hvdkit.report import collect, reproduce
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found
+from hvdkit.report.documents import TEMPLATES, render
 from hvdkit.report.findings import Finding, findings
 from hvdkit.report.reproduce import Command
 from hvdkit.report.rounds import grouped
@@ -25,8 +24,6 @@ from hvdkit.report.sections import Section, sections
 from hvdkit.report.tables import machine_table, results_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
-
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -123,43 +120,15 @@ def _notes(found: Found) -> list[str]:
 
 def as_html(page: Page) -> str:
     """The page as HTML, with its style, script and charts inside."""
-    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    return _render("report.html", page, script=script, script_sha256=digest, style=style)
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return render("report.html", page=page, script=script, script_sha256=digest, style=style)
 
 
 def as_markdown(page: Page) -> str:
     """The page as Markdown: findings, results, commands."""
-    return _render("report.md", page)
-
-
-def _render(name: str, page: Page, **more: str) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=name.endswith(".html"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"md": _escaped, "fenced": _fenced}
-    return environment.get_template(name).render(page=page, **more)
-
-
-def _escaped(text: str) -> str:
-    """Text escaped for Markdown: GitHub shows no markup, no mention and no line break."""
-    line = " ".join(text.split())
-    line = html.escape(line, quote=False).replace("@", "&#64;")
-    return re.sub(r"([\\`*\[\]|~#])", r"\\\1", line)
-
-
-def _fenced(text: str) -> str:
-    """A code block with any content."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
+    return render("report.md", page=page)
 
 
 def _listed(names: list[str]) -> str:

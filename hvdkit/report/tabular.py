@@ -73,8 +73,8 @@ def terminal(table: Table, title: str, wrap_from: int | None = None) -> RichTabl
     return made
 
 
-def markdown(table: Table) -> list[str]:
-    """The lines of the table in Markdown; bad cells are bold."""
+def markdown(table: Table) -> str:
+    """The table in Markdown; bad cells are bold."""
     rows = [[f"**{cell.text}**" if cell.bad else cell.text for cell in row] for row in table.rows]
     lines = [f"| {' | '.join(cells)} |" for cells in (table.columns, *rows)]
-    return [lines[0], "|:---" + "|---:" * (len(table.columns) - 1) + "|", *lines[1:]]
+    return "\n".join([lines[0], "|:---" + "|---:" * (len(table.columns) - 1) + "|", *lines[1:]])
