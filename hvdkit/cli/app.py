@@ -149,7 +149,6 @@ def compare(
     """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
     from hvdkit.commands import compare as compare_
-    from hvdkit.commands import regression as baseline_
     from hvdkit.commands.parity import ParityPlan
     from hvdkit.launch.placement import Placement
     from hvdkit.report.compare import comparison_tables
@@ -165,7 +164,7 @@ def compare(
     placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout)
     schedule = compare_.schedule(checked, names, nps, placement, rivals, rounds)
     proof = compare_.proof(checked, names, parity, no_parity, placement, rivals)
-    old = baseline_.plan(baseline, margin, checked, schedule.plans) if baseline else None
+    old = compare_.earlier(baseline, margin, checked, schedule.plans) if baseline else None
     out = out or paths.default_out(checked.name, "compare")
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):

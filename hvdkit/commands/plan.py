@@ -1,4 +1,4 @@
-"""A run of a recipe under one framework: checked in full before anything starts, then launched."""
+"""A run of a recipe under one framework: checked in full before anything starts, then launched and followed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
+from hvdkit.results.train import MetricLine
 from hvdkit.runtimes.store import Runtime, find
+
+Watch = Callable[[MetricLine], None]
 
 
 @dataclass(frozen=True)
@@ -145,3 +148,33 @@ def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:
         f"rank {failure.rank} on {failure.host}: the runtime {plan.runtime.name!r} ({plan.runtime.python}) is broken: "
         f"{lost[-1]}; look with `hvdkit doctor`"
     )
+
+
+class MetricsTail:
+    """Passes each new complete line of a growing metrics.jsonl to `watch`.
+
+    Rank 0 replaces the file when it starts, with the lines of an earlier run that are still valid. A file that is there
+    before is not read.
+    """
+
+    def __init__(self, path: Path, watch: Watch | None) -> None:
+        self._path, self._watch, self._offset = path, watch, 0
+        self._old = path.stat().st_ino if path.exists() else None
+        self._now: int | None = None
+
+    def poll(self) -> None:
+        """Read what has come since the last call."""
+        if self._watch is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number == self._old:
+                return
+            if number != self._now:  # replaced again, by the first rank of an elastic run that goes on
+                self._now, self._offset = number, 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                self._offset += len(line)
+                self._watch(MetricLine.model_validate_json(line))
