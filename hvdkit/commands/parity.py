@@ -226,8 +226,7 @@ def _check_room(plan: ParityPlan, folder: Path) -> None:
     slots = len(slot_names(plan.recipe.optimizer))
     states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
     needed = 8 * resnet.parameter_count(network) * (states + probes)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
+    if needed > (free := shutil.disk_usage(folder).free):
         raise RunError(
             f"{folder}: up to {needed / 2**20:,.0f} MiB are needed for the states of {plan.steps} steps, "
             f"{free / 2**20:,.0f} MiB are free; free space, choose another --out or fewer --steps"

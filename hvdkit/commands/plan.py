@@ -66,7 +66,11 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
     faults = Faults()
     with faults.collected():
         runtime = find(framework)
-        faults += _gaps(recipe, framework, runtime)
+        device = recipe.device
+        if device == "auto" and not runtime.gpu and not runtime.added:
+            device = "cpu"
+        devices = ("cpu", "gpu") if device == "auto" else (device,)  # only the ranks know which it is
+        faults += sorted((gaps(framework, CAPABILITIES[framework], recipe, each) for each in devices), key=len)[0]
     faults += placement.faults(framework, elastic is not None)
     if elastic and not elastic.min_np <= np <= elastic.max_np:
         faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")
@@ -79,16 +83,6 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
     return Plan(recipe, framework, runtime, placement, rival=rival)
-
-
-def _gaps(recipe: Recipe, framework: str, runtime: Runtime) -> list[str]:
-    """What the framework cannot do of the recipe on any device that it may find there; the ranks know which it is."""
-    device = recipe.device
-    if device == "auto" and not runtime.gpu and not runtime.added:
-        device = "cpu"
-    devices = ("cpu", "gpu") if device == "auto" else (device,)
-    found = [gaps(framework, CAPABILITIES[framework], recipe, each) for each in devices]
-    return min(found, key=len)
 
 
 def launch(

@@ -37,14 +37,11 @@ def comparison_markdown(comparison: Comparison) -> str:
     return render(
         "compare.md",
         comparison=comparison,
-        first=comparison.runs[0],
-        machine=comparison.machine,
         main=_main(comparison),
         titles={"ratios": _RATIOS, "baseline": _BASELINE},
         ratios=_ratios(comparison.ratios),
         sure=min((ratio.confidence for ratio in comparison.ratios), default=1.0),
         baseline=_baseline(comparison.baseline or []),
-        parity=parity,
         deviations=deviations(parity) if parity else [],
     )
 

@@ -22,11 +22,6 @@ class Estimate:
     high: float | None
     n: int
 
-    @property
-    def sure(self) -> str:
-        """The number of rounds and the confidence that they allow."""
-        return f"{self.n} rounds, {100 * intervals.confidence(self.n):.0f} % sure"
-
     def text(self, digits: int = 1) -> str:
         """Such as `425.2 (420.1–431.0)`."""
         if self.low is None or self.high is None:
