@@ -47,8 +47,8 @@ def of_all(found: Found) -> Command | None:
     # compare never keeps checkpoints, so the command need not turn them off
     recipe, *overrides = _recipe(known, known.recipe.model_copy(update={"checkpoint": schema.Checkpointing()}))
     words = ["hvdkit", "compare", recipe]
-    for option, values in zip(("--framework", "-np", "--rival"), zip(*(run.kind for run in found.runs)), strict=True):
-        for value in dict.fromkeys(filter(None, values)):
+    for place, option in enumerate(("--framework", "-np", "--rival")):
+        for value in filter(None, dict.fromkeys(run.kind[place] for run in found.runs)):
             words += [option, str(value)]
     if found.comparison.rounds > 1:
         words += ["--rounds", str(found.comparison.rounds)]
