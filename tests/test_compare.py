@@ -11,7 +11,7 @@ import pytest
 from conftest import Hvdkit
 
 from hvdkit.baselines import registry
-from hvdkit.commands import compare, regression, train
+from hvdkit.commands import compare, train
 from hvdkit.commands.compare import Schedule
 from hvdkit.commands.plan import Plan
 from hvdkit.core import usage
@@ -188,7 +188,7 @@ def test_a_baseline_tells_sure_changes_beyond_the_margin(
     new: list[float], told: str, checked: Recipe, tmp_path: Path
 ) -> None:
     old = comparison(rounds({(2, None): [100, 101, 99]}))
-    found = regression.plan(written(tmp_path, old), 0.05, checked, [fake(checked)]).rows(rounds({(2, None): new}))
+    found = compare.earlier(written(tmp_path, old), 0.05, checked, [fake(checked)]).rows(rounds({(2, None): new}))
     assert [row.verdict for row in found] == [told] and (found[0].rounds, found[0].old_rounds) == (3, 3)
 
 
@@ -203,10 +203,10 @@ def test_baselines_that_do_not_fit(checked: Recipe, tmp_path: Path) -> None:
         (good.model_copy(update={"runs": []}), "it has no runs"),
     ):
         with pytest.raises(RequestError) as error:
-            regression.plan(written(tmp_path, bad), 0.05, checked, [fake(checked)])
+            compare.earlier(written(tmp_path, bad), 0.05, checked, [fake(checked)])
         assert words in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(RequestError, match=r"--margin 1\.5: expected a fraction"):
-        regression.plan(written(tmp_path, good), 1.5, checked, [fake(checked)])
+        compare.earlier(written(tmp_path, good), 1.5, checked, [fake(checked)])
 
 
 def test_a_file_from_before_rivals_reads_on(tmp_path: Path) -> None:

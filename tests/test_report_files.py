@@ -105,11 +105,11 @@ def test_the_users_own_settings_for_pictures_change_nothing(hvdkit: Hvdkit, real
 
 
 def test_an_interval_is_the_bootstrap_of_the_median() -> None:
-    alone = interval([3.0])
+    alone = interval((3.0,))
     assert (alone.middle, alone.low, alone.high, alone.n, alone.text()) == (3.0, None, None, 1, "3.0")
-    found = interval([1.0, 2.0, 3.0, 4.0, 100.0])
+    found = interval((1.0, 2.0, 3.0, 4.0, 100.0))
     assert (found.middle, found.low, found.high, found.n) == (3.0, 1.0, 100.0, 5)
-    assert interval([2.0] * 7).text(2) == "2.00 (2.00–2.00)"
+    assert interval((2.0,) * 7).text(2) == "2.00 (2.00–2.00)"
 
 
 def test_the_commands_give_the_same_recipe_again(real: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdkit.commands.prove import prove
+from hvdkit.commands.runtime import prove
 from hvdkit.errors import RunError
 from hvdkit.runtimes import edits, environment, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log, relevant

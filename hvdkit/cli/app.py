@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -29,9 +29,6 @@ from hvdkit.cli.options import (
     show,
 )
 from hvdkit.errors import RequestError
-
-if TYPE_CHECKING:
-    from hvdkit.commands.plan import Plan
 
 app = App(
     no_args_is_help=True,
@@ -80,14 +77,11 @@ def train(
     plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
     out = out or paths.default_out(checked.name, "train")
     with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
-        with RunProgress([_title(plan)]) as progress:
-            result = train_.run(plan, folder, progress.watch(_title(plan)), resume)
+        with RunProgress([plan.title]) as progress:
+            result = train_.run(plan, folder, progress.watch(plan.title), resume)
         from hvdkit.results.train import kept_lines, result_lines
 
-        typer.echo(result_lines(result))
-        for line in kept_lines(result, out):
-            typer.echo(line)
-        typer.echo(f"written to {folder}")
+        typer.echo("\n".join([result_lines(result), *kept_lines(result, out), f"written to {folder}"]))
 
 
 @app.command()
@@ -155,7 +149,7 @@ def compare(
     """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
     from hvdkit.commands import compare as compare_
-    from hvdkit.commands import regression as baseline_
+    from hvdkit.commands.parity import ParityPlan
     from hvdkit.launch.placement import Placement
     from hvdkit.report.compare import comparison_tables
     from hvdkit.report.parity import deviations
@@ -170,24 +164,24 @@ def compare(
     placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout)
     schedule = compare_.schedule(checked, names, nps, placement, rivals, rounds)
     proof = compare_.proof(checked, names, parity, no_parity, placement, rivals)
-    old = baseline_.plan(baseline, margin, checked, schedule.plans) if baseline else None
+    old = compare_.earlier(baseline, margin, checked, schedule.plans) if baseline else None
     out = out or paths.default_out(checked.name, "compare")
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):
             typer.echo(line, err=True)
-        with StageProgress("parity", proof.stages, began) as stages:
-            shown = proof.give(folder, stages.begin, resume)
-        runs = [(number, _title(plan), plan.np) for number, plan in schedule]
+        if isinstance(proof, ParityPlan):
+            with StageProgress("parity", len(proof.plans), began) as stages:
+                proof = compare_.prove(proof, folder, stages.begin, resume)
+        runs = [(number, plan.title, plan.np) for number, plan in schedule]
         with ComparisonProgress(runs, checked.steps is None, began) as progress:
             comparison = compare_.run(
-                schedule, shown, folder, lambda number, plan: progress.watch(_title(plan), number), old, resume
+                schedule, proof, folder, lambda number, plan: progress.watch(plan.title, number), old, resume
             )
         show(comparison_tables(comparison), 160)
-        for line in deviations(shown) if shown else []:
-            typer.echo(line)
-        typer.echo(f"written to {folder / 'compare.json'} and compare.md")
+        lines = deviations(proof) if proof else []
+        typer.echo("\n".join([*lines, f"written to {folder / 'compare.json'} and compare.md"]))
     lost = any(row.verdict == "worse" for row in comparison.baseline or [])
-    raise typer.Exit(1 if lost or (shown is not None and not shown.passed) else 0)
+    raise typer.Exit(1 if lost or (proof is not None and not proof.passed) else 0)
 
 
 @app.command()
@@ -220,9 +214,9 @@ def parity(
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
         show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
-        for line in deviations(result):
-            typer.echo(line)
-        typer.echo(f"{'passed' if result.passed else 'NOT PASSED'}; written to {folder / 'parity.json'}, .md and .png")
+        verdict = "passed" if result.passed else "NOT PASSED"
+        written = f"{verdict}; written to {folder / 'parity.json'}, .md and .png"
+        typer.echo("\n".join([*deviations(result), written]))
     raise typer.Exit(0 if result.passed else 1)
 
 
@@ -259,9 +253,8 @@ def profile(
             typer.echo(line, err=True)
         found = profile_.run(plan, folder)
         show(tables(found), 100)
-        for line in sentences(found):
-            typer.echo(line)
-        typer.echo(f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}")
+        written = f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}"
+        typer.echo("\n".join([*sentences(found), written]))
 
 
 @app.command()
@@ -323,11 +316,8 @@ def runtime_list() -> None:
     from hvdkit.commands.runtime import describe
     from hvdkit.runtimes.store import installed
 
-    found = installed()
-    for runtime in found:
-        typer.echo(f"{runtime.name}: {describe(runtime)}")
-    if not found:
-        typer.echo("no runtime is built yet; run `hvdkit runtime build`")
+    lines = [f"{runtime.name}: {describe(runtime)}" for runtime in installed()]
+    typer.echo("\n".join(lines or ["no runtime is built yet; run `hvdkit runtime build`"]))
 
 
 @recipes_app.command("list")
@@ -348,16 +338,6 @@ def recipes_copy(
     from hvdkit.recipe import registry
 
     typer.echo(f"copied to {registry.copy(name, destination)}")
-
-
-def _title(plan: Plan) -> str:
-    from hvdkit.baselines.registry import RIVALS
-
-    by = f", {plan.rival}" if plan.rival else ""
-    if plan.rival and not RIVALS[plan.rival].averaging:  # each process trains alone; the lines are of one
-        return f"{plan.framework}{by}, one of {plan.np}"
-    since = "begun with " if plan.recipe.elastic else ""  # their number may change
-    return f"{plan.framework}{by}, {since}{plan.np} rank{'s' if plan.np > 1 else ''}"
 
 
 def _version(asked: bool) -> None:

@@ -73,11 +73,19 @@ def plan(
     add_to: Path | None,
 ) -> Plan:
     """Check a request. Raises RequestError with all its faults."""
-    np, faults = placement.np, Faults()
+    np, faults, known = placement.np, Faults(), None
     with faults.collected():
         runtime = find(framework)
     faults += placement.faults(framework, elastic=False)
-    faults += _not_reduced(collective, framework, dtype, redop)
+    if collective not in COLLECTIVES:
+        faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
+    if dtype not in DTYPES:
+        faults.append(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    elif framework in CAPABILITIES and dtype not in CAPABILITIES[framework]:
+        faults.append(f"--dtype {dtype}: {framework} does not reduce it")
+    redops = ("sum", "average") if collective == "reducescatter" else ("sum", "average", "min", "max")
+    if redop not in redops:
+        faults.append(f"--redop {redop}: expected one of {', '.join(redops)}")
     if np == 1:
         faults.append("-np 1: expected 2 or more ranks; one has nobody to send to")
     if not 1 <= min_bytes <= max_bytes <= LARGEST_BYTES:
@@ -92,39 +100,15 @@ def plan(
         faults.append(f"--device {device}: expected auto, cpu or gpu")
     if link_mbit_per_s is not None and not 0 < link_mbit_per_s < float("inf"):
         faults.append(f"--link-mbit-per-s {link_mbit_per_s:g}: expected the link's rate, more than 0")
-    known = None
     try:
         known = cluster.load(add_to) if add_to else None
     except RequestError as error:
         faults.append(f"--add-to: {error}")
     faults.report()
     step = step_bytes(collective, dtype, np)  # type: ignore[arg-type]  # checked above
-    request = BenchRequest.model_validate(
-        {
-            "collective": collective,
-            "dtype": dtype,
-            "redop": redop,
-            "sizes_bytes": sizes(min_bytes, max_bytes, factor, step),
-            "seconds": seconds,
-            "device": device,
-        }
-    )
+    chosen = {"collective": collective, "dtype": dtype, "redop": redop, "seconds": seconds, "device": device}
+    request = BenchRequest.model_validate(chosen | {"sizes_bytes": sizes(min_bytes, max_bytes, factor, step)})
     return Plan(request, framework, runtime, placement, link_mbit_per_s, known)
-
-
-def _not_reduced(collective: str, framework: str, dtype: str, redop: str) -> list[str]:
-    """Why the framework cannot do this collective with such elements; empty where it can."""
-    faults = []
-    if collective not in COLLECTIVES:
-        faults.append(f"{collective}: expected one of {', '.join(COLLECTIVES)}")
-    if dtype not in DTYPES:
-        faults.append(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
-    elif framework in CAPABILITIES and dtype not in CAPABILITIES[framework]:
-        faults.append(f"--dtype {dtype}: {framework} does not reduce it")
-    redops = ("sum", "average") if collective == "reducescatter" else ("sum", "average", "min", "max")
-    if redop not in redops:
-        faults.append(f"--redop {redop}: expected one of {', '.join(redops)}")
-    return faults
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: float, step: int) -> list[int]:
@@ -160,19 +144,35 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
         log_dir=folder / "logs",
         stall_timeout_s=placement.stall_timeout_s,
     )
-    shown = 0
+    rows: list[BenchRow] = []
 
     def look() -> None:
-        nonlocal shown
-        rows = _rows(plan, folder)
-        for row in rows[shown:]:
+        found = (folder / ROWS).read_bytes() if (folder / ROWS).exists() else b"[]"
+        for row in _ROWS.validate_json(found)[len(rows) :]:
+            if plan.link_mbit_per_s:
+                row = row.model_copy(update={"of_link": row.busbw_mbit_per_s / plan.link_mbit_per_s})
+            rows.append(row)
             if watch:
                 watch(row)
-        shown = len(rows)
 
     LAUNCHERS[placement.launcher](job, look)
     look()
-    result = _result(plan, folder)
+    ranks = json.loads((folder / RANKS).read_text())
+    result = Bench(
+        collective=plan.request.collective,
+        framework=plan.framework,
+        framework_version=ranks["versions"]["framework"],
+        horovod_version=ranks["versions"].get("horovod"),
+        hvdkit_version=hvdkit.__version__,
+        np=placement.np,
+        hosts=ranks["hosts"],
+        device=ranks["device"],
+        algorithm="ring",
+        link_mbit_per_s=plan.link_mbit_per_s,
+        settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
+        rows=rows,
+        machine=this_machine(),
+    )
     for name in (ROWS, RANKS):
         (folder / name).unlink()
     write_atomic(folder / "bench.json", result.model_dump_json(indent=2) + "\n")
@@ -237,30 +237,3 @@ def _hops(found: Measured) -> list[Piece]:
         )
         for piece in found.pieces
     ]
-
-
-def _rows(plan: Plan, folder: Path) -> list[BenchRow]:
-    path = folder / ROWS
-    rows = _ROWS.validate_json(path.read_bytes()) if path.exists() else []
-    link = plan.link_mbit_per_s
-    return [row.model_copy(update={"of_link": row.busbw_mbit_per_s / link}) for row in rows] if link else rows
-
-
-def _result(plan: Plan, folder: Path) -> Bench:
-    rows, ranks = _rows(plan, folder), json.loads((folder / RANKS).read_text())
-    versions = ranks["versions"]
-    return Bench(
-        collective=plan.request.collective,
-        framework=plan.framework,
-        framework_version=versions["framework"],
-        horovod_version=versions.get("horovod"),
-        hvdkit_version=hvdkit.__version__,
-        np=plan.placement.np,
-        hosts=ranks["hosts"],
-        device=ranks["device"],
-        algorithm="ring",
-        link_mbit_per_s=plan.link_mbit_per_s,
-        settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
-        rows=rows,
-        machine=this_machine(),
-    )

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hvdkit.baselines import registry
 from hvdkit.commands import parity, train
-from hvdkit.commands.metrics_tail import Watch
 from hvdkit.commands.parity import ParityPlan
-from hvdkit.commands.plan import Plan, make_plan
-from hvdkit.commands.regression import Baseline
+from hvdkit.commands.plan import Plan, Watch, make_plan
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown
+from hvdkit.report.rounds import Group, by_kind, paired
 from hvdkit.results import intervals
-from hvdkit.results.compare import Comparison, Ratio
+from hvdkit.results.compare import BaselineRow, Comparison, Ratio, read_comparison
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import Parity, read_parity
 from hvdkit.results.train import TrainResult
@@ -42,8 +42,13 @@ class Schedule:
     rounds: int
     seed: int
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of the rounds."""
+        return range(1, self.rounds + 1)
+
     def __iter__(self) -> Iterator[tuple[int, Plan]]:
-        for number in range(1, self.rounds + 1):
+        for number in self.numbers:
             shuffled = list(self.plans)
             if self.rounds > 1 or any(plan.rival for plan in self.plans):
                 random.Random(f"{self.seed} {number}").shuffle(shuffled)
@@ -103,35 +108,6 @@ def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> l
     return lines
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Where the proof comes from that all do the same work: a short parity run, a file, or nowhere."""
-
-    plan: ParityPlan | None
-    found: Parity | None
-
-    @property
-    def stages(self) -> int:
-        """How many runs it takes."""
-        return len(self.plan.plans) if self.plan else 0
-
-    def give(self, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity | None:
-        """The proof. A run writes to `parity` below `folder` and calls `on_start` with each framework's name.
-
-        With `resume` a proof that is there already is used again. Raises as `parity.run` does.
-        """
-        if self.plan is None:
-            return self.found
-        place = folder / "parity"
-        if resume and (place / "parity.json").exists():
-            found = read_parity(place / "parity.json")
-            parity.check(found, place / "parity.json", self.plan.recipe, self.plan.names)
-            return found
-        shutil.rmtree(place, ignore_errors=True)  # of a run that was interrupted
-        place.mkdir()
-        return parity.run(self.plan, place, on_start)
-
-
 def proof(
     recipe: Recipe,
     frameworks: list[str],
@@ -139,23 +115,111 @@ def proof(
     none: bool,
     placement: Placement,
     rival_names: list[str] | None = None,
-) -> Proof:
-    """Plan the proof: `file` is an earlier one of the same recipe, `none` leaves it out.
+) -> ParityPlan | Parity | None:
+    """The proof that all do the same work: a short run to make; or an earlier one of the same recipe, in `file`.
 
-    Raises RequestError where both are given, where the file is missing, damaged or no proof for this recipe, these
-    frameworks and rivals, and as `parity.plan` does.
+    `none` leaves it out. Raises RequestError where both are given, where the file is missing, damaged or no proof for
+    this recipe, these frameworks and rivals, and as `parity.plan` does.
     """
     if none and file:
         raise RequestError("--parity, --no-parity: expected one of them, got both")
     if none:
-        return Proof(None, None)
+        return None
     named = [name for name in rival_names or [] if registry.RIVALS[name].averaging]
     if file is None:
-        short = parity.short(recipe)
-        return Proof(parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named), None)
+        # Batches of at most 16 images are enough for it, and affordable in float64.
+        short = recipe.model_copy(update={"batch_size": min(recipe.batch_size, 16)})
+        return parity.plan(short, frameworks, PARITY_STEPS, replace(placement, np=2), named)
     found = read_parity(file)
     parity.check(found, file, recipe, parity.names(frameworks, named, found.np))
-    return Proof(None, found)
+    return found
+
+
+def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity:
+    """Make the proof in `parity` below `folder`, or with `resume` take the one that is there. As `parity.run`."""
+    place = folder / "parity"
+    if resume and (place / "parity.json").exists():
+        found = read_parity(place / "parity.json")
+        parity.check(found, place / "parity.json", plan.recipe, plan.names)
+        return found
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was interrupted
+    place.mkdir()
+    return parity.run(plan, place, on_start)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An earlier comparison to compare with. A loss must exceed `margin`, a fraction."""
+
+    old: Comparison
+    margin: float
+
+    def rows(self, runs: list[TrainResult]) -> list[BaselineRow]:
+        """A row for each kind of run that both have."""
+        old, rows = by_kind(map(Run, self.old.runs)), []
+        for kind, group in by_kind(map(Run, runs)).items():
+            if kind in old:
+                now, before = (each.values("images_per_second") for each in (group, old[kind]))
+                found = intervals.of_quotient(now, before)
+                rows.append(
+                    BaselineRow(
+                        framework=group.framework,
+                        np=group.np,
+                        rival=group.rival,
+                        **asdict(found),
+                        rounds=len(now),
+                        old_rounds=len(before),
+                        margin=self.margin,
+                        verdict=intervals.change(found, self.margin),
+                    )
+                )
+        return rows
+
+
+def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Baseline:
+    """Check that the planned runs can be compared with those in `path`.
+
+    Raises RequestError where the file is missing or damaged, is of another machine or recipe, has none of the planned
+    runs, or the margin is none.
+    """
+    if not 0 <= margin < 1:
+        raise RequestError(f"--margin {margin}: expected a fraction from 0 to below 1, such as 0.05")
+    old = read_comparison(path)
+    here = this_machine()
+    for key in ("processor", "cores"):
+        before, now = getattr(old.machine, key), getattr(here, key)
+        if before != now:
+            raise RequestError(
+                f"--baseline {path}: expected this machine; {key}: the baseline has {before}, here are {now}"
+            )
+    wanted = {(each.framework, each.np, each.rival) for each in plans}
+    common = [run for run in old.runs if Run(run).kind in wanted]
+    if not common:
+        has = ", ".join(f"{group.label} at {group.np} rank(s)" for group in by_kind(map(Run, old.runs)).values())
+        raise RequestError(f"--baseline {path}: expected some of the runs that are asked for; it has {has}")
+    # What must be equal for images per second to mean the same, by the keys of TrainResult.
+    mine = {
+        "recipe": recipe.name,
+        "model": recipe.model.name,
+        "launcher": plans[0].placement.launcher,
+        "threads": plans[0].recipe.threads,
+        "batch_size": recipe.batch_size,
+        "compression": str(recipe.compression),
+        "optimizer": recipe.optimizer.name,
+        "precision": recipe.precision,
+        "accumulate": recipe.accumulate,
+        "recompute": recipe.recompute,
+        "sync": recipe.sync and recipe.sync.model_dump(),
+        "allreduce": recipe.allreduce,
+    }
+    for run in common:
+        for key, value in mine.items():
+            if value != getattr(run, key):
+                raise RequestError(
+                    f"--baseline {path}: expected the same recipe; {key}: the baseline has {getattr(run, key)}, this "
+                    f"comparison {value}"
+                )
+    return Baseline(old, margin)
 
 
 def run(
@@ -172,28 +236,22 @@ def run(
     lines. With `resume` complete rounds that are there already are kept. Raises as `train.run` does; the folders of
     earlier runs stay.
     """
-    kept = _whole_rounds(schedule, folder) if resume else {}
-    results: dict[tuple[int, str], TrainResult] = {}
-    order = []
+    results = _whole_rounds(schedule, folder) if resume else {}
     for number, each in schedule:
         title = schedule.name(number, each)
-        order.append(title)
         place = folder / "runs" / title
-        if number in kept:
-            results[number, name(each)] = kept[number][name(each)]
-            continue
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        result = train.run(each, place, watch(number, each))
-        result = result.model_copy(update={"round": number})
-        write_atomic(place / "result.json", result.model_dump_json(indent=2) + "\n")
-        results[number, name(each)] = result
-    runs = [results[number, name(each)] for number in range(1, schedule.rounds + 1) for each in schedule.plans]
+        if title not in results:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            result = train.run(each, place, watch(number, each))
+            results[title] = result.model_copy(update={"round": number})
+            write_atomic(place / "result.json", results[title].model_dump_json(indent=2) + "\n")
+    runs = [results[schedule.name(number, each)] for number in schedule.numbers for each in schedule.plans]
     comparison = Comparison(
         runs=runs,
         rounds=schedule.rounds,
         order_seed=schedule.seed,
-        order=order,
+        order=[schedule.name(number, each) for number, each in schedule],
         ratios=ratios(runs),
         baseline=baseline.rows(runs) if baseline else None,
         parity=shown,
@@ -204,56 +262,45 @@ def run(
     return comparison
 
 
-def _whole_rounds(schedule: Schedule, folder: Path) -> dict[int, dict[str, TrainResult]]:
+def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:
     """The results of complete earlier rounds: the runs of one round have to be close together in time."""
-    rounds: dict[int, dict[str, TrainResult]] = {}
-    for number in range(1, schedule.rounds + 1):
-        found = {}
-        for each in schedule.plans:
-            result = train.finished(each, folder / "runs" / schedule.name(number, each))
-            if result is not None and result.round == number:
-                found[name(each)] = result
-        if len(found) == len(schedule.plans):
-            rounds[number] = found
-    return rounds
+    kept: dict[str, TrainResult] = {}
+    for number in schedule.numbers:
+        titles = {schedule.name(number, each): each for each in schedule.plans}
+        found = {title: train.finished(each, folder / "runs" / title) for title, each in titles.items()}
+        whole = {title: result for title, result in found.items() if result is not None and result.round == number}
+        if len(whole) == len(titles):
+            kept |= whole
+    return kept
 
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
     """hvdkit's speed over each rival's, then over one rank's, for each framework and number of ranks."""
-    speeds: dict[tuple[str, int, str | None], dict[int, float]] = defaultdict(dict)
-    for one in runs:
-        speeds[one.framework, one.np, one.rival][one.round or 1] = one.images_per_second
+    groups = by_kind(map(Run, runs))
+    pairs: list[tuple[Group | None, Group | None, str]] = []
+    for each in groups.values():
+        if each.rival:
+            pairs.append((groups.get((each.framework, each.np, None)), each, each.rival))
+    for each in groups.values():
+        if each.rival is None and each.np > 1:
+            pairs.append((each, groups.get((each.framework, 1, None)), "np=1"))
     found: list[Ratio] = []
-    for framework, np, rival in speeds:
-        mine = speeds.get((framework, np, None))
-        if rival is not None and mine:
-            found += _ratio(framework, np, rival, mine, speeds[framework, np, rival], 1)
-    for framework, np, rival in speeds:
-        single = speeds.get((framework, 1, None))
-        if rival is None and np > 1 and single:
-            found += _ratio(framework, np, "np=1", speeds[framework, np, None], single, np)
+    for above, below, against in pairs:
+        values = [value / (above.np / below.np) for value in paired(above, below)] if above and below else []
+        if above and values:
+            interval = intervals.of_values(values)
+            found.append(
+                Ratio(
+                    framework=above.framework,
+                    np=above.np,
+                    against=against,
+                    **asdict(interval),
+                    rounds=len(values),
+                    confidence=intervals.confidence(len(values)),
+                    verdict=None if against == "np=1" else intervals.verdict(interval),
+                )
+            )
     return found
-
-
-def _ratio(
-    framework: str, np: int, against: str, above: dict[int, float], below: dict[int, float], times: int
-) -> list[Ratio]:
-    """The ratio over the rounds that both sides have, with `below` multiplied by `times`; none without a round."""
-    values = [above[number] / (times * below[number]) for number in above if below.get(number)]
-    if not values:
-        return []
-    interval = intervals.of_values(values)
-    return [
-        Ratio(
-            framework=framework,
-            np=np,
-            against=against,
-            **asdict(interval),
-            rounds=len(values),
-            confidence=intervals.confidence(len(values)),
-            verdict=None if against == "np=1" else intervals.verdict(interval),
-        )
-    ]
 
 
 def name(plan: Plan) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.errors import Faults, HvdkitError, RunError
+from hvdkit.errors import Faults, HvdkitError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
@@ -63,22 +61,9 @@ def run(plan: ExportPlan) -> int:
         save_weights(snapshots.read(plan.folder).state, plan.out)
         return plan.out.stat().st_size
     script = paths.recipes() / plan.plan.framework / "export.py"
-    with tempfile.TemporaryDirectory() as scratch, _put_in_place(plan.out) as making:
-        recipe = Path(scratch) / "config.yaml"
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe, making = Path(scratch) / "config.yaml", Path(scratch) / plan.out.name
         write_atomic(recipe, schema.dump(plan.plan.recipe))
         launch(plan.plan.by(script), recipe, [str(plan.folder), str(making)], Path(scratch) / "logs")
+        write_atomic(plan.out, making.read_bytes())
     return plan.out.stat().st_size
-
-
-@contextmanager
-def _put_in_place(path: Path) -> Iterator[Path]:
-    """A path in a temporary folder beside `path`; a file written there replaces `path`, or is removed on an error."""
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            making = Path(folder) / path.name
-            yield making
-            with making.open("rb") as file:
-                os.fsync(file.fileno())
-            making.replace(path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); free space or choose another --out") from error

@@ -106,11 +106,6 @@ def _judged(frameworks: list[str], rival_names: list[str], np: int) -> list[tupl
     ]
 
 
-def short(recipe: Recipe) -> Recipe:
-    """The recipe with batches of at most 16 images: enough for the proof, and affordable in float64."""
-    return recipe.model_copy(update={"batch_size": min(recipe.batch_size, 16)})
-
-
 def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda framework: None) -> Parity:
     """Run the reference, then the frameworks, and write parity.json, parity.md and parity.png into `folder`.
 
@@ -172,13 +167,10 @@ def _alike(own: list[dict[str, float]], reference: list[dict[str, float]]) -> tu
     def size(batch: dict[str, float]) -> float:
         return _worst(batch)[1]
 
-    def ratio(pair: tuple[dict[str, float], dict[str, float]]) -> float:
-        return size(pair[0]) / max(size(pair[1]), sys.float_info.min)
-
-    worst = max(own, key=size), max(reference, key=size)
+    worst, best = ((pick(own, key=size), pick(reference, key=size)) for pick in (max, min))
     if size(worst[0]) >= INCOMPARABLE:
         return worst
-    return min(worst, (min(own, key=size), min(reference, key=size)), key=ratio)
+    return min(worst, best, key=lambda pair: size(pair[0]) / max(size(pair[1]), sys.float_info.min))
 
 
 def _framework(found: Mapping[str, Any]) -> FrameworkParity:
@@ -234,8 +226,7 @@ def _check_room(plan: ParityPlan, folder: Path) -> None:
     slots = len(slot_names(plan.recipe.optimizer))
     states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
     needed = 8 * parameter_count(tasks.choose(plan.recipe).network()) * (states + probes)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
+    if needed > (free := shutil.disk_usage(folder).free):
         raise RunError(
             f"{folder}: up to {needed / 2**20:,.0f} MiB are needed for the states of {plan.steps} steps, "
             f"{free / 2**20:,.0f} MiB are free; free space, choose another --out or fewer --steps"

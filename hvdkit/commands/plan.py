@@ -1,4 +1,4 @@
-"""A run of a recipe under one framework: checked in full before anything starts, then launched."""
+"""A run of a recipe under one framework: checked in full before anything starts, then launched and followed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
+from hvdkit.results.train import MetricLine
 from hvdkit.runtimes.store import Runtime, find
+
+Watch = Callable[[MetricLine], None]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,15 @@ class Plan:
         """The number of ranks."""
         return self.placement.np
 
+    @property
+    def title(self) -> str:
+        """What is shown of it while it runs."""
+        by = f", {self.rival}" if self.rival else ""
+        if self.rival and not registry.RIVALS[self.rival].averaging:  # each process trains alone; the lines are of one
+            return f"{self.framework}{by}, one of {self.np}"
+        since = "begun with " if self.recipe.elastic else ""  # their number may change
+        return f"{self.framework}{by}, {since}{self.np} rank{'s' if self.np > 1 else ''}"
+
     def by(self, script: Path) -> Plan:
         """The same run with another script."""
         return replace(self, script=script)
@@ -54,7 +66,11 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
     faults = Faults()
     with faults.collected():
         runtime = find(framework)
-        faults += _gaps(recipe, framework, runtime)
+        device = recipe.device
+        if device == "auto" and not runtime.gpu and not runtime.added:
+            device = "cpu"
+        devices = ("cpu", "gpu") if device == "auto" else (device,)  # only the ranks know which it is
+        faults += sorted((gaps(framework, CAPABILITIES[framework], recipe, each) for each in devices), key=len)[0]
     faults += placement.faults(framework, elastic is not None)
     if elastic and not elastic.min_np <= np <= elastic.max_np:
         faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")
@@ -66,16 +82,6 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
     return Plan(recipe, framework, runtime, placement, rival=rival)
-
-
-def _gaps(recipe: Recipe, framework: str, runtime: Runtime) -> list[str]:
-    """What the framework cannot do of the recipe on any device that it may find there; the ranks know which it is."""
-    device = recipe.device
-    if device == "auto" and not runtime.gpu and not runtime.added:
-        device = "cpu"
-    devices = ("cpu", "gpu") if device == "auto" else (device,)
-    found = [gaps(framework, CAPABILITIES[framework], recipe, each) for each in devices]
-    return min(found, key=len)
 
 
 def launch(
@@ -136,3 +142,33 @@ def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:
         f"rank {failure.rank} on {failure.host}: the runtime {plan.runtime.name!r} ({plan.runtime.python}) is broken: "
         f"{lost[-1]}; look with `hvdkit doctor`"
     )
+
+
+class MetricsTail:
+    """Passes each new complete line of a growing metrics.jsonl to `watch`.
+
+    Rank 0 replaces the file when it starts, with the lines of an earlier run that are still valid. A file that is there
+    before is not read.
+    """
+
+    def __init__(self, path: Path, watch: Watch | None) -> None:
+        self._path, self._watch, self._offset = path, watch, 0
+        self._old = path.stat().st_ino if path.exists() else None
+        self._now: int | None = None
+
+    def poll(self) -> None:
+        """Read what has come since the last call."""
+        if self._watch is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number == self._old:
+                return
+            if number != self._now:  # replaced again, by the first rank of an elastic run that goes on
+                self._now, self._offset = number, 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                self._offset += len(line)
+                self._watch(MetricLine.model_validate_json(line))

@@ -74,24 +74,19 @@ def plan(profile: Path, cluster: Path | None, ranks: Sequence[int], texts: Seque
 def read(profile: Path) -> Profile:
     """A profile whose numbers are in range. Raises RequestError with file, key and what was expected."""
     found = profiles.load(profile)
-    for key, value in _numbers(found.model_dump(exclude={"settings"}), ()):
+    for key, value in _numbers(found.model_dump(exclude={"settings"})):
         # no run has such a value; sums and squares of it would be infinite
         most = 1e15 if isinstance(value, int) else 1e9
         if value > most:
-            raise RequestError(
-                f"{profile}: {'.'.join(key)}: expected at most {most:g}, got {float(min(value, 10**300)):g}"
-            )
+            raise RequestError(f"{profile}: {key[1:]}: expected at most {most:g}, got {float(min(value, 10**300)):g}")
     return found
 
 
-def _numbers(value: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """All numbers in a document, each with the keys that lead to it."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _numbers(inner, (*key, str(name)))
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from _numbers(inner, (*key, str(place)))
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers in a document, each with the keys that lead to it, a dot before each."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(inner, f"{key}.{name}")
     elif isinstance(value, int | float):
         yield key, value
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
-from hvdkit.commands.prove import prove
 from hvdkit.errors import HvdkitError, RequestError, RunError
+from hvdkit.launch.hosts import parse_hosts
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
+from hvdkit.worker.proof import RANKS
 
 # The quickest to install first, so that the compiler is soon at work; two builds at once take their locks in this
 # one order and so cannot wait for each other in a circle.
@@ -77,11 +81,6 @@ def current_key(name: str, gpu: bool) -> str:
     return wheel.key(wheel.runtime_ingredients(name, gpu))
 
 
-def _compiles() -> int:
-    """How many compiles run at once."""
-    return max(1, len(os.sched_getaffinity(0)) // _CORES_OF_A_COMPILE)
-
-
 class _Build:
     """One run of the build, in three lanes: installing, compiling, proving.
 
@@ -97,10 +96,11 @@ class _Build:
 
     def run(self) -> None:
         """Build all; raises RunError with every failure at the end."""
+        compiles = max(1, len(os.sched_getaffinity(0)) // _CORES_OF_A_COMPILE)
         with (
             self._progress,
             ThreadPoolExecutor(_INSTALLS, "install") as install,
-            ThreadPoolExecutor(_compiles(), "compile") as compile_,
+            ThreadPoolExecutor(compiles, "compile") as compile_,
             ThreadPoolExecutor(len(self._gpu), "prove") as prove_,
         ):
             try:
@@ -164,12 +164,15 @@ class _Build:
         """Install Horovod and prove it; the runtime is whole at the end. The lock and the log are released here."""
         try:
             with held:
-                made = compiled.result()
-                log = prepared.result()
-                if made is None or log is None:
-                    text = "made by another build"
-                else:
-                    text = f"ready: {describe(self._complete(name, made, log))}"
+                made, log, text = compiled.result(), prepared.result(), "made by another build"
+                if made and log:
+                    self._progress.stage(name, PROVE, "installing Horovod and proving it on two processes")
+                    environment.install_horovod(name, made, log)
+                    key, gpu = current_key(name, self._gpu[name]), self._gpu[name]
+                    runtime = _examined(name, store.python_of(name), key=key, gpu=gpu, added=False)
+                    prove(runtime, name, self._stop_if_cancelled)
+                    store.save(runtime)
+                    text = f"ready: {describe(runtime)}"
             self._progress.end(name, text, good=True)
         except BaseException as error:
             self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
@@ -178,15 +181,6 @@ class _Build:
             if isinstance(error, HvdkitError):
                 raise RunError(f"runtime '{name}': {error}") from error
             raise
-
-    def _complete(self, name: str, made: Path, log: Log) -> Runtime:
-        self._progress.stage(name, PROVE, "installing Horovod and proving it on two processes")
-        environment.install_horovod(name, made, log)
-        python = store.python_of(name)
-        runtime = _examined(name, python, key=current_key(name, self._gpu[name]), gpu=self._gpu[name], added=False)
-        prove(runtime, name, self._stop_if_cancelled)
-        store.save(runtime)
-        return runtime
 
     def _stop_if_cancelled(self) -> None:
         if self._cancelled.is_set():
@@ -199,6 +193,25 @@ def _examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> R
     runtime, faults = environment.examine(draft)
     machine.refuse(f"{python} cannot serve as the runtime '{name}'", faults)
     return runtime
+
+
+def prove(runtime: Runtime, framework: str, on_tick: Callable[[], None] | None = None) -> None:
+    """Run the proof of `framework` in `runtime`. Raises RunError, with the failing rank's output, where it fails.
+
+    `on_tick` is called ten times a second; what it raises ends the proof.
+    """
+    # NCCL refuses two ranks on one GPU, so that a machine with a single one proves the host's side only.
+    device = "gpu" if runtime.gpu and len(machine.gpus()) >= RANKS else "cpu"
+    with tempfile.TemporaryDirectory(prefix="hvdkit-proof-") as folder:
+        job = Job(
+            python=runtime.python,
+            arguments=["-m", "hvdkit.worker.proof", framework, device],
+            np=RANKS,
+            hosts=parse_hosts(None, RANKS),
+            environment={**runtime.environment, "OMP_NUM_THREADS": "1"},
+            log_dir=Path(folder),
+        )
+        direct.run(job, on_tick)
 
 
 def add(name: str, python: Path) -> Runtime:

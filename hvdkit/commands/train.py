@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 from hvdkit.commands import tune
-from hvdkit.commands.metrics_tail import MetricsTail, Watch
-from hvdkit.commands.plan import Plan, launch
+from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch
 from hvdkit.errors import RequestError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema

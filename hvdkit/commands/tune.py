@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hvdkit.commands.metrics_tail import MetricsTail
-from hvdkit.commands.plan import Plan, launch
+from hvdkit.commands.plan import MetricsTail, Plan, launch
 from hvdkit.core import tuning
 from hvdkit.core.tuning import CHOSEN, CYCLE, IDLE
 from hvdkit.files import write_atomic

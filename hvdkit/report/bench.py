@@ -29,7 +29,10 @@ def bench_table(bench: Bench) -> Table:
             left = heading in ("type", "redop")
             table.add_column(f"{heading}\n{unit}", justify="left" if left else "right", no_wrap=True)
     for row in bench.rows:
-        table.add_row(*_cells(row))
+        cells = [str(row.size_bytes), str(row.count), row.dtype, row.redop, f"{row.time_us:.1f}"]
+        cells += [f"{row.algbw_mbit_per_s:.3g}", f"{row.busbw_mbit_per_s:.3g}", str(row.wrong)]
+        cells += [*(f"{value:.1f}" for value in (row.p50_us, row.p95_us, row.p99_us)), str(row.repeats)]
+        table.add_row(*cells, *([] if row.of_link is None else [f"{row.of_link:.3f}"]))
     return table
 
 
@@ -56,11 +59,9 @@ def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
     with plotting.picture(path, 13, 5) as figure:
         left, right = figure.subplots(1, 2)
         left.plot(sizes, medians, "o-", label="median")
-        late, fitted = (
-            "to the 99th percentile",
-            [1e6 * piecewise_fit.seconds_of(fit.pieces, size // share) for size in sizes],
-        )
-        left.fill_between(sizes, medians, [row.p99_us for row in bench.rows], alpha=0.2, label=late)
+        late = [row.p99_us for row in bench.rows]
+        left.fill_between(sizes, medians, late, alpha=0.2, label="to the 99th percentile")
+        fitted = [1e6 * piecewise_fit.seconds_of(fit.pieces, size // share) for size in sizes]
         left.plot(sizes, fitted, "k--", lw=1, label="fit")
         left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
         right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")
@@ -74,10 +75,3 @@ def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
             axes.grid(alpha=0.3)
         figure.suptitle(f"{bench.collective}, {bench.framework} {bench.framework_version}, {bench.np} ranks")
         figure.tight_layout()
-
-
-def _cells(row: BenchRow) -> list[str]:
-    times = [f"{value:.1f}" for value in (row.p50_us, row.p95_us, row.p99_us)]
-    cells = [str(row.size_bytes), str(row.count), row.dtype, row.redop, f"{row.time_us:.1f}"]
-    cells += [f"{row.algbw_mbit_per_s:.3g}", f"{row.busbw_mbit_per_s:.3g}", str(row.wrong), *times, str(row.repeats)]
-    return cells if row.of_link is None else [*cells, f"{row.of_link:.3f}"]

@@ -1,14 +1,20 @@
-"""A chart of the page, and the figure that it is drawn on. matplotlib is loaded when the first one is drawn."""
+"""A chart of the page: a matplotlib figure as inline SVG, with real text, unique ids and the page's colours.
+
+matplotlib writes colours as numbers. Figures are drawn in placeholder colours, which become CSS variables here, so that
+the same drawing works in light and dark. matplotlib is loaded when the first figure is drawn.
+"""
 
 from __future__ import annotations
 
+import html
+import io
 import math
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hvdkit.baselines.registry import label
-from hvdkit.report import plotting, svg
+from hvdkit.report import plotting
 from hvdkit.report.tabular import Table
 
 if TYPE_CHECKING:
@@ -18,8 +24,35 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 420.0  # points; on larger screens several stand side by side
-_MARKERS = "os^DvPX*"
-_DASHES: list[Any] = ["-", "--", ":", "-."]
+INK, MUTED, GRID, SURFACE, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
+_SERIES = 8  # colours for series; after that they repeat
+_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", BAD: "bad"}
+_SETTINGS = {
+    "svg.fonttype": "none",  # real text, which browsers find, scale and read out
+    "svg.hashsalt": "hvdkit",  # the same data gives the same page
+    "text.parse_math": False,  # a name with $ in it is a name
+    "font.size": 12,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 11.5,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 11.5,
+    "figure.dpi": 72,  # a pixel is a point, as in matplotlib's SVG
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +73,11 @@ class Chart:
 
 @dataclass
 class Canvas:
-    """A figure that is being drawn."""
+    """A figure that is being drawn, and the table of its values."""
 
+    key: str
+    title: str
+    table: Table
     figure: Figure
     points: list[tuple[Axes, float, float, str]] = field(default_factory=list)
 
@@ -49,67 +85,44 @@ class Canvas:
         """Add a tooltip at (x, y), in the units of the axes."""
         self.points.append((axes, x, y, text))
 
+    def legend(self, axes: Axes) -> None:
+        """Add a legend above the drawing if there is more than one series; the figure becomes higher."""
+        handles, labels = axes.get_legend_handles_labels()
+        if len(handles) > 1:
+            columns = 4 if sum(map(len, labels)) < 34 and len(labels) <= 4 else 2
+            self.figure.set_figheight(self.figure.get_figheight() + 17 / 72 * (math.ceil(len(labels) / columns) - 1))
+            shape = {"ncols": columns, "handlelength": 1.8, "columnspacing": 1.2}
+            self.figure.legend(handles, labels, loc="outside upper left", **shape)
 
-def load() -> None:
-    """Load matplotlib, before a second process is forked to draw some of the charts."""
-    with drawing(1.0):  # imports matplotlib without the user's settings
-        import matplotlib.backends.backend_svg  # noqa: F401
+    def chart(self, summary: str, note: str = "") -> Chart:
+        """The finished chart. Call it inside `drawing`, as the settings apply to writing too."""
+        drawn = _inline(self.figure, f"{self.key}-")  # this fixes the layout
+        height = self.figure.get_figheight() * 72
+        points = []
+        for axes, x, y, text in self.points:
+            across, up = axes.transData.transform((x, y))
+            if math.isfinite(across) and math.isfinite(up):
+                points.append((round(float(across), 1), round(height - float(up), 1), text))
+        return Chart(self.key, self.title, summary, drawn, points, self.table, note)
 
 
 @contextmanager
-def drawing(height: float) -> Iterator[Canvas]:
-    """An empty figure, as wide as a chart and `height` points high, with the page's settings in force."""
-    with plotting.settings(svg.SETTINGS):
+def drawing(height: float, key: str = "", title: str = "", columns: list[str] | None = None) -> Iterator[Canvas]:
+    """An empty figure, as wide as a chart and `height` points high, with the page's settings in force.
+
+    `columns` are those of its table.
+    """
+    with plotting.settings(_SETTINGS):
+        import matplotlib.backends.backend_svg  # noqa: F401
         from matplotlib.figure import Figure
 
-        yield Canvas(Figure(figsize=(WIDTH / 72, height / 72), layout="constrained"))
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        yield Canvas(key, title, Table(key, columns or [], []), figure)
 
 
-def finished(canvas: Canvas, key: str, title: str, summary: str, table: Table, note: str = "") -> Chart:
-    """The chart, from the finished figure. Call it inside `drawing`, as the settings apply to writing too."""
-    drawn = svg.inline(canvas.figure, f"{key}-")  # this fixes the layout
-    height = canvas.figure.get_figheight() * 72
-    points = []
-    for axes, x, y, text in canvas.points:
-        across, up = axes.transData.transform((x, y))
-        if math.isfinite(across) and math.isfinite(up):
-            points.append((round(float(across), 1), round(height - float(up), 1), text))
-    return Chart(key, title, summary, drawn, points, table, note)
-
-
-class Look:
-    """The look of series: a framework has the same colour and marker in every chart, a rival its own dashes."""
-
-    def __init__(self, frameworks: list[str], rivals: list[str]) -> None:
-        self._index = {name: index for index, name in enumerate(frameworks)}
-        self._parts = {label(name, rival): (name, rival) for name in frameworks for rival in (None, *rivals)}
-        self._dashes = dict(zip([None, *rivals], _DASHES * (1 + len(rivals)), strict=False))
-
-    def colour(self, framework: str) -> str:
-        """The colour of a framework."""
-        return svg.series(self._index.get(framework, len(self._index)))
-
-    def marker(self, framework: str) -> str:
-        """The marker of a framework."""
-        return _MARKERS[self._index.get(framework, len(self._index)) % len(_MARKERS)]
-
-    def line(self, name: str, **more: Any) -> dict[str, Any]:
-        """Arguments of `plot` for a line with markers; `name` is the label of a framework with or without a rival."""
-        framework, rival = self._parts.get(name, (name, None))
-        colours = {"color": self.colour(framework), "mec": svg.SURFACE}
-        shape = {"marker": self.marker(framework), "ls": self._dashes.get(rival, "-"), "ms": 6.5, "lw": 1.8}
-        return {**colours, **shape, **more}
-
-
-def legend(canvas: Canvas, axes: Axes) -> None:
-    """Add a legend above the drawing if there is more than one series; the figure becomes higher."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(handles) > 1:
-        columns = 4 if sum(map(len, labels)) < 34 and len(labels) <= 4 else 2
-        canvas.figure.set_figheight(canvas.figure.get_figheight() + 17 / 72 * (math.ceil(len(labels) / columns) - 1))
-        canvas.figure.legend(
-            handles, labels, loc="outside upper left", ncols=columns, handlelength=1.8, columnspacing=1.2
-        )
+def series(index: int) -> str:
+    """The placeholder colour of a series."""
+    return f"#1000{index % _SERIES:02x}"
 
 
 def label_rows(axes: Axes, labels: list[str]) -> None:
@@ -120,10 +133,11 @@ def label_rows(axes: Axes, labels: list[str]) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Put the ticks of the x axis at whole numbers."""
+    """Put the ticks of the x axis at whole numbers, and lines across."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y")
 
 
 def ranks(np: int) -> str:
@@ -135,3 +149,38 @@ def brief(text: str, longest: int = 28) -> str:
     """A name shortened to fit in a drawing, with a replacement for characters that do not print."""
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return text if len(text) <= longest else text[: max(1, longest - 1)] + "…"
+
+
+def _inline(figure: Figure, prefix: str) -> str:
+    """The figure as an `<svg>` element whose ids begin with `prefix`."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    FigureCanvasSVG(figure)  # the layout measures text with it
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)  # once; `savefig` draws twice with a layout engine, a fifth of a report's time
+        figure.set_layout_engine(None)
+    written = io.BytesIO()
+    figure.savefig(written, format="svg", transparent=True)
+    text = written.getvalue().decode()
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r"<\w[^>]*>", lambda tag: _tag(tag[0], prefix), text)
+
+
+def _tag(tag: str, prefix: str) -> str:
+    if tag.startswith("<svg"):
+        tag = re.sub(r' (width|height|version)="[^"]*"', "", tag)
+        tag = tag.replace("<svg", '<svg aria-hidden="true"')  # the element around it has the label
+    tag = re.sub(r'(\sid="|href="#|\burl\(#)', rf"\g<1>{prefix}", tag)
+    return re.sub(r'(?<=\sstyle=")[^"]*', lambda style: _style(html.unescape(style[0])), tag)
+
+
+def _style(text: str) -> str:
+    text = re.sub(r"font:\s*((?:bold|\d{3})\s+)?([\d.]+px)[^;]*", _font, text)
+    text = re.sub(r"font-family:[^;]*;?", "", text)
+    text = re.sub(r"#1000([0-9a-f]{2})", lambda match: f"var(--series-{int(match[1], 16)})", text)
+    return re.sub("|".join(_VARIABLES), lambda match: f"var(--{_VARIABLES[match[0]]})", text)
+
+
+def _font(match: re.Match[str]) -> str:
+    weight = f"font-weight: {match[1].strip()}; " if match[1] else ""
+    return f"{weight}font-size: {match[2]}"

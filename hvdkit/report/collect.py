@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,9 +16,10 @@ from hvdkit.recipe.yaml_files import named
 from hvdkit.results.compare import Comparison, read_comparison
 from hvdkit.results.train import MetricLine, TrainResult, read_result
 
-_MOST_KEPT = 4000  # lines a run of each kind; charts draw a tenth of them
+_MOST_LINES = 400  # a run of each kind, which charts draw
 _MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
 _LONGEST_LINE = 65536  # bytes; one has a few hundred
+Kind = tuple[str, int, str | None]  # framework, number of ranks, rival
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,15 @@ class Run:
     """
 
     result: TrainResult
-    lines: list[MetricLine]
+    lines: list[MetricLine] = field(default_factory=list)
     unread: int = 0
     config: Path | None = None
     recipe: Recipe | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What it has in common with the same run in other rounds."""
+        return self.result.framework, self.result.np, self.result.rival
 
 
 @dataclass(frozen=True)
@@ -67,27 +73,23 @@ def read(folder: Path) -> Found:
 def _comparison(folder: Path) -> Found:
     path = folder / "compare.json"
     comparison = read_comparison(path)
-    _fits_a_page(comparison, path)
+    kinds = {Run(result).kind for result in comparison.runs}
+    nps = {np for _, np, _ in kinds}
+    for found, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
+        if len(found) > most:
+            raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {len(found)}")
     places = sorted((folder / "runs").glob("*/result.json"))
     folders = {_key(read_result(place)): place.parent for place in places}
     runs = []
     for result in comparison.runs:
         home = folders.get(_key(_sound(result, path)))
-        runs.append(_run(home, result) if home else Run(result, []))
+        runs.append(_run(home, result) if home else Run(result))
     return Found(folder, runs, comparison)
-
-
-def _fits_a_page(comparison: Comparison, path: Path) -> None:
-    kinds = len({(result.framework, result.np, result.rival) for result in comparison.runs})
-    nps = len({result.np for result in comparison.runs})
-    for found, most, what in ((kinds, _MOST_KINDS, "kinds of runs"), (nps, _MOST_NPS, "numbers of ranks")):
-        if found > most:
-            raise RequestError(f"{path}: expected at most {most} {what}, which a page can show, got {found}")
 
 
 def _key(result: TrainResult) -> tuple[object, ...]:
     """Identifies a run of a comparison; the digest makes sure that a folder belongs to this comparison."""
-    return (result.framework, result.np, result.rival, result.round, result.final_weights_sha256)
+    return (*Run(result).kind, result.round, result.final_weights_sha256)
 
 
 def _sound(result: TrainResult, path: Path) -> TrainResult:
@@ -125,27 +127,21 @@ def _lines(path: Path) -> tuple[list[MetricLine], int]:
                 unread += 1
                 continue
             (ends if line.ends_epoch else steps).add(number, line)
-    return [line for _, line in sorted(steps.kept() + ends.kept(), key=lambda each: each[0])], unread
+    return [line for _, line in sorted((steps.kept | steps.last | ends.kept | ends.last).items())], unread
 
 
 class _Sample:
-    """At most _MOST_KEPT lines of a series of any length, with their numbers: evenly spaced, and the last one."""
+    """At most _MOST_LINES lines of a series of any length by their numbers, evenly spaced, and the last one."""
 
     def __init__(self) -> None:
-        self._lines: list[tuple[int, MetricLine]] = []
+        self.kept: dict[int, MetricLine] = {}
+        self.last: dict[int, MetricLine] = {}
         self._seen, self._stride = 0, 1
-        self._last: tuple[int, MetricLine] | None = None
 
-    def add(self, place: int, line: MetricLine) -> None:
-        self._last = (place, line)
+    def add(self, number: int, line: MetricLine) -> None:
+        self.last = {number: line}
         if self._seen % self._stride == 0:
-            if len(self._lines) == _MOST_KEPT - 1:
-                self._lines, self._stride = self._lines[::2], 2 * self._stride
-            if self._seen % self._stride == 0:
-                self._lines.append(self._last)
+            self.kept |= self.last
+            if len(self.kept) > _MOST_LINES:
+                self.kept, self._stride = dict(list(self.kept.items())[::2]), 2 * self._stride
         self._seen += 1
-
-    def kept(self) -> list[tuple[int, MetricLine]]:
-        if self._last is None or self._lines[-1] is self._last:
-            return self._lines
-        return [*self._lines, self._last]

@@ -29,8 +29,7 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
     made = [_fastest([group for group in own if group.np == np]) for np in nps]
-    made += [*filter(None, [_scaling(own)])]
-    made += [_parity(found.comparison), _rivals(found.comparison)]
+    made += [*_scaling(own), _parity(found.comparison), _rivals(found.comparison)]
     if found.comparison.baseline is not None:
         made.append(_baseline(found.comparison.baseline))
     noisy = [run for run in found.runs if run.result.noisy]
@@ -53,33 +52,32 @@ def _fastest(groups: list[Group]) -> Finding:
     """The fastest at a number of ranks; a tie if the interval of the ratio to the second contains 1."""
     ordered = sorted(groups, key=lambda group: -group.speed.middle)
     best = ordered[0]
-    lead_in, speed = f"Fastest at {ranks(best.np)}", f"{best.speed.text()} images/s"
+    speed = f"{best.speed.text()} images/s"
     if len(ordered) == 1:
         return Finding("plain", ranks(best.np), f"Only {best.label} was run: {speed}.")
-    second, lead = ordered[1], ratio(best, ordered[1])
-    behind = f"{lead.text(3)} times {second.label}"
+    second, lead, kind = ordered[1], ratio(best, ordered[1]), "plain"
+    text = f"{best.label}: {speed}, {lead.text(3)} times {second.label}"
     if lead.low is None or lead.high is None:
-        text = f"{best.label}: {speed}, {behind}. One run each, so it may be chance."
-        return Finding("plain", lead_in, text)
-    if intervals.verdict(intervals.Interval(lead.middle, lead.low, lead.high)) == "tie":
-        text = f"A tie of {best.label} and {second.label}: {speed}, {behind}; {lead.sure}."
-        return Finding("plain", lead_in, text)
-    kind = "good" if intervals.confidence(lead.n) > 0.9 else "plain"
-    return Finding(kind, lead_in, f"{best.label}: {speed}, {behind}; {lead.sure}.")
+        text += ". One run each, so it may be chance."
+    else:
+        confidence = intervals.confidence(lead.n)
+        text += f"; {lead.n} rounds, {100 * confidence:.0f} % sure."
+        if intervals.verdict(intervals.Interval(lead.middle, lead.low, lead.high)) == "tie":
+            text = f"A tie of {best.label} and {second.label}{text.removeprefix(best.label)}"
+        elif confidence > 0.9:
+            kind = "good"
+    return Finding(kind, f"Fastest at {ranks(best.np)}", text)
 
 
-def _scaling(groups: list[Group]) -> Finding | None:
+def _scaling(groups: list[Group]) -> list[Finding]:
     most = max(group.np for group in groups)
     known = [
-        (found, group)
-        for group in groups
-        if group.np == most and most > 1 and (found := efficiency(group, groups)) is not None
+        (found.middle, group.label) for group in groups if group.np == most and (found := efficiency(group, groups))
     ]
-    if not known:
-        return None
-    known.sort(key=lambda each: -each[0].middle)
-    shown = ", ".join(f"{group.label} {100 * found.middle:.0f} %" for found, group in known)
-    return Finding("plain", "Scaling", f"Efficiency at {ranks(most)}: {shown}.")
+    if most == 1 or not known:
+        return []
+    shown = [f"{name} {100 * share:.0f} %" for share, name in sorted(known, key=lambda each: -each[0])]
+    return [Finding("plain", "Scaling", f"Efficiency at {ranks(most)}: {', '.join(shown)}.")]
 
 
 def _parity(comparison: Comparison) -> Finding:

@@ -28,8 +28,8 @@ _WIDTH, _RIGHT, _TOP, _ROW = 1430, 1414, 40, 76  # pixels: of the picture, where
 _FINE = 8  # columns per pixel while bars are drawn, as Pillow's rectangles end at whole columns
 
 
-def window(schedule: Schedule) -> tuple[int, float, float, list[Span]]:
-    """(number, begin, end, tasks) of a step: from the end of the previous update, with all tasks that run in it.
+def window(schedule: Schedule) -> tuple[set[tuple[str, int]], float, float, list[Span]]:
+    """(critical path, begin, end, tasks) of a step: from the end of the previous update, with all tasks that run in it.
 
     It is not the last simulated step, because the input of later steps is read during a step.
     """
@@ -39,7 +39,7 @@ def window(schedule: Schedule) -> tuple[int, float, float, list[Span]]:
     begin = float(schedule.ends[number - 1][last]) if number else 0.0
     spans = [span for iteration in range(len(schedule.ends)) for span in schedule.spans(iteration)]
     shown = [span for span in spans if span.end > begin and span.start < end and span.end > span.start]
-    return number, begin, end, shown
+    return {(span.task.name, span.iteration) for span in schedule.critical_path(number)}, begin, end, shown
 
 
 def picture(schedule: Schedule, title: str, path: Path) -> None:
@@ -49,8 +49,8 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
     """
     from PIL import Image, ImageDraw
 
-    number, begin, end, spans = window(schedule)
-    rows, critical = _rows(spans), {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
+    critical, begin, end, spans = window(schedule)
+    rows = _rows(spans)
     words, small, tiny = _font(15), _font(12), _font(11)
     left = 32 + round(max(words.getlength(brief(row)) for row in rows))
     bottom = _TOP + _ROW * len(rows)
@@ -122,18 +122,17 @@ def _ticks(most: float) -> list[tuple[float, str]]:
     return [(place * step, f"{place * step:,.{digits}f}") for place in range(math.floor(most / step + 1e-9) + 1)]
 
 
-def trace(schedule: Schedule, profile: Profile | None, path: Path) -> None:
+def trace(schedule: Schedule, profile: Profile, path: Path) -> None:
     """Write the step for chrome://tracing or Perfetto, with the measured step of the profile beside it."""
-    number, begin, _, spans = window(schedule)
-    rows, critical = _rows(spans), {(span.task.name, span.iteration) for span in schedule.critical_path(number)}
+    critical, begin, _, spans = window(schedule)
+    rows = _rows(spans)
     events: list[dict[str, Any]] = [_named("process_name", 1, 0, "simulated")]
     events += [_named("thread_name", 1, place, row) for place, row in enumerate(rows)]
     for span in spans:
         task, row = span.task, rows.index(_row(span))
         event = _event(task.name, task.kind, span.start - begin, span.end - span.start, 1, row)
         events.append(event | {"args": {"critical": (task.name, span.iteration) in critical}})
-    if profile is not None:
-        events += _measured(profile)
+    events += _measured(profile)
     write_atomic(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
 
 

@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import os
-import re
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import hvdkit
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
-from hvdkit.report import collect, reproduce
-from hvdkit.report.canvas import ranks
+from hvdkit.report import canvas, collect, reproduce
+from hvdkit.report.canvas import Chart, ranks
+from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found
+from hvdkit.report.documents import TEMPLATES, render
 from hvdkit.report.findings import Finding, findings
+from hvdkit.report.parallel import call_all
+from hvdkit.report.parity import deviations, parity_table
 from hvdkit.report.reproduce import Command
-from hvdkit.report.rounds import grouped
-from hvdkit.report.sections import Section, sections
-from hvdkit.report.tables import machine_table, results_table
+from hvdkit.report.rounds import Group, grouped
+from hvdkit.report.tables import baseline_table, machine_table, results_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_OF_A_RUN = ("learning", "steps", "course")  # charts; those that take longest come first
+_OF_A_COMPARISON = ("learning", "steps", "parity", "extra", "scaling", "memory", "speed", "ratios")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section. `text` are its paragraphs; a section without charts and tables says why."""
+
+    key: str
+    title: str
+    text: list[str] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,7 @@ def make(found: Found, own_command: str) -> Page:
         findings=findings(found, groups),
         results=results_table(groups, found.comparison.parity if found.comparison else None),
         notes=_notes(found),
-        sections=sections(found, groups),
+        sections=_sections(found, groups),
         machine=machine_table(found),
         commands=[*filter(None, [reproduce.of_all(found)]), *commands],
         own_command=own_command,
@@ -121,45 +135,78 @@ def _notes(found: Found) -> list[str]:
     return notes
 
 
+def _sections(found: Found, groups: list[Group]) -> list[Section]:
+    """All sections, in order. A single run has no scaling, no parity and no list of runs."""
+    drawn, comparison = _charts(found, groups), found.comparison
+    text = [] if drawn["learning"] else ["Not known: no run has a metrics.jsonl that can be read."]
+    learning = Section("learning", "Loss and accuracy", text, drawn["learning"])
+    table = tuning_table(found)
+    text = [] if table.rows else ["Nothing was tuned: every setting is the recipe's."]
+    tuning = Section("tuning", "Tuning", text, [], [table] if table.rows else [])
+    if comparison is None:
+        course = drawn["course"]
+        text = [] if course else ["Its course is not known: the run has no metrics.jsonl that can be read."]
+        throughput = Section("throughput", "Throughput", text, course)
+        return [throughput, Section("steps", "Step times", [], drawn["steps"]), learning, tuning]
+
+    text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
+    if all(len(group.runs) == 1 for group in groups):
+        text = ["One run each: the figures have no intervals."]
+    if not drawn["scaling"]:
+        nps = {group.np for group in groups}
+        why = f"all was run at {ranks(*nps)}" if len(nps) == 1 else "nothing was run at one rank to compare with"
+        text.append(f"How it scales is not known: {why}.")
+    charts = [*drawn["speed"], *drawn["ratios"], *drawn["scaling"]]
+    throughput = Section("throughput", "Throughput and scaling", text, charts)
+    charts = [*drawn["steps"], *drawn["memory"], *drawn["extra"]]
+    made = [throughput, Section("steps", "Step times and memory", [], charts), learning]
+
+    parity, tables = comparison.parity, []
+    text = ["Not asked for (--no-parity), so whether all did the same work is not known. `hvdkit parity` proves it."]
+    if parity is not None:
+        text = [
+            f"Every framework computes the recipe in float64 from the same weights and images as {parity.reference}, "
+            f"{parity.steps} steps at {ranks(parity.np)}. The table has the largest relative errors, beside the "
+            "largest that pass.",
+            *deviations(parity),
+        ]
+        tables = [parity_table(parity, versions=False)]
+    made.append(Section("parity", "Parity", text, drawn["parity"], tables))
+
+    if comparison.baseline is not None:
+        margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
+        text = [
+            "Images per second over those of an earlier comparison. Worse or better: the whole interval is, by more "
+            f"than {margins}."
+        ]
+        made.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
+    return [*made, tuning, Section("runs", "Every run", [], [], [runs_table(found)])]
+
+
+def _charts(found: Found, groups: list[Group]) -> dict[str, list[Chart]]:
+    """All charts, by what they show."""
+    charts = Charts(found, groups)
+
+    def drawn(name: str) -> list[Chart]:
+        return list(getattr(charts, name)())
+
+    with canvas.drawing(1.0):
+        pass  # loads matplotlib before a second process is forked to draw some of the charts
+    names = _OF_A_RUN if found.comparison is None else _OF_A_COMPARISON
+    return call_all({name: partial(drawn, name) for name in names})
+
+
 def as_html(page: Page) -> str:
     """The page as HTML, with its style, script and charts inside."""
-    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    return _render("report.html", page, script=script, script_sha256=digest, style=style)
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return render("report.html", page=page, script=script, script_sha256=digest, style=style)
 
 
 def as_markdown(page: Page) -> str:
     """The page as Markdown: findings, results, commands."""
-    return _render("report.md", page)
-
-
-def _render(name: str, page: Page, **more: str) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=name.endswith(".html"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"md": _escaped, "fenced": _fenced}
-    return environment.get_template(name).render(page=page, **more)
-
-
-def _escaped(text: str) -> str:
-    """Text escaped for Markdown: GitHub shows no markup, no mention and no line break."""
-    line = " ".join(text.split())
-    line = html.escape(line, quote=False).replace("@", "&#64;")
-    return re.sub(r"([\\`*\[\]|~#])", r"\\\1", line)
-
-
-def _fenced(text: str) -> str:
-    """A code block with any content."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
+    return render("report.md", page=page)
 
 
 def _listed(names: list[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvdkit.report import plotting
-from hvdkit.report.tabular import Cell, Table, markdown
+from hvdkit.report.documents import render
+from hvdkit.report.tabular import Cell, Table
 from hvdkit.results.parity import Parity
 
 FLOOR, _CEILING = 1e-17, 10.0  # errors beyond are drawn here: a logarithmic axis has no 0
@@ -51,21 +52,14 @@ def parity_table(parity: Parity, versions: bool = True) -> Table:
 
 def parity_markdown(parity: Parity) -> str:
     """`parity.md`: the table, and how to read it."""
-    lines = [f"# {title(parity)}: {'passed' if parity.passed else 'NOT PASSED'}", "", *markdown(parity_table(parity))]
-    if not parity.passed:
-        lines += ["", *(f"- {line}" for line in deviations(parity))]
-    machine = parity.machine
-    factors = ", ".join(f"{name} {each.f32_factor:g}" for name, each in parity.frameworks.items())
-    lines += [
-        "",
-        f"Reference: {parity.reference}. Error of an array: ‖a − reference‖ / ‖reference‖, the worst over all tensors. "
-        f"All rows are float64, except the last two: float32 against the reference's float64, where the mark is a "
-        f"multiple ({factors}) of the error of the reference's own float32. {parity.np} ranks, "
-        f"{parity.batch_size} images each, {parity.steps} steps, optimizer {parity.optimizer}, seed {parity.seed}.",
-        "",
-        f"{machine.processor}, {machine.cores} cores, {machine.system}.",
-    ]
-    return "\n".join(lines) + "\n"
+    return render(
+        "parity.md",
+        parity=parity,
+        title=title(parity),
+        checks=parity_table(parity),
+        deviations=deviations(parity),
+        factors=", ".join(f"{name} {each.f32_factor:g}" for name, each in parity.frameworks.items()),
+    )
 
 
 def deviations(parity: Parity) -> list[str]:

@@ -37,7 +37,7 @@ def settings(own: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def picture(path: Path, width: float, height: float, layout: Any = None, dpi: int = 110) -> Iterator[Figure]:
+def picture(path: Path, width: float, height: float, layout: Any = None) -> Iterator[Figure]:
     """An empty figure, sized in inches, written to `path` as PNG at the end of the context. Raises RunError."""
     with settings({"text.parse_math": False}):  # a name with $ in it is a name
         from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ def picture(path: Path, width: float, height: float, layout: Any = None, dpi: in
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
         drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=dpi)
+        figure.savefig(drawn, format="png", dpi=110)
         write_atomic(path, drawn.getvalue())
 
 

@@ -48,24 +48,18 @@ def suggestion_line(each: Suggestion) -> str:
 
 def advice_markdown(advice: Advice) -> str:
     """`advise.md`: a table of the suggestions with effort, risk and time."""
-    lines = [
-        f"# Advice for {advice.model} on {advice.cluster}, {advice.today.ranks} ranks",
-        "",
-        f"Today: {point_line(advice.today).strip()}",
-        "",
-        "| what | × images/s | believed | epoch | training costs | saved | effort | accuracy |",
-        "|---|---|---|---|---|---|---|---|",
+    from hvdkit.report.documents import render  # a prediction needs no Jinja
+
+    suggestions = [
+        [
+            *(f"{each.kind}: {each.what}", f"{each.gain:.2f}", _believed(each), _time(each.epoch_s)),
+            *(_amount(each.train_cost), _amount(each.saved), each.effort, each.risk),
+        ]
+        for each in advice.suggestions
     ]
-    for each in advice.suggestions:
-        believed = _believed(each)
-        cost = f"{_time(each.epoch_s)} | {_amount(each.train_cost)} | {_amount(each.saved)}"
-        what = f"{each.kind}: {each.what}"
-        lines.append(f"| {what} | {each.gain:.2f} | {believed} | {cost} | {each.effort} | {each.risk} |")
-    lines += ["", "| ranks | images/s | efficiency |", "|---|---|---|"]
-    lines += [f"| {n} | {speed:,.0f} | {100 * part:.1f} % |" for n, (speed, part) in advice.adding.points.items()]
     notes = dict.fromkeys(note for each in advice.suggestions for note in each.warnings)
-    lines += ["", f"More ranks: {advice.adding.told}.", "", *(f"- {note}" for note in notes)]
-    return "\n".join(lines) + "\n"
+    today = point_line(advice.today).strip()
+    return render("advise.md", advice=advice, today=today, suggestions=suggestions, notes=notes)
 
 
 def _believed(each: Suggestion) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -30,33 +33,34 @@ _COLOURS = {
 
 def tables(profile: Profile) -> list[Table]:
     """The parts of a step, and the layers that take longest."""
-    step = profile.step
-    first = Table("part of a step", "mean", "share", "middle 80 %", box=box.SIMPLE, title_justify="left")
-    for column in first.columns[1:]:
-        column.justify = "right"
-    whole = step.step_ms.mean
+    step, whole = profile.step, profile.step.step_ms.mean
+    first = _table("part of a step", "mean", "share", "middle 80 %", title_justify="left")
+    inner = {"forward": step.forward_ms, "backward": step.backward_ms, "compression": step.compression_ms}
     for name, part in step.parts().items():
         first.add_row(name, *_cells(part, whole))
-        if name == "compute":
-            inner = {"forward": step.forward_ms, "backward": step.backward_ms, "compression": step.compression_ms}
-            for inside, found in (inner | {"update": step.update_ms}).items():
-                if found is not None:
-                    first.add_row(f"  {inside}", *_cells(found, whole), style="dim")
+        for inside, found in (inner | {"update": step.update_ms}).items() if name == "compute" else ():
+            if found is not None:
+                first.add_row(f"  {inside}", *_cells(found, whole), style="dim")
     first.add_section()
     first.add_row("the step", *_cells(step.step_ms, whole))
     first.add_row("communication under compute", *_cells(step.overlapped_communication_ms, whole), style="dim")
-    second = Table("layer", "forward", "backward", "gradient", "ready after", box=box.SIMPLE)
-    for column in second.columns[1:]:
-        column.justify = "right"
+    second = _table("layer", "forward", "backward", "gradient", "ready after")
     ready = {tensor.layer: tensor.ready_ms for tensor in profile.tensors}  # the layer's last tensor counts
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for tensor in profile.tensors:
-        sizes[tensor.layer] = sizes.get(tensor.layer, 0) + tensor.bytes
+        sizes[tensor.layer] += tensor.bytes
     slow = sorted(profile.layers, key=lambda layer: -((layer.forward_ms or 0.0) + (layer.backward_ms or 0.0)))
     for layer in slow[:_LAYERS]:
         size = f"{sizes[layer.name] / 1024:.1f} KiB"
         second.add_row(layer.name, _ms(layer.forward_ms), _ms(layer.backward_ms), size, _ms(ready[layer.name]))
     return [first, second]
+
+
+def _table(*columns: str, **settings: Any) -> Table:
+    table = Table(*columns, box=box.SIMPLE, **settings)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
 
 
 def sentences(profile: Profile) -> list[str]:
@@ -108,13 +112,12 @@ def _bandwidth(profile: Profile) -> str:
     link = profile.link
     if link.achieved_mbit_per_s is None:
         return ""
-    text = f", at {_rate(link.achieved_mbit_per_s)} (bus bandwidth)"
-    beside = []
+    beside = [f", at {_rate(link.achieved_mbit_per_s)} (bus bandwidth)"]
     if link.measured_mbit_per_s:
         beside.append(f"{_rate(link.measured_mbit_per_s)} in a collective alone")
     if link.rated_mbit_per_s:
         beside.append(f"{_rate(link.rated_mbit_per_s)} rated for {link.interface}")
-    return text + (f"; {', '.join(beside)}" if beside else "")
+    return "; ".join(beside[:2]) + "".join(f", {each}" for each in beside[2:])
 
 
 def _rate(value: float) -> str:
@@ -153,10 +156,8 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
         above.set_title(f"A step of median length: {what}", loc="left", fontsize=11)
         patches = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in used]
         above.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)
-        times, sums = [0.0], [0.0]  # ms after backward's start, MiB
-        for tensor in profile.tensors:
-            times.append(tensor.ready_ms)
-            sums.append(sums[-1] + tensor.bytes / 2**20)
+        times = [0.0, *(tensor.ready_ms for tensor in profile.tensors)]  # after backward's start
+        sums = list(accumulate((tensor.bytes / 2**20 for tensor in profile.tensors), initial=0.0))
         below.step(times, sums, where="post", color=_COLOURS[breakdown.BACKWARD], lw=1.6)
         below.fill_between(times, sums, step="post", color=_COLOURS[breakdown.FORWARD], alpha=0.35)
         below.set(xlim=(0, times[-1] or 1), ylim=(0, None), xlabel="ms after backward's start", ylabel="MiB")

@@ -27,11 +27,15 @@ SILENCE_S = 60.0
 
 
 class _Bars:
-    """Progress bars on standard error, shown if that is a terminal."""
+    """Progress bars on standard error, shown if that is a terminal. `began` is when the command started, by `clock`."""
 
-    def __init__(self, *columns: ProgressColumn) -> None:
+    def __init__(
+        self, *columns: ProgressColumn, began: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = Console(stderr=True)
-        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *columns)
+        self._progress = Progress(*shown, console=self._console, disable=not self._console.is_terminal)
+        self._clock, self._began = clock, clock() if began is None else began
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -43,19 +47,22 @@ class _Bars:
     def _print(self, line: str) -> None:
         print(line, file=self._console.file, flush=True)
 
+    def _print_timed(self, line: str, left: str) -> None:
+        self._print(f"[{minutes(self._clock() - self._began)}] {line}{f' ({left})' if left else ''}")
+
 
 class RunProgress(_Bars):
     """Progress of runs, by their titles. Each of several rounds starts the bars anew."""
 
-    def __init__(self, titles: list[str], rounds: int = 1) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
+    def __init__(
+        self,
+        titles: list[str],
+        rounds: int = 1,
+        began: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        columns = TextColumn("{task.fields[text]}"), TimeElapsedColumn(), TimeRemainingColumn()
+        super().__init__(*columns, began=began, clock=clock)
         self._rounds = rounds
         self._tasks = {title: self._progress.add_task(title, total=None, start=False, text="") for title in titles}
 
@@ -87,7 +94,7 @@ class ComparisonProgress(RunProgress):
 
     `runs` are (round, title, ranks) in the order in which they run. `shared` is whether the ranks of a run share its
     work, so that more ranks take less time. Without a terminal there is a line for each run, and one after each minute
-    without a line. `began` is when the command started, by `clock`.
+    without a line.
     """
 
     def __init__(
@@ -97,29 +104,27 @@ class ComparisonProgress(RunProgress):
         began: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(list(dict.fromkeys(title for _, title, _ in runs)), max(number for number, _, _ in runs))
-        self._parts = [(number, title) for number, title, _ in runs]
-        costs = {(number, title): 1 / (ranks if shared else 1) + FIXED for number, title, ranks in runs}
-        self._clock = clock
-        self._began = clock() if began is None else began
-        self._costs, self._left = costs, TimeLeft(costs, clock=clock)
-        self._counting = False
-        self._now: tuple[int, str] | None = None
+        titles = list(dict.fromkeys(title for _, title, _ in runs))
+        super().__init__(titles, max(number for number, _, _ in runs), began, clock)
+        self._costs = {(number, title): 1 / (ranks if shared else 1) + FIXED for number, title, ranks in runs}
+        self._parts = list(self._costs)
+        self._left = TimeLeft(self._costs, clock=clock)
+        self._place: int | None = None  # of the current run
         self._reported_s, self._promised = 0.0, False
         self._all = self._progress.add_task("all runs", total=len(runs), text="")
 
     def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
         """Begin the run of that round, after all runs before it; returns what its metric lines are passed to."""
         part = (number, title)
-        if not self._counting:  # the time of the parity check says nothing about the runs
-            self._left, self._counting = TimeLeft(self._costs, clock=self._clock), True
         place = self._parts.index(part)
+        if self._place is None:
+            self._left = TimeLeft(self._costs, clock=self._clock)  # the parity check's time says nothing about the runs
+        else:
+            self._left.done(self._parts[self._place])
         for earlier in self._parts[:place]:
-            if earlier == self._now:
-                self._left.done(earlier)
-            elif not self._left.share(earlier.__eq__):
+            if not self._left.share(earlier.__eq__):
                 self._left.drop(earlier)  # kept from the comparison that is resumed
-        self._now = part
+        self._place = place
         see = super().watch(title, number)
         if self._console.is_terminal:
             self._progress.update(self._all, completed=place, text=self._left.text())
@@ -139,37 +144,24 @@ class ComparisonProgress(RunProgress):
             self._say(f": {text}")
 
     def _say(self, text: str) -> None:
-        assert self._now is not None
-        number, title = self._now
-        which = f"run {self._parts.index(self._now) + 1}/{len(self._parts)}"
+        assert self._place is not None
+        number, title = self._parts[self._place]
         of_rounds = f", round {number}/{self._rounds}" if self._rounds > 1 else ""
         left = self._left.text()
-        elapsed = minutes(self._clock() - self._began)
-        self._print(f"[{elapsed}] {which}: {title}{of_rounds}{text}{f' ({left})' if left else ''}")
+        self._print_timed(f"run {self._place + 1}/{len(self._parts)}: {title}{of_rounds}{text}", left)
         self._reported_s, self._promised = self._clock(), bool(left)
 
 
 class StageProgress(_Bars):
-    """Progress of work in named stages of unknown length: a bar of stages, or a line for each stage.
-
-    `began` is when the command started, by `clock`.
-    """
+    """Progress of work in named stages of unknown length: a bar of stages, or a line for each stage."""
 
     def __init__(
         self, title: str, stages: int, began: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        self._title, self._stages = title, stages
-        self._clock, self._began = clock, clock() if began is None else began
+        super().__init__(TimeElapsedColumn(), TextColumn("{task.fields[left]}"), began=began, clock=clock)
+        self._title, self._stages, self._begun = title, stages, 0
         self._task = self._progress.add_task(title, total=stages, left="")
         self._left = TimeLeft(dict.fromkeys(range(stages), 1.0), clock=clock)
-        self._begun = 0
 
     def begin(self, stage: str) -> None:
         """End the previous stage and begin this one."""
@@ -180,7 +172,5 @@ class StageProgress(_Bars):
             description = f"{self._title}: {stage}"
             self._progress.update(self._task, completed=self._begun, description=description, left=left)
         else:
-            elapsed = minutes(self._clock() - self._began)
-            which = f"{self._title} {self._begun + 1}/{self._stages}"
-            self._print(f"[{elapsed}] {which}: {stage}{f' ({left})' if left else ''}")
+            self._print_timed(f"{self._title} {self._begun + 1}/{self._stages}: {stage}", left)
         self._begun += 1

@@ -47,13 +47,9 @@ def of_all(found: Found) -> Command | None:
     # compare never keeps checkpoints, so the command need not turn them off
     recipe, *overrides = _recipe(known, known.recipe.model_copy(update={"checkpoint": schema.Checkpointing()}))
     words = ["hvdkit", "compare", recipe]
-    results = [run.result for run in found.runs]
-    for framework in dict.fromkeys(result.framework for result in results):
-        words += ["--framework", framework]
-    for np in dict.fromkeys(result.np for result in results):
-        words += ["-np", str(np)]
-    for rival in dict.fromkeys(result.rival for result in results if result.rival):
-        words += ["--rival", rival]
+    for place, option in enumerate(("--framework", "-np", "--rival")):
+        for value in filter(None, dict.fromkeys(run.kind[place] for run in found.runs)):
+            words += [option, str(value)]
     if found.comparison.rounds > 1:
         words += ["--rounds", str(found.comparison.rounds)]
     if found.comparison.parity is None:

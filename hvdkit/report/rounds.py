@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from hvdkit.baselines.registry import label
-from hvdkit.report.collect import Run
+from hvdkit.report.collect import Kind, Run
 from hvdkit.results import intervals
 from hvdkit.results.train import TrainResult
 
@@ -22,11 +22,6 @@ class Estimate:
     high: float | None
     n: int
 
-    @property
-    def sure(self) -> str:
-        """The number of rounds and the confidence that they allow."""
-        return f"{self.n} rounds, {100 * intervals.confidence(self.n):.0f} % sure"
-
     def text(self, digits: int = 1) -> str:
         """Such as `425.2 (420.1–431.0)`."""
         if self.low is None or self.high is None:
@@ -39,13 +34,9 @@ class Estimate:
         return Estimate(factor * self.middle, low, high, self.n)
 
 
-def interval(values: Sequence[float]) -> Estimate:
-    """The estimate of at least one value."""
-    return _interval(tuple(values))
-
-
 @functools.lru_cache(maxsize=4096)  # a page needs each of them in several charts and tables
-def _interval(values: tuple[float, ...]) -> Estimate:
+def interval(values: tuple[float, ...]) -> Estimate:
+    """The estimate of at least one value."""
     if len(values) == 1:
         return Estimate(float(values[0]), None, None, 1)
     found = intervals.of_values(values)
@@ -71,20 +62,15 @@ class Group:
         """The first round's result, for what is the same in all rounds."""
         return self.runs[0].result
 
-    def values(self, key: str) -> list[float]:
+    def values(self, key: str) -> tuple[float, ...]:
         """A figure of each round that has it."""
         found = [getattr(run.result, key) for run in self.runs]
-        return [value for value in found if value is not None]
+        return tuple(value for value in found if value is not None)
 
     def middle(self, key: str) -> float | None:
         """The median of a figure over the rounds that have it."""
         values = self.values(key)
         return median(values) if values else None
-
-    def interval(self, key: str) -> Estimate | None:
-        """The estimate of a figure; None if no round has it."""
-        values = self.values(key)
-        return interval(values) if values else None
 
     @property
     def speed(self) -> Estimate:
@@ -97,22 +83,32 @@ class Group:
         return [value for run in self.runs for value in run.result.step_ms]
 
 
-def grouped(runs: list[Run], by_ranks: bool = True) -> list[Group]:
-    """The groups of runs, `by_ranks` or else in the order of their first rounds; a framework's rivals follow it."""
-    members: dict[tuple[str, int, str | None], list[Run]] = {}
+def by_kind(runs: Iterable[Run]) -> dict[Kind, Group]:
+    """The groups of runs, in the order of their first rounds."""
+    groups: dict[Kind, Group] = {}
     for run in runs:
-        members.setdefault((run.result.framework, run.result.np, run.result.rival), []).append(run)
-    groups = [Group(*key, found) for key, found in members.items()]
-    if not by_ranks:
-        return groups
+        groups.setdefault(run.kind, Group(*run.kind, [])).runs.append(run)
+    return groups
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """The groups of runs by their number of ranks; a framework's rivals follow it."""
+    groups = by_kind(runs).values()
     order = list(dict.fromkeys(group.framework for group in groups))
     return sorted(groups, key=lambda group: (group.np, order.index(group.framework), group.rival is not None))
 
 
+def paired(above: Group, below: Group) -> tuple[float, ...]:
+    """Images per second of one group over the other's, for each round that both have."""
+    mine, theirs = (
+        {run.result.round or 1: run.result.images_per_second for run in each.runs} for each in (above, below)
+    )
+    return tuple(mine[number] / theirs[number] for number in mine if theirs.get(number))
+
+
 def ratio(above: Group, below: Group) -> Estimate:
     """Images per second of one group over the other's, by rounds; of the medians if they have no round in common."""
-    mine, theirs = ({run.result.round: run.result.images_per_second for run in group.runs} for group in (above, below))
-    common = [mine[round_] / theirs[round_] for round_ in mine if round_ in theirs]
+    common = paired(above, below)
     return interval(common) if common else Estimate(above.speed.middle / below.speed.middle, None, None, 1)
 
 

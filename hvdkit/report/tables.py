@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from hvdkit.baselines.registry import label
@@ -16,68 +17,53 @@ from hvdkit.results.train import TrainResult
 
 def results_table(groups: list[Group], parity: Parity | None) -> Table:
     """A row for each group of runs, with medians over its rounds."""
-    columns = ["framework", "ranks", "n", "images/s", "efficiency", "step p50, ms", "p90, ms", "accuracy"]
-    columns += ["peak memory, MiB", "parity"]
-    table = Table("results", columns, [])
-    for group in groups:
+
+    def proof(group: Group) -> Cell:
         checked = verdict(parity, group.label)
-        if parity and (group.label, checked) == (parity.reference, "0e+00"):
-            checked = "reference"
-        table.rows.append(
-            [
-                Cell(group.label),
-                number(group.np),
-                number(group.speed.n),
-                Cell(group.speed.text(), group.speed.middle),
-                _share(efficiency(group, groups)),
-                number(group.middle("step_ms_p50"), 1),
-                number(group.middle("step_ms_p90"), 1),
-                percent(group.middle("val_accuracy"), 2),
-                number(group.middle("peak_rss_mib")),
-                Cell(checked, bad=checked == "FAILED"),
-            ]
-        )
-    return table
+        reference = parity and (group.label, checked) == (parity.reference, "0e+00")
+        return Cell("reference" if reference else checked, bad=checked == "FAILED")
+
+    columns: dict[str, Callable[[Group], Cell | str]] = {
+        "framework": lambda group: group.label,
+        "ranks": lambda group: number(group.np),
+        "n": lambda group: number(group.speed.n),
+        "images/s": lambda group: Cell(group.speed.text(), group.speed.middle),
+        "efficiency": lambda group: _share(efficiency(group, groups)),
+        "step p50, ms": lambda group: number(group.middle("step_ms_p50"), 1),
+        "p90, ms": lambda group: number(group.middle("step_ms_p90"), 1),
+        "accuracy": lambda group: percent(group.middle("val_accuracy"), 2),
+        "peak memory, MiB": lambda group: number(group.middle("peak_rss_mib")),
+        "parity": proof,
+    }
+    return Table.of("results", groups, columns)
 
 
 def runs_table(found: Found) -> Table:
     """A row for each run, from its result.json."""
-    results = [run.result for run in found.runs]
-    columns = ["framework", "ranks", "round", "images/s", "p50, ms", "p90, ms", "steps measured", "loss", "accuracy"]
-    columns += ["MiB", "seconds"]
-    optional = {
-        "p99, ms": [number(result.step_ms_p99, 1) for result in results],
-        "start, s": [number(result.startup_s, 1) for result in results],
-        "CPU ms an image": [
-            number(None if result.cpu_s_per_image is None else 1e3 * result.cpu_s_per_image, 1) for result in results
-        ],
-        "others' load": [percent(result.load) for result in results],
+    columns: dict[str, Callable[[TrainResult], Cell | str]] = {
+        "framework": lambda run: Cell(f"{_name(run)}{' (noisy)' if run.noisy else ''}", bad=run.noisy),
+        "ranks": lambda run: number(run.np),
+        "round": lambda run: number(run.round or 1),
+        "images/s": lambda run: number(run.images_per_second, 1),
+        "p50, ms": lambda run: number(run.step_ms_p50, 1),
+        "p90, ms": lambda run: number(run.step_ms_p90, 1),
+        "steps measured": lambda run: number(run.measured_steps),
+        "loss": lambda run: number(run.train_loss, 4),
+        "accuracy": lambda run: percent(run.val_accuracy, 2),
+        "MiB": lambda run: number(run.peak_rss_mib),
+        "seconds": lambda run: number(run.train_s, 1),
     }
-    shown = {title: cells for title, cells in optional.items() if any(cell.value is not None for cell in cells)}
-    table = Table("runs", [*columns, *shown], [])
-    for place, result in enumerate(results):
-        name = label(result.framework, result.rival)
-        table.rows.append(
-            [
-                Cell(f"{name} (noisy)" if result.noisy else name, bad=result.noisy),
-                number(result.np),
-                number(result.round or 1),
-                number(result.images_per_second, 1),
-                number(result.step_ms_p50, 1),
-                number(result.step_ms_p90, 1),
-                number(result.measured_steps),
-                number(result.train_loss, 4),
-                percent(result.val_accuracy, 2),
-                number(result.peak_rss_mib),
-                number(result.train_s, 1),
-                *(cells[place] for cells in shown.values()),
-            ]
-        )
-    return table
+    optional: dict[str, Callable[[TrainResult], Cell | str]] = {
+        "p99, ms": lambda run: number(run.step_ms_p99, 1),
+        "start, s": lambda run: number(run.startup_s, 1),
+        "CPU ms an image": lambda run: number(None if run.cpu_s_per_image is None else 1e3 * run.cpu_s_per_image, 1),
+        "others' load": lambda run: percent(run.load),
+    }
+    return Table.of("runs", [run.result for run in found.runs], columns | optional).without_empty(optional)
 
 
-def tuning_table(found: Found) -> Table | None:
-    """The settings that were chosen automatically, and why; None if there are none."""
+def tuning_table(found: Found) -> Table:
+    """The settings that were chosen automatically, and why."""
     table = Table("tuning", ["framework", "ranks", "what", "chosen", "why"], [])
     for run in found.runs:
         for key, choice in (run.result.tuning or {}).items():
@@ -85,19 +71,22 @@ def tuning_table(found: Found) -> Table | None:
             row = [Cell(run.result.framework), number(run.result.np), Cell(key), Cell(value), Cell(str(choice["why"]))]
             if row not in table.rows:  # the rounds share their tuning
                 table.rows.append(row)
-    return table if table.rows else None
+    return table
 
 
 def baseline_table(rows: list[BaselineRow]) -> Table:
     """Images per second over those of an earlier comparison."""
-    columns = ["framework", "ranks", "now ÷ baseline", "low", "high", "rounds", "rounds then", "verdict"]
-    table = Table("baseline", columns, [])
-    for row in rows:
-        figures = [number(value, 3) for value in (row.median, row.low, row.high)]
-        counts = [number(row.rounds), number(row.old_rounds)]
-        judged = Cell(row.verdict, bad=row.verdict == "worse")
-        table.rows.append([Cell(label(row.framework, row.rival)), number(row.np), *figures, *counts, judged])
-    return table
+    columns: dict[str, Callable[[BaselineRow], Cell | str]] = {
+        "framework": _name,
+        "ranks": lambda row: number(row.np),
+        "now ÷ baseline": lambda row: number(row.median, 3),
+        "low": lambda row: number(row.low, 3),
+        "high": lambda row: number(row.high, 3),
+        "rounds": lambda row: number(row.rounds),
+        "rounds then": lambda row: number(row.old_rounds),
+        "verdict": lambda row: Cell(row.verdict, bad=row.verdict == "worse"),
+    }
+    return Table.of("baseline", rows, columns)
 
 
 def machine_table(found: Found) -> Table:
@@ -126,6 +115,10 @@ def machine_table(found: Found) -> Table:
     }.items():
         rows[name] = ", ".join(dict.fromkeys(values))
     return Table("machine", ["what", "which"], [[Cell(key), Cell(value)] for key, value in rows.items()])
+
+
+def _name(row: TrainResult | BaselineRow) -> str:
+    return label(row.framework, row.rival)
 
 
 def _when(ends: list[datetime]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,23 @@ class Table:
     columns: list[str]
     rows: list[list[Cell]]
 
+    @staticmethod
+    def of(key: str, items: Iterable[T], columns: Mapping[str, Callable[[T], Cell | str]]) -> Table:
+        """A row for each item; `columns` make its cells, by their headings."""
+        cells = ([make(item) for make in columns.values()] for item in items)
+        rows = [[Cell(each) if isinstance(each, str) else each for each in row] for row in cells]
+        return Table(key, list(columns), rows)
+
+    def without_empty(self, optional: Collection[str]) -> Table:
+        """The table without those of the `optional` columns that have a value in no row."""
+        full = [any(row[place].text not in ("", "-", "–") for row in self.rows) for place in range(len(self.columns))]
+        kept = [place for place, name in enumerate(self.columns) if full[place] or name not in optional]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return Table(self.key, [self.columns[place] for place in kept], rows)
+
     def figures(self) -> list[bool]:
         """Whether each column holds figures, which are right-aligned."""
-        found = [False] * len(self.columns)
-        for row in self.rows:
-            found = [known or cell.value is not None for known, cell in zip(found, row, strict=True)]
-        return found
+        return [any(row[place].value is not None for row in self.rows) for place in range(len(self.columns))]
 
 
 def number(value: float | None, digits: int = 0) -> Cell:
@@ -60,11 +73,8 @@ def terminal(table: Table, title: str, wrap_from: int | None = None) -> RichTabl
     return made
 
 
-def markdown(table: Table) -> list[str]:
-    """The lines of the table in Markdown; bad cells are bold."""
+def markdown(table: Table) -> str:
+    """The table in Markdown; bad cells are bold."""
     rows = [[f"**{cell.text}**" if cell.bad else cell.text for cell in row] for row in table.rows]
-    return [_line(table.columns), "|:---" + "|---:" * (len(table.columns) - 1) + "|", *map(_line, rows)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    lines = [f"| {' | '.join(cells)} |" for cells in (table.columns, *rows)]
+    return "\n".join([lines[0], "|:---" + "|---:" * (len(table.columns) - 1) + "|", *lines[1:]])
