@@ -17,7 +17,7 @@ from hvdkit.simulator import engine, piecewise_fit, step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import Network, hop_pieces
-from hvdkit.simulator.graph import Edge, Task, ordered
+from hvdkit.simulator.engine import Edge, Task
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.workload import Workload
@@ -143,7 +143,7 @@ def _traced(work: Workload, sent: Sequence[float]) -> float:
         tasks.append(Task(f"backward {tensor.name}", "backward", "device", tensor.segment_s))
         tasks.append(Task(tensor.name, "communication", "network", seconds, (Edge(f"backward {tensor.name}"),)))
     tasks.append(Task("update", "update", "device", 0.0, (Edge(work.tensors[-1].name),)))
-    return float(engine.run(ordered(tasks, "update")).period)
+    return float(engine.run(tasks).period)
 
 
 # -- (b) published scaling --------------------------------------------------------------------------------------------

@@ -219,7 +219,6 @@ def bound(schedule: Schedule, waiting: float = 0.0) -> str:
 
 def critical(schedule: Schedule) -> list[Critical]:
     """The critical path of the last step, in milliseconds."""
-    assert schedule.graph.last == schedule.graph.tasks[-1].name
     begin = float(schedule.ends[-2][-1]) if len(schedule.ends) > 1 else 0.0
     return [
         Critical(

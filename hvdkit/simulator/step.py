@@ -18,8 +18,7 @@ from hvdkit.simulator import compression_costs, engine, policies
 from hvdkit.simulator.cluster import Algorithm
 from hvdkit.simulator.compression_costs import Compression, Traffic
 from hvdkit.simulator.costs import Cost, Network
-from hvdkit.simulator.engine import Schedule
-from hvdkit.simulator.graph import Edge, Graph, Task, ordered
+from hvdkit.simulator.engine import Edge, Schedule, Task
 from hvdkit.simulator.piecewise_linear import ZERO, BucketTimes, Floats
 from hvdkit.simulator.workload import Workload
 
@@ -97,18 +96,18 @@ def period(case: Case) -> float:
     return float(engine.run(detailed(case)).period)
 
 
-def detailed(case: Case) -> Graph:
+def detailed(case: Case) -> list[Task]:
     """The graph of one case with every layer, every bucket and every part of its way."""
     return _graph([case], detail=True)
 
 
-def _graph(cases: Sequence[Case], detail: bool) -> Graph:
+def _graph(cases: Sequence[Case], detail: bool) -> list[Task]:
     builder = _Builder(cases, detail)
     read, batch_is_there = builder.input()
     compute, ready = builder.compute(batch_is_there)
     sent, gradients_are_there = builder.communication(ready)
     seconds = builder.each(lambda case: case.slow * case.workload.update_s / case.speed)
-    return ordered([*read, *compute, *sent, Task("update", "update", "device", seconds, gradients_are_there)], "update")
+    return [*read, *compute, *sent, Task("update", "update", "device", seconds, gradients_are_there)]
 
 
 class _Builder:
