@@ -7,7 +7,7 @@ received, before anything is started or written.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -15,9 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from hvdkit.errors import RequestError, nearest
 from hvdkit.recipe import communication, yaml_files
-from hvdkit.recipe.communication import METHODS, AnyCompression, Outer, Sync, Uncompressed
+from hvdkit.recipe.communication import AnyCompression, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
-    DATA_KINDS,
     AnyData,
     Cifar10,
     Digits,
@@ -26,9 +25,10 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Native,
     Strict,
     Synthetic,
+    by_value,
 )
-from hvdkit.recipe.optimizer import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
-from hvdkit.recipe.yaml_files import brief, named
+from hvdkit.recipe.optimizer import AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
+from hvdkit.recipe.yaml_files import brief, named, reason
 
 ModelName = Literal[
     "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
@@ -175,13 +175,6 @@ class Recipe(Strict):
 
 
 _MOST_FAULTS = 50  # listed one by one; the rest are counted
-_KINDS: dict[str, dict[str, type[BaseModel]]] = {
-    "data": DATA_KINDS,
-    "compression": dict(METHODS),
-    "optimizer": dict(OPTIMIZERS),
-}
-
-
 # Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
 _AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
 
@@ -229,57 +222,58 @@ def _explain(error: ValidationError) -> list[str]:
         if fault["type"] == "together":
             lines |= dict.fromkeys(fault["msg"].splitlines())
             continue
-        loc = [str(part) for part in fault["loc"]]
-        # pydantic includes the chosen kind of data or optimizer in the location as if it were a key
-        kind = None
-        if len(loc) > 1 and loc[1] in _KINDS.get(loc[0], ()):
-            kind = _KINDS[loc[0]][loc.pop(1)]
+        key, section, kinds = _place(fault)
         for union, bounds in _AUTO_OR_NUMBER.items():
-            if loc[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
-                loc = list(union)
+            if key[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
+                key = list(union)
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
-        key = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in loc) or "recipe"
+        name = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in key) or "recipe"
         # more faults are not printed, and looking for similar names takes time
-        lines[f"{key}: {_reason(fault, loc, kind) if number <= _MOST_FAULTS else fault['type']}"] = None
+        why = _reason(fault, key, section, kinds) if number <= _MOST_FAULTS else fault["type"]
+        lines[f"{name}: {why}"] = None
     return list(lines)
 
 
-def _reason(fault: Any, loc: list[str], section: type[BaseModel] | None) -> str:
-    kind, received = fault["type"], fault.get("input")
+def _place(fault: Any) -> tuple[list[str], type[BaseModel], list[type[BaseModel]]]:
+    """The key of a fault, the section that it is in, and the kinds of section of which none was chosen there."""
+    key: list[str] = []
+    section: type[BaseModel] = Recipe
+    kinds: list[type[BaseModel]] = []
+    for part in map(str, fault["loc"]):
+        if kinds:  # pydantic includes the chosen kind of data or optimizer in the location as if it were a key
+            section, kinds = by_value(_choice(kinds), kinds)[part], []
+            continue
+        key.append(part)
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        alternatives: Any = get_args(annotation) or [annotation]
+        inner = [each for each in alternatives if hasattr(each, "model_fields")]
+        section, kinds = (inner[0], []) if len(inner) == 1 else (section, inner)
+    return key, section, kinds
+
+
+def _choice(kinds: list[type[BaseModel]]) -> str:
+    """The key that chooses one of these kinds of section."""
+    return next(key for key in ("name", "method") if key in kinds[0].model_fields)
+
+
+def _reason(fault: Any, key: list[str], section: type[BaseModel], kinds: list[type[BaseModel]]) -> str:
+    kind, received = fault["type"], brief(fault.get("input"))
     if kind == "extra_forbidden":
-        return f"unknown key{_did_you_mean(loc, section)}"
-    if kind == "missing":
-        return "required key is missing"
+        known = sorted(section.model_fields)
+        return f"unknown key{nearest(key[-1], known) or '; known keys: ' + ', '.join(known)}"
     if kind == "union_tag_not_found":
-        tag = f"{loc[0]}.{'method' if loc[0] == 'compression' else 'name'}"
-        return f"required key {tag} is missing; expected one of {', '.join(map(repr, _KINDS[loc[0]]))}"
-    if kind == "value_error":
-        return str(fault["ctx"]["error"])
-    if kind == "model_type":
-        return f"expected keys with values (a mapping), got {brief(received)}"
+        choice = _choice(kinds)
+        expected = ", ".join(map(repr, by_value(choice, kinds)))
+        return f"required key {key[0]}.{choice} is missing; expected one of {expected}"
+    if kind in ("model_type", "model_attributes_type"):
+        return f"expected keys with values (a mapping), got {received}"
     if kind == "union_tag_invalid":
-        tag = "method" if loc[0] == "compression" else "name"
-        return f"expected {loc[0]}.{tag} to be {fault['ctx']['expected_tags']}, got {brief(fault['ctx']['tag'])}"
+        context = fault["ctx"]
+        return f"expected {key[0]}.{_choice(kinds)} to be {context['expected_tags']}, got {brief(context['tag'])}"
     if kind == "string_pattern_mismatch":
-        allowed = "letters, digits, '.', '_' or '-', at most 100, the first a letter or digit"
-        return f"expected {allowed}; got {brief(received)}"
-    message = str(fault["msg"]).replace("Input should be", "expected", 1)
-    return f"{message}, got {brief(received)}"
-
-
-def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
-    sections: dict[str, list[type[BaseModel]]] = {
-        "model": [Model],
-        "schedule": [Schedule],
-        "loss": [Loss],
-        "checkpoint": [Checkpointing],
-        "elastic": [Elastic],
-        "sync": [Outer] if loc[1:2] == ["outer"] and len(loc) > 2 else [Sync],
-    }
-    models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
-    known = {key for model in models for key in model.model_fields}
-    return nearest(str(loc[-1]), known) or (f"; known keys: {', '.join(sorted(known))}" if known else "")
+        return f"expected letters, digits, '.', '_' or '-', at most 100, the first a letter or digit; got {received}"
+    return reason(fault)
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:

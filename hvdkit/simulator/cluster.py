@@ -19,7 +19,7 @@ from hvdkit.errors import RequestError, nearest
 from hvdkit.files import write_atomic
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
-from hvdkit.recipe.yaml_files import brief, named
+from hvdkit.recipe.yaml_files import brief, named, reason
 
 SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).parent / "clusters"
@@ -210,12 +210,5 @@ def faults(error: ValidationError) -> list[str]:
     lines = []
     for fault in error.errors(include_url=False):
         key = ".".join(map(str, fault["loc"])) or "file"
-        message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
-        if fault["type"] == "extra_forbidden":
-            message = "unknown key"
-        elif fault["type"] == "missing":
-            message = "required key is missing"
-        elif fault["type"] != "value_error":
-            message = f"{message}, got {brief(fault.get('input'))}"
-        lines.append(named(f"{key}: {message}"))
+        lines.append(named(f"{key}: {'unknown key' if fault['type'] == 'extra_forbidden' else reason(fault)}"))
     return lines
