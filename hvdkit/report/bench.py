@@ -9,8 +9,8 @@ from rich.table import Table
 
 from hvdkit.report import plotting
 from hvdkit.results.bench import Bench, BenchRow
-from hvdkit.simulator import piecewise_fit
 from hvdkit.simulator.cluster import Measured
+from hvdkit.simulator.piecewise_linear import of_pieces
 
 _NO_RATE = 1e11  # Mbit/s: the time does not grow with the size
 _COLUMNS = {
@@ -58,7 +58,7 @@ def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
         left.plot(sizes, medians, "o-", label="median")
         late, fitted = (
             "to the 99th percentile",
-            [1e6 * piecewise_fit.seconds_of(fit.pieces, size // share) for size in sizes],
+            [1e6 * of_pieces(fit.pieces)(size // share) for size in sizes],
         )
         left.fill_between(sizes, medians, [row.p99_us for row in bench.rows], alpha=0.2, label=late)
         left.plot(sizes, fitted, "k--", lw=1, label="fit")

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import piecewise_fit, step
+from hvdkit.simulator import piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network, hop_pieces
@@ -68,13 +68,13 @@ def own_network(profile: Profile) -> Cluster | None:
     if profile.np < 2 or len({each.bytes for each in timed}) < 2:
         return None
     sizes, seconds = [each.bytes for each in timed], [1e-3 * each.ms.median for each in timed]
-    pieces = piecewise_fit.fit(sizes, seconds)
+    pieces = piecewise_linear.fit(sizes, seconds)
     measured = Measured(
         operation="allreduce",
         ranks=profile.np,
         ranks_per_host=max(1, profile.np // profile.hosts),
         pieces=pieces,
-        residual_percent=min(1000.0, piecewise_fit.residual_percent(pieces, sizes, seconds)),
+        residual_percent=min(1000.0, piecewise_linear.residual_percent(pieces, sizes, seconds)),
         smallest_bytes=min(sizes),
         largest_bytes=max(1, *sizes),
     )
