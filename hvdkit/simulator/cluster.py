@@ -20,11 +20,11 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
 from hvdkit.recipe.yaml_files import brief, named, reason
+from hvdkit.results.bench import Collective as Operation
+from hvdkit.results.json_files import version
 
-SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).parent / "clusters"
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
-Operation = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
 
 
@@ -136,7 +136,7 @@ class Cluster(Strict):
     estimate. `source` says where the figures come from.
     """
 
-    schema_version: Literal[1]
+    schema_version: Annotated[Literal[1], version(1, "measure again")]
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     description: str = Field("", max_length=2000)
     source: str = Field("", max_length=4000)
@@ -186,9 +186,6 @@ def read(document: Any, where: str) -> Cluster:
     """The cluster in a parsed document. Raises RequestError as `load` does."""
     if not isinstance(document, dict):
         raise RequestError(f"{where}: expected {EXPECTED}: keys with values, got {brief(document)}")
-    version = document.get("schema_version")
-    if isinstance(version, int) and not isinstance(version, bool) and version != SCHEMA_VERSION:
-        raise RequestError(f"{where}: schema_version: expected {SCHEMA_VERSION}, got {version}; measure again")
     try:
         return Cluster.model_validate(document)
     except ValidationError as error:
