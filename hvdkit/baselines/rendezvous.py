@@ -37,7 +37,7 @@ class Rendezvous:
         connected: dict[int, Connection] = {}
         with socket.create_server((_HOST, 0)) as listener:
             listener.settimeout(_TIMEOUT_S)
-            _publish(str(listener.getsockname()[1]))
+            _ask(str(listener.getsockname()[1]).encode())
             while len(connected) < self._size - 1:
                 try:
                     peer = _connection(listener.accept()[0])
@@ -83,30 +83,24 @@ def _connection(peer: socket.socket) -> Connection:
     return Connection(peer.detach())
 
 
-def _url() -> str:
-    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+def _ask(published: bytes | None = None) -> bytes:
+    """Look up on the launcher's server what rank 0 has published, or publish it."""
+    address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
     if not (address and port):
         raise RequestError("--rival: expected Horovod's rendezvous server; start rivals by `hvdkit train` or `compare`")
-    return _URL.format(address=address, port=port)
-
-
-def _open(request: urllib.request.Request) -> bytes:
+    url = _URL.format(address=address, port=port)
+    request = urllib.request.Request(url, data=published, method="GET" if published is None else "PUT")
     # Without the environment's proxy, which cannot reach this machine's ports.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=10) as answer:
         return bytes(answer.read())
 
 
-def _publish(value: str) -> None:
-    _open(urllib.request.Request(_url(), data=value.encode(), method="PUT"))
-
-
 def _look_up() -> str:
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            return _open(urllib.request.Request(_url())).decode()
+            return _ask().decode()
         except urllib.error.HTTPError as error:
             if error.code != 404:  # not published yet
                 raise

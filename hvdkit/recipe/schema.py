@@ -7,13 +7,13 @@ received, before anything is started or written.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from hvdkit.errors import RequestError, nearest
+from hvdkit.errors import RequestError
 from hvdkit.recipe import communication, yaml_files
 from hvdkit.recipe.communication import AnyCompression, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
@@ -25,10 +25,10 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Native,
     Strict,
     Synthetic,
-    by_value,
 )
+from hvdkit.recipe.faults import MOST_FAULTS, NAME, explain
 from hvdkit.recipe.optimizer import AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
-from hvdkit.recipe.yaml_files import brief, named, reason
+from hvdkit.recipe.yaml_files import brief, named
 
 ModelName = Literal[
     "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
@@ -136,7 +136,7 @@ class Elastic(Strict):
 class Recipe(Strict):
     """Everything that determines what is computed, except the framework and the number of ranks."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str = Field(pattern=NAME)
     model: Model
     data: Annotated[AnyData, Field(discriminator="name")]
     batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
@@ -174,11 +174,6 @@ class Recipe(Strict):
         return self
 
 
-_MOST_FAULTS = 50  # listed one by one; the rest are counted
-# Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
-_AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
-
-
 def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe file and apply `key=value` overrides (nested keys with dots, values as YAML).
 
@@ -196,9 +191,9 @@ def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[st
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
-        faults += [f"{where}: {line}" for line in _explain(error)]
-    if len(faults) > _MOST_FAULTS:
-        faults = [*faults[:_MOST_FAULTS], f"{where}: {len(faults) - _MOST_FAULTS} more faults; no YAML recipe"]
+        faults += [f"{where}: {line}" for line in explain(error, Recipe, "recipe")]
+    if len(faults) > MOST_FAULTS:
+        faults = [*faults[:MOST_FAULTS], f"{where}: {len(faults) - MOST_FAULTS} more faults; no YAML recipe"]
     if faults:
         raise RequestError("\n".join(faults))
     return recipe
@@ -214,66 +209,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RequestError(f"{named(path)}: expected keys with values (a mapping), got {brief(document)}")
     return document
-
-
-def _explain(error: ValidationError) -> list[str]:
-    lines: dict[str, None] = {}  # each once, in order
-    for number, fault in enumerate(error.errors(include_url=False)):
-        if fault["type"] == "together":
-            lines |= dict.fromkeys(fault["msg"].splitlines())
-            continue
-        key, section, kinds = _place(fault)
-        for union, bounds in _AUTO_OR_NUMBER.items():
-            if key[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
-                key = list(union)
-                fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
-        # a key with a line break in it must not break the message's line
-        name = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in key) or "recipe"
-        # more faults are not printed, and looking for similar names takes time
-        why = _reason(fault, key, section, kinds) if number <= _MOST_FAULTS else fault["type"]
-        lines[f"{name}: {why}"] = None
-    return list(lines)
-
-
-def _place(fault: Any) -> tuple[list[str], type[BaseModel], list[type[BaseModel]]]:
-    """The key of a fault, the section that it is in, and the kinds of section of which none was chosen there."""
-    key: list[str] = []
-    section: type[BaseModel] = Recipe
-    kinds: list[type[BaseModel]] = []
-    for part in map(str, fault["loc"]):
-        if kinds:  # pydantic includes the chosen kind of data or optimizer in the location as if it were a key
-            section, kinds = by_value(_choice(kinds), kinds)[part], []
-            continue
-        key.append(part)
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        alternatives: Any = get_args(annotation) or [annotation]
-        inner = [each for each in alternatives if hasattr(each, "model_fields")]
-        section, kinds = (inner[0], []) if len(inner) == 1 else (section, inner)
-    return key, section, kinds
-
-
-def _choice(kinds: list[type[BaseModel]]) -> str:
-    """The key that chooses one of these kinds of section."""
-    return next(key for key in ("name", "method") if key in kinds[0].model_fields)
-
-
-def _reason(fault: Any, key: list[str], section: type[BaseModel], kinds: list[type[BaseModel]]) -> str:
-    kind, received = fault["type"], brief(fault.get("input"))
-    if kind == "extra_forbidden":
-        known = sorted(section.model_fields)
-        return f"unknown key{nearest(key[-1], known) or '; known keys: ' + ', '.join(known)}"
-    if kind == "union_tag_not_found":
-        choice = _choice(kinds)
-        expected = ", ".join(map(repr, by_value(choice, kinds)))
-        return f"required key {key[0]}.{choice} is missing; expected one of {expected}"
-    if kind in ("model_type", "model_attributes_type"):
-        return f"expected keys with values (a mapping), got {received}"
-    if kind == "union_tag_invalid":
-        context = fault["ctx"]
-        return f"expected {key[0]}.{_choice(kinds)} to be {context['expected_tags']}, got {brief(context['tag'])}"
-    if kind == "string_pattern_mismatch":
-        return f"expected letters, digits, '.', '_' or '-', at most 100, the first a letter or digit; got {received}"
-    return reason(fault)
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:

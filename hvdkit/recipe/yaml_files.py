@@ -94,15 +94,6 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def reason(fault: Any) -> str:
-    """What is wrong with a value, by an item of pydantic's `ValidationError.errors`."""
-    if fault["type"] == "missing":
-        return "required key is missing"
-    if fault["type"] == "value_error":
-        return str(fault["ctx"]["error"])
-    return f"{fault['msg'].replace('Input should be', 'expected', 1)}, got {brief(fault.get('input'))}"
-
-
 class _Loader(yaml.SafeLoader):
     """Safe YAML that refuses duplicate keys and large aliases, and reads 1e-4 as a number, like YAML 1.2."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
+from hvdkit.recipe.faults import explain
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
@@ -137,6 +138,5 @@ def _compression(profile: Profile) -> Compression:
     try:
         return Compression.model_validate(known)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, ("settings", "compression", *fault["loc"])))
-        raise RequestError(f"the profile's {key}: {fault['msg']}, got {str(fault['input'])[:60]!r}") from None
+        fault = explain(error, Compression, "method")[0]
+        raise RequestError(f"the profile's settings.compression.{fault}") from None

@@ -19,7 +19,8 @@ from hvdkit.errors import RequestError, nearest
 from hvdkit.files import write_atomic
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
-from hvdkit.recipe.yaml_files import brief, named, reason
+from hvdkit.recipe.faults import MOST_FAULTS, NAME, explain
+from hvdkit.recipe.yaml_files import brief, named
 from hvdkit.results.bench import Collective as Operation
 from hvdkit.results.json_files import version
 
@@ -137,7 +138,7 @@ class Cluster(Strict):
     """
 
     schema_version: Annotated[Literal[1], version(1, "measure again")]
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str = Field(pattern=NAME)
     description: str = Field("", max_length=2000)
     source: str = Field("", max_length=4000)
     ranks_per_host: int = Field(1, ge=1, le=10**6)
@@ -189,7 +190,9 @@ def read(document: Any, where: str) -> Cluster:
     try:
         return Cluster.model_validate(document)
     except ValidationError as error:
-        raise RequestError("\n".join(dict.fromkeys(f"{where}: {line}" for line in faults(error)))) from None
+        raise RequestError(
+            "\n".join(f"{where}: {line}" for line in explain(error, Cluster, "file")[:MOST_FAULTS])
+        ) from None
 
 
 def save(cluster: Cluster, path: Path) -> None:
@@ -200,12 +203,3 @@ def save(cluster: Cluster, path: Path) -> None:
 def shipped() -> list[str]:
     """The names of the clusters that hvdkit ships."""
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
-
-
-def faults(error: ValidationError) -> list[str]:
-    """A line for each fault that pydantic found: key, what was expected, what was received."""
-    lines = []
-    for fault in error.errors(include_url=False):
-        key = ".".join(map(str, fault["loc"])) or "file"
-        lines.append(named(f"{key}: {'unknown key' if fault['type'] == 'extra_forbidden' else reason(fault)}"))
-    return lines

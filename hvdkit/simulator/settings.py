@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
+from hvdkit.recipe.faults import explain
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
 from hvdkit.simulator.cluster import Algorithm, Cluster, Level
@@ -71,9 +72,7 @@ def read(texts: Sequence[str], policy: str | None = None, where: str = "--set") 
     try:
         settings = Settings.model_validate(document)
     except ValidationError as error:
-        known = ", ".join(Settings.model_fields)
-        lines = [line + (f"; known keys: {known}" if "unknown" in line else "") for line in clusters.faults(error)]
-        raise RequestError("\n".join(f"{where}: {line}" for line in lines)) from None
+        raise RequestError("\n".join(f"{where}: {line}" for line in explain(error, Settings, "file"))) from None
     if settings.policy is not None:
         policies.named(settings.policy)
     return settings
