@@ -22,9 +22,9 @@ from validation_row import Row
 
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import piecewise_fit
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.piecewise_linear import of_pieces
 from hvdkit.simulator.predict import Point, point
 from hvdkit.simulator.settings import Settings
 
@@ -115,7 +115,7 @@ def _fitted(links: Any) -> Iterator[Row]:
     for one in cluster.measured:
         for size, micros in links["points"][one.operation]:
             row = f"{links['framework']}, {links['mbit_per_s']:g} Mbit/s, {one.operation}, {size} bytes"
-            found = 1e6 * piecewise_fit.seconds_of(one.pieces, size)
+            found = 1e6 * float(of_pieces(one.pieces)(size))
             yield Row(FITTED, row, "us", found, micros, "calibration")
 
 

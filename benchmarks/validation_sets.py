@@ -13,11 +13,11 @@ import own_hosts_rows
 from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import engine, piecewise_fit, step
+from hvdkit.simulator import engine, piecewise_linear, step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import Network, hop_pieces
-from hvdkit.simulator.graph import Edge, Task, ordered
+from hvdkit.simulator.engine import Edge, Task
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.workload import Workload
@@ -71,7 +71,7 @@ def latency_curves() -> Iterator[Row]:
         pieces, residual = _fitted(sizes, seconds)
         doubt = 2 * residual / 100
         for i, (size, measured) in enumerate(zip(sizes, seconds, strict=True)):
-            found = 1e6 * piecewise_fit.seconds_of(pieces, size)
+            found = 1e6 * float(piecewise_linear.of_pieces(pieces)(size))
             used = "validation" if i % 2 else "calibration"
             row = f"{nodes} nodes, {size:.0f} bytes"
             yield Row(name, row, "us", found, 1e6 * measured, used, found * (1 - doubt), found * (1 + doubt))
@@ -79,8 +79,8 @@ def latency_curves() -> Iterator[Row]:
 
 def _fitted(sizes: list[float], seconds: list[float]) -> tuple[list[Piece], float]:
     """The curve of every other size, and its residual in percent."""
-    pieces = piecewise_fit.fit(sizes[::2], seconds[::2])
-    return pieces, piecewise_fit.residual_percent(pieces, sizes[::2], seconds[::2])
+    pieces = piecewise_linear.fit(sizes[::2], seconds[::2])
+    return pieces, piecewise_linear.residual_percent(pieces, sizes[::2], seconds[::2])
 
 
 def k80_cluster() -> Cluster:
@@ -143,7 +143,7 @@ def _traced(work: Workload, sent: Sequence[float]) -> float:
         tasks.append(Task(f"backward {tensor.name}", "backward", "device", tensor.segment_s))
         tasks.append(Task(tensor.name, "communication", "network", seconds, (Edge(f"backward {tensor.name}"),)))
     tasks.append(Task("update", "update", "device", 0.0, (Edge(work.tensors[-1].name),)))
-    return float(engine.run(ordered(tasks, "update")).period)
+    return float(engine.run(tasks).period)
 
 
 # -- (b) published scaling --------------------------------------------------------------------------------------------

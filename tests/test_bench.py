@@ -17,7 +17,7 @@ from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, bus_factor
 from hvdkit.results.machine import this_machine
-from hvdkit.simulator import cluster, piecewise_fit
+from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.costs import Network
 from hvdkit.worker import bench as bench_rank
 
@@ -195,7 +195,7 @@ def test_the_cluster_file_gives_the_measured_times_again(collective: str, tmp_pa
     assert (line.operation, line.ranks, line.ranks_per_host) == (collective, 4, 2)
     assert line.residual_percent < 0.1
     for size in (4, 40_000, 2**25):
-        assert 1e6 * piecewise_fit.seconds_of(line.pieces, size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
+        assert 1e6 * piecewise_linear.of_pieces(line.pieces)(size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "halving-doubling"])

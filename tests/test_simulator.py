@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,7 @@ from hvdkit.errors import RequestError
 from hvdkit.simulator import engine, policies, step
 from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network
-from hvdkit.simulator.engine import Schedule
-from hvdkit.simulator.graph import Edge, Graph, Task, ordered
+from hvdkit.simulator.engine import Edge, Schedule, Task
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.workload import Tensor, Workload
 
@@ -26,7 +26,7 @@ TINY = 1e-9
 
 
 @st.composite
-def graphs(draw: st.DrawFn, cases: int | None = None) -> Graph:
+def graphs(draw: st.DrawFn, cases: int | None = None) -> list[Task]:
     """Up to 12 tasks, each waiting for some before it and for some of earlier iterations."""
     count = draw(st.integers(1, 12))
     seconds = st.floats(0, 10, allow_subnormal=False)
@@ -39,22 +39,22 @@ def graphs(draw: st.DrawFn, cases: int | None = None) -> Graph:
         if cases is not None:
             duration = np.array(draw(st.lists(seconds, min_size=cases, max_size=cases)))
         tasks.append(Task(f"t{number}", "any", draw(st.sampled_from(RESOURCES)), duration, tuple(after)))
-    return ordered(tasks, f"t{count - 1}")
+    return tasks
 
 
-def paths(graph: Graph) -> float:
+def paths(graph: list[Task]) -> float:
     """The longest chain of tasks that wait for each other within one iteration."""
     longest: dict[str, float] = {}
-    for task in graph.tasks:
+    for task in graph:
         longest[task.name] = task.seconds + max((longest[e.name] for e in task.after if e.lag == 0), default=0.0)
     return max(longest.values())
 
 
 @given(graphs())
 @settings(max_examples=300, deadline=None)
-def test_no_task_before_its_inputs_and_no_resource_used_twice(graph: Graph) -> None:
+def test_no_task_before_its_inputs_and_no_resource_used_twice(graph: list[Task]) -> None:
     run = engine.run(graph, 6)
-    index = {task.name: number for number, task in enumerate(graph.tasks)}
+    index = {task.name: number for number, task in enumerate(graph)}
     used: dict[str, list[tuple[float, float]]] = {}
     for iteration in range(6):
         for number, span in enumerate(run.spans(iteration)):
@@ -77,7 +77,7 @@ def makespan(schedule: Schedule) -> float:
 
 @given(graphs())
 @settings(max_examples=300, deadline=None)
-def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: Graph) -> None:
+def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: list[Task]) -> None:
     run = engine.run(graph, 6)
     bounds = [paths(graph), *(6 * busy for busy in run.busy().values())]
     assert makespan(run) >= max(bounds) - TINY
@@ -95,15 +95,14 @@ def test_makespan_is_at_least_the_critical_path_and_that_every_bound(graph: Grap
 
 @given(graphs())
 @settings(max_examples=200, deadline=None)
-def test_in_steady_state_a_step_takes_at_least_what_each_resource_is_busy(graph: Graph) -> None:
+def test_in_steady_state_a_step_takes_at_least_what_each_resource_is_busy(graph: list[Task]) -> None:
     run = engine.run(graph)
-    feeding = {graph.last}
-    for task in reversed(graph.tasks):  # what the last task hangs on; the rest may fall behind for ever
+    feeding = {graph[-1].name}
+    for task in reversed(graph):  # what the last task hangs on; the rest may fall behind for ever
         if task.name in feeding:
             feeding |= {edge.name for edge in task.after}
-    last = next(task for task in graph.tasks if task.name == graph.last)
-    if last.resource and len(run.ends) < 24:
-        assert run.period >= run.busy()[last.resource] - TINY
+    if graph[-1].resource and len(run.ends) < 24:
+        assert run.period >= run.busy()[graph[-1].resource] - TINY
 
 
 @given(st.data())
@@ -112,7 +111,7 @@ def test_many_at_once_are_each_by_itself(data: st.DataObject) -> None:
     graph = data.draw(graphs(cases=4))
     together = engine.run(graph, 5)
     for case in range(4):
-        one = Graph(tuple(replace(task, seconds=float(task.seconds[case])) for task in graph.tasks), graph.last)
+        one = [replace(task, seconds=float(task.seconds[case])) for task in graph]
         alone = engine.run(one, 5)
         for row, rows in zip(alone.ends, together.ends, strict=True):
             assert row == pytest.approx([np.broadcast_to(end, 4)[case] for end in rows], abs=TINY)
@@ -120,29 +119,29 @@ def test_many_at_once_are_each_by_itself(data: st.DataObject) -> None:
 
 @given(graphs(), st.integers(0, 11), st.floats(0, 5))
 @settings(max_examples=200, deadline=None)
-def test_a_longer_task_never_ends_anything_sooner(graph: Graph, which: int, more: float) -> None:
-    tasks = list(graph.tasks)
+def test_a_longer_task_never_ends_anything_sooner(graph: list[Task], which: int, more: float) -> None:
+    tasks = list(graph)
     which %= len(tasks)
     tasks[which] = replace(tasks[which], seconds=tasks[which].seconds + more)
-    before, after = engine.run(graph, 5), engine.run(Graph(tuple(tasks), graph.last), 5)
+    before, after = engine.run(graph, 5), engine.run(tasks, 5)
     for row, later in zip(before.ends, after.ends, strict=True):
         assert all(b >= a - TINY for a, b in zip(row, later, strict=True))
 
 
 def test_a_cycle_a_missing_task_and_a_negative_time_are_refused() -> None:
     a = Task("a", "any", None, 1.0, (Edge("b"),))
-    b = Task("b", "any", None, 1.0, (Edge("c"),))
-    c = Task("c", "any", None, 1.0, (Edge("a"),))
-    with pytest.raises(RequestError, match="a -> b -> c -> a"):
-        ordered([a, b, c], "c")
-    with pytest.raises(RequestError, match="task that is there, got 'c'"):
-        ordered([a, b], "b")
-    with pytest.raises(RequestError, match="at least 0, got -1"):
-        ordered([Task("a", "any", None, -1.0)], "a")
+    b = Task("b", "any", None, 1.0, (Edge("a"),))
+    with pytest.raises(RequestError, match="'a': expected to wait for a task before it, got 'b'"):
+        engine.run([a, b])
+    with pytest.raises(RequestError, match="task before it, got 'c'"):
+        engine.run([Task("a", "any", None, 1.0, (Edge("c", 1),))])
+    for seconds in (-1.0, math.inf, math.nan, np.array([1.0, -1.0])):
+        with pytest.raises(RequestError, match="at least 0, got"):
+            engine.run([Task("a", "any", None, seconds)])
     with pytest.raises(RequestError, match="each name once"):
-        ordered([Task("a", "any", None, 1.0)] * 2, "a")
-    late = Task("c", "any", None, 1.0, (Edge("a", 1),))
-    assert [task.name for task in ordered([a, b, late], "c").tasks] == ["c", "b", "a"]
+        engine.run([Task("a", "any", None, 1.0)] * 2)
+    late = Task("a", "any", None, 1.0, (Edge("b", 1),))
+    assert engine.run([late, Task("b", "any", None, 2.0)], 3).starts[1][0] == 2.0
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
@@ -349,7 +348,7 @@ def test_more_bandwidth_is_never_slower_where_it_does_not_change_the_order(value
 def test_a_step_is_never_shorter_than_its_compute_nor_longer_than_the_sum(values: dict[str, Any]) -> None:
     case = made(values)
     schedule: Schedule = engine.run(step.detailed(case))
-    total = sum(float(task.seconds) for task in schedule.graph.tasks)
+    total = sum(float(task.seconds) for task in schedule.tasks)
     assert max(map(float, schedule.busy().values())) - TINY <= schedule.period <= total + TINY
     assert schedule.period >= float(engine.run(step.detailed(case.alone)).period) - TINY
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import RequestError
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import piecewise_fit, piecewise_linear
+from hvdkit.simulator import piecewise_linear
 from hvdkit.simulator.compression_costs import Compression, traffic
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
@@ -131,18 +131,18 @@ def test_a_curve_of_two_pieces_is_found_again(
     ]
     sizes = [float(2 ** (k / 2)) for k in range(4, 52)]
     noise = np.random.default_rng(seed).normal(1, 0.002, len(sizes))
-    seconds = [piecewise_fit.seconds_of(pieces, size) * factor for size, factor in zip(sizes, noise, strict=True)]
-    found = piecewise_fit.fit(sizes, seconds)
-    assert piecewise_fit.residual_percent(found, sizes, seconds) < 2.0
+    seconds = [piecewise_linear.of_pieces(pieces)(size) * factor for size, factor in zip(sizes, noise, strict=True)]
+    found = piecewise_linear.fit(sizes, seconds)
+    assert piecewise_linear.residual_percent(found, sizes, seconds) < 2.0
     assert len(found) <= 4
 
 
 def test_points_that_are_no_curve_are_refused() -> None:
     for sizes, seconds in (([], []), ([1.0], [0.0]), ([-1.0], [1.0]), ([1.0, 2.0], [1.0]), ([1.0], [math.nan])):
         with pytest.raises(ValueError, match="expected as many sizes"):
-            piecewise_fit.fit(sizes, seconds)
-    alone = piecewise_fit.fit([100.0], [1e-3])
-    assert piecewise_fit.seconds_of(alone, 100) == pytest.approx(1e-3)
+            piecewise_linear.fit(sizes, seconds)
+    alone = piecewise_linear.fit([100.0], [1e-3])
+    assert piecewise_linear.of_pieces(alone)(100) == pytest.approx(1e-3)
 
 
 def test_compression_sends_the_bytes_that_its_formula_says() -> None:

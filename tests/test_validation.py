@@ -16,7 +16,7 @@ import validation_sets
 from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import piecewise_fit
+from hvdkit.simulator.piecewise_linear import of_pieces
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,4 @@ def test_the_k80s_cluster_file_is_the_fit() -> None:
     shipped, fitted = clusters.load(Path("k80-10gbe")), validation_sets.k80_cluster()
     for one, other in zip(shipped.measured, fitted.measured, strict=True):
         for size in (4, 1000, 100_000, 10_000_000):
-            assert piecewise_fit.seconds_of(one.pieces, size) == pytest.approx(
-                piecewise_fit.seconds_of(other.pieces, size), rel=1e-3
-            )
+            assert of_pieces(one.pieces)(size) == pytest.approx(of_pieces(other.pieces)(size), rel=1e-3)

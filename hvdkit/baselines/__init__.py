@@ -23,5 +23,6 @@ def load(framework: str, name: str) -> Adapter:
     """
     if name not in RIVALS or framework not in RIVALS[name].frameworks:
         raise RequestError("\n".join(check([name], [framework], [])))
-    module = importlib.import_module(f"hvdkit.baselines.{framework}")
-    return cast("Adapter", module.RIVALS[name](adapters.load(framework)))
+    made = importlib.import_module(f"hvdkit.baselines.{framework}").RIVALS[name](adapters.load(framework))
+    made.RIVAL = name
+    return cast("Adapter", made)

@@ -27,7 +27,7 @@ class Baseline:
     A baseline replaces hvdkit's training step by its `strategy`, or by its own `session_class`.
     """
 
-    RIVAL = ""
+    RIVAL: str
     session_class: type[Session] = Session
 
     def __init__(self, own: Any) -> None:
@@ -41,22 +41,13 @@ class Baseline:
         return Strategy()
 
 
-class Half(Strategy):
-    """`half` says whether the baseline's session sends gradients in float16."""
-
-    def __init__(self, half: bool) -> None:
-        self.half = half
-
-
 class WithoutHorovod(Baseline):
     """A baseline without Horovod. A subclass averages gradients; the rarer collectives use a `Rendezvous`.
 
     Ranks are read from the launcher's Horovod variables. All ranks are on one machine.
     """
 
-    def __init__(self, own: Any) -> None:
-        super().__init__(own)
-        self.rendezvous: Rendezvous
+    rendezvous: Rendezvous
 
     def versions(self) -> dict[str, str]:
         return {name: version for name, version in self.own.versions().items() if name != "horovod"}
@@ -122,28 +113,16 @@ class IndependentTopology(Topology):
 class Independent(WithoutHorovod):
     """Independent processes, each of size 1, which synchronize only before the first and after the last step."""
 
-    RIVAL = "independent"
-
     def init(self, device: str, threads: int | None = None) -> Topology:
         placed = super().init(device, threads)
         return IndependentTopology(0, 1, placed.local_rank, placed.local_size, 0, 1, placed.device, placed.rank)
 
-    def allreduce(
-        self,
-        tensors: list[Tensor],
-        op: Op = "average",
-        name: str = "allreduce",
-        within: Any = None,
-        overwrite: bool = False,
-    ) -> list[Tensor]:
-        return tensors
-
-    def allgather(self, tensor: Tensor, name: str = "allgather") -> Tensor:
-        return tensor
-
     def broadcast(self, tensor: Tensor, root_rank: int = 0, name: str = "broadcast", within: Any = None) -> Tensor:
         self.rendezvous.exchange(b"so that all begin at once")
         return tensor
+
+    def _exchanged(self, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        return [arrays]
 
 
 def topology_of_launcher() -> Topology:

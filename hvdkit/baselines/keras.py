@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hvdkit.adapters.keras import training  # before TensorFlow, as it silences the start-up messages
 from hvdkit.baselines import base
 from hvdkit.baselines import tensorflow as tf_baselines
@@ -11,11 +9,8 @@ from hvdkit.core import trainer
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Hooks
 from hvdkit.core.strategy import Strategy
-from hvdkit.recipe.schema import Loss, Recipe
+from hvdkit.recipe.schema import Recipe
 from hvdkit.strategies.dense import Dense
-
-import keras  # isort: skip
-import tensorflow as tf  # isort: skip
 
 
 class Plain(base.Baseline):
@@ -25,36 +20,22 @@ class Plain(base.Baseline):
     difference from hvdkit is that Horovod has its default settings.
     """
 
-    RIVAL = "plain"
-
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return Dense(self.own, mesh.data.size, half=recipe.compression.method == "fp16")
 
 
-class _Network(training.Network):
-    distribution: tf.distribute.Strategy
-
-    def compile(self, function: Any) -> Any:
-        return tf_baselines.compiled_in(self.distribution, function)
-
+class _Network(tf_baselines.InReplica, training.Network):
     def fit(self, hooks: Hooks) -> None:
         trainer.drive(self.session, hooks)
 
 
-class MultiWorker(tf_baselines.Distributed):
+class MultiWorker(tf_baselines.MultiWorker):
     """A Keras model trained by a custom loop: `model.fit` does not work under the strategy.
 
     `fit` fails because a "PerReplica" value cannot be converted to a tensor (Keras 3.15).
     """
 
-    def bind(self, model: keras.Model, loss: Loss, precision: str) -> _Network:
-        network = _Network(model, loss, precision)
-        network.distribution = self.distribution
-        return network
+    network_class = _Network
 
 
-class Independent(base.Independent):
-    """Gradients are not averaged."""
-
-
-RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": Independent}
+RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": base.Independent}

@@ -54,8 +54,6 @@ class Plain(Baseline):
     is a different recipe.
     """
 
-    RIVAL = "plain"
-
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return OneByOne(recipe.compression.method == "fp16")
 
@@ -112,8 +110,6 @@ class KvStore(WithoutHorovod):
     Rank 0 starts MXNet's scheduler and one server as child processes, which are killed when it exits.
     """
 
-    RIVAL = "kvstore"
-
     def __init__(self, adapter: object) -> None:
         super().__init__(adapter)
         self._helpers: list[subprocess.Popen[bytes]] = []
@@ -166,8 +162,4 @@ def _helper(role: str, settings: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import mxnet"], env=environment, preexec_fn=die_with_rank)
 
 
-class Independent(base.Independent):
-    """Gradients are not averaged."""
-
-
-RIVALS = {"plain": Plain, "kvstore": KvStore, "independent": Independent}
+RIVALS = {"plain": Plain, "kvstore": KvStore, "independent": base.Independent}

@@ -16,7 +16,6 @@ from hvdkit.adapters import pytorch as own
 from hvdkit.adapters.pytorch.training import Network
 from hvdkit.baselines import base
 from hvdkit.core.mesh import Mesh
-from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
@@ -90,21 +89,13 @@ class _Session(Session):
 class _PlainSession(_Session):
     """Uses `torch.optim` if it computes the recipe's update; its state is the session's slots."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        model: Any,
-        optimizer: Optimizer,
-        loss: Loss,
-        strategy: Strategy | None = None,
-        precision: str = "fp32",
-    ) -> None:
-        super().__init__(adapter, model, optimizer, loss, strategy, precision)
+    def __init__(self, adapter: Adapter, model: Any, optimizer: Optimizer, *others: Any) -> None:
+        super().__init__(adapter, model, optimizer, *others)
         self._settings, named = optimizer, self.network.trained
-        half = getattr(strategy, "half", False)
+        half = getattr(self.strategy, "half", False)
         plain = _torch_optimizer(optimizer, list(named.values()))
         # fp16 scales the loss and may skip a step on all ranks, which core does
-        self._uses_torch_optim = plain is not None and not PRECISIONS[precision].scales_loss
+        self._uses_torch_optim = plain is not None and self.update.scale is None
         self._optimizer = hvd.DistributedOptimizer(
             plain or torch.optim.SGD(named.values(), lr=0.0),
             named_parameters=named.items(),
@@ -158,14 +149,20 @@ def _torch_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) 
     return None
 
 
+class _Half(Strategy):
+    """`half` says whether the session sends gradients in float16."""
+
+    def __init__(self, half: bool) -> None:
+        self.half = half
+
+
 class Plain(_ByHand, base.Baseline):
     """hvd.DistributedOptimizer around torch.optim: each gradient is sent as soon as it is ready."""
 
-    RIVAL = "plain"
     session_class = _PlainSession
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
-        return base.Half(recipe.compression.method == "fp16")
+        return _Half(recipe.compression.method == "fp16")
 
 
 class _DdpSession(_Session):
@@ -185,7 +182,6 @@ class Ddp(_ByHand, base.WithoutHorovod):
     time is spent on sending them in each step.
     """
 
-    RIVAL = "ddp"
     session_class = _DdpSession
 
     def init(self, device: str, threads: int | None = None) -> Topology:

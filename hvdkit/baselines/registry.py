@@ -82,19 +82,14 @@ def fitting(names: list[str], framework: str, np: int) -> list[str]:
 def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
     """Check that a baseline supports the recipe and the hosts. Raises RequestError with everything it does not."""
     rival = RIVALS[name]
-    faults = []
     able = ("none", "fp16") if rival.compresses else ("none",)
-    if recipe.compression.method not in able:
-        faults.append(f"--rival {name}: knows no compression: {recipe.compression}; choose compression=none")
-    if recipe.sync is not None:
-        faults.append(f"--rival {name}: knows no Local SGD; leave out the recipe's `sync`")
-    if recipe.allreduce != "ring":
-        faults.append(f"--rival {name}: knows no other way of adding up; choose allreduce=ring")
-    if recipe.accumulate > 1 and not rival.accumulates:
-        faults.append(f"--rival {name}: cannot reduce one update in several; choose accumulate=1")
-    if recipe.elastic:
-        faults.append(f"--rival {name}: cannot go on without a lost rank; leave out the recipe's `elastic`")
-    if not rival.travels and not hosts_are_here:
-        faults.append(f"--rival {name}: runs on this machine only; leave out -H")
-    if faults:
-        raise RequestError("\n".join(faults))
+    faults = {
+        f"knows no compression: {recipe.compression}; choose compression=none": recipe.compression.method not in able,
+        "knows no Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
+        "knows no other way of adding up; choose allreduce=ring": recipe.allreduce != "ring",
+        "cannot reduce one update in several; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
+        "cannot go on without a lost rank; leave out the recipe's `elastic`": recipe.elastic is not None,
+        "runs on this machine only; leave out -H": not (rival.travels or hosts_are_here),
+    }
+    if any(faults.values()):
+        raise RequestError("\n".join(f"--rival {name}: {text}" for text, is_so in faults.items() if is_so))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import horovod.tensorflow as hvd
 
@@ -45,8 +45,6 @@ class OneByOne(Strategy):
 class Plain(base.Baseline):
     """Averages gradients like hvd.DistributedGradientTape."""
 
-    RIVAL = "plain"
-
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return OneByOne(recipe.compression.method == "fp16")
 
@@ -60,26 +58,27 @@ class AllReduceInReplica(Strategy):
         return dict(zip(gradients, means, strict=True))
 
 
-def compiled_in(distribution: tf.distribute.Strategy, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled to run in the strategy's replica; each process has one replica."""
+class InReplica:
+    """A network whose functions are compiled to run in the strategy's replica; each process has one replica."""
 
-    def run(*arguments: Any) -> Any:
-        return distribution.run(function, args=arguments)
+    distribution: tf.distribute.Strategy
 
-    return cast(Callable[..., Any], tf.function(run, autograph=False))
+    def compile(self, function: Callable[..., Any]) -> Any:
+        return tf.function(lambda *arguments: self.distribution.run(function, args=arguments), autograph=False)
 
 
-class Distributed(base.WithoutHorovod):
+class _Network(InReplica, training.ModuleNetwork):
+    pass
+
+
+class MultiWorker(base.WithoutHorovod):
     """tf.distribute.MultiWorkerMirroredStrategy in a custom loop: `strategy.run`, gradients by `all_reduce` in it.
 
     Each process has one replica, so the network's variables need not be mirrored. TensorFlow chooses the communication.
     """
 
-    RIVAL = "multiworker"
-
-    def __init__(self, adapter: Any) -> None:
-        super().__init__(adapter)
-        self.distribution: tf.distribute.Strategy
+    distribution: tf.distribute.Strategy
+    network_class: type[Any] = _Network
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return AllReduceInReplica()
@@ -96,29 +95,14 @@ class Distributed(base.WithoutHorovod):
         self.distribution = tf.distribute.MultiWorkerMirroredStrategy()
         return topology
 
+    def bind(self, model: Any, loss: Loss, precision: str) -> Any:
+        network = self.network_class(model, loss, precision)
+        network.distribution = self.distribution
+        return network
+
     def synchronize(self) -> None:
         """Fetch a value that the device computes last; TensorFlow's own function does not work in a cluster."""
         tf.zeros([]).numpy()
 
 
-class _Network(training.ModuleNetwork):
-    distribution: tf.distribute.Strategy
-
-    def compile(self, function: Any) -> Any:
-        return compiled_in(self.distribution, function)
-
-
-class MultiWorker(Distributed):
-    """MultiWorkerMirroredStrategy for a `tf.Module`."""
-
-    def bind(self, model: tf.Module, loss: Loss, precision: str) -> _Network:
-        network = _Network(model, loss, precision)
-        network.distribution = self.distribution
-        return network
-
-
-class Independent(base.Independent):
-    """Gradients are not averaged."""
-
-
-RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": Independent}
+RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": base.Independent}

@@ -25,7 +25,7 @@ from hvdkit.launch.placement import Placement
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
 from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import Runtime, find
-from hvdkit.simulator import cluster, piecewise_fit
+from hvdkit.simulator import cluster, piecewise_linear
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.costs import hop_pieces
 from hvdkit.worker.bench import RANKS, ROWS
@@ -184,7 +184,7 @@ def measured(bench: Bench) -> Measured:
     """The medians by the bytes that a rank puts in, as pieces of latency and rate."""
     share = bench.np if bench.collective == "allgather" else 1
     sizes, seconds = [row.size_bytes // share for row in bench.rows], [1e-6 * row.p50_us for row in bench.rows]
-    fitted = piecewise_fit.fit(sizes, seconds)
+    fitted = piecewise_linear.fit(sizes, seconds)
     pieces = [piece.model_copy(update={"mbit_per_s": min(piece.mbit_per_s, _FASTEST)}) for piece in fitted]
     # A single run differs from the median by the spread of the repeats: the standard deviation, if they are normal.
     spread = statistics.median(100 * (row.p95_us / row.p50_us - 1) / 1.645 for row in bench.rows)
@@ -194,7 +194,7 @@ def measured(bench: Bench) -> Measured:
         ranks_per_host=max(bench.hosts.count(host) for host in bench.hosts),
         algorithm=bench.algorithm,
         pieces=pieces,
-        residual_percent=min(1000.0, max(spread, piecewise_fit.residual_percent(pieces, sizes, seconds))),
+        residual_percent=min(1000.0, max(spread, piecewise_linear.residual_percent(pieces, sizes, seconds))),
         smallest_bytes=min(sizes),
         largest_bytes=max(1, *sizes),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,9 @@ from pydantic import ValidationError
 import hvdkit
 from hvdkit.core.tuning import CACHE, CYCLE, FUSION
 from hvdkit.errors import RequestError, RunError, first_fault
-from hvdkit.profiling import breakdown, communication_time, layers, timeline
+from hvdkit.profiling import breakdown, clocks, communication_time, layers, timeline
 from hvdkit.profiling.breakdown import COMMUNICATION, NEGOTIATION, OVERLAPPED, REDUCTION, Step
-from hvdkit.profiling.clocks import Clock, clocks
+from hvdkit.profiling.clocks import Clock
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.profile import Bound, Cost, Memory, Profile, Rank, Slowest, Split, Tuning
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord
@@ -64,7 +64,7 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
     """The findings from a record and a timeline that have been read."""
     # Horovod takes gradients as they are; everything else needs work before and after.
     compresses = recipe.compression.method != "none" or recipe.sync is not None or recipe.allreduce != "ring"
-    own = clocks(record.ranks)
+    own = [clocks.of_rank(rank, record.ranks[0]) for rank in record.ranks]
 
     def of(kind: Kind) -> list[list[Step]]:
         columns = [
@@ -76,7 +76,7 @@ def gather(record: RunRecord, operations: Sequence[timeline.Operation], recipe: 
     traced = []
     for row in of(TRACED):
         mine = communication_time.within(operations, row[0])
-        traced.append([Step(step.ns, step.phases, step.details, mine) for step in row])
+        traced.append([replace(step, operations=mine) for step in row])
     return Findings(record, own, of("marked"), traced, of("detailed"), compresses)
 
 

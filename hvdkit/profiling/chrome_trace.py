@@ -7,7 +7,7 @@ truncates fractions, and would drop a span that then ends after the next one beg
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hvdkit.core import trace_events
@@ -26,34 +26,30 @@ def dump(found: Findings) -> str:
     """The marked, detailed and traced steps as JSON; the first one begins at 0."""
     rows = [("marked", found.marked), ("detailed", found.detailed), ("with the timeline", found.traced)]
     zero = min((step.open for _, steps in rows for row in steps for step in row), default=0)
-    events = list(_named(found))
+    operations = [each for row in found.traced for each in row[0].operations]
+    processes: list[tuple[int, str, Iterable[str]]] = [
+        (_FIRST + rank.rank, f"rank {rank.rank} on {rank.host}", _LANES) for rank in found.record.ranks
+    ]
+    if operations:
+        processes.append((_HOROVOD, "Horovod, as rank 0 saw it", ("negotiation", "collectives")))
+    events = [event for process in processes for event in _named(*process)]
     share = found.negotiation
     for title, steps in rows:
         for number, row in enumerate(steps):
             for rank, step in enumerate(row):
                 phases = breakdown.phases(step, row, None if step.operations else share)
                 events += _step(step, phases, f"step {number + 1}, {title}", rank, zero)
-    events += _operations([each for row in found.traced for each in row[0].operations], zero)
+    events += _operations(operations, zero)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
 
 
-def _named(found: Findings) -> Iterator[dict[str, Any]]:
-    for rank in found.record.ranks:
-        process = _FIRST + rank.rank
-        yield _meta("process_name", process, name=f"rank {rank.rank} on {rank.host}")
-        yield _meta("process_sort_index", process, sort_index=process)
-        for name, lane in _LANES.items():
-            yield from _lane(process, lane, name)
-    if any(step.operations for row in found.traced for step in row):
-        yield _meta("process_name", _HOROVOD, name="Horovod, as rank 0 saw it")
-        yield _meta("process_sort_index", _HOROVOD, sort_index=_HOROVOD)
-        yield from _lane(_HOROVOD, 1, "negotiation")
-        yield from _lane(_HOROVOD, 2, "collectives")
-
-
-def _lane(process: int, lane: int, name: str) -> Iterator[dict[str, Any]]:
-    yield _meta("thread_name", process, lane, name=name)
-    yield _meta("thread_sort_index", process, lane, sort_index=lane)
+def _named(process: int, name: str, lanes: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The name and place of a process and of each of its lanes."""
+    yield _meta("process_name", process, name=name)
+    yield _meta("process_sort_index", process, sort_index=process)
+    for lane, title in enumerate(lanes, start=1):
+        yield _meta("thread_name", process, lane, name=title)
+        yield _meta("thread_sort_index", process, lane, sort_index=lane)
 
 
 def _meta(kind: str, process: int, lane: int = 0, **arguments: Any) -> dict[str, Any]:

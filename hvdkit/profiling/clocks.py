@@ -28,12 +28,8 @@ class Clock:
         return at - round(self.offsets[0] + share * (self.offsets[-1] - self.offsets[0]))
 
 
-def clocks(ranks: Sequence[RankRecord]) -> list[Clock]:
-    """The clock of each rank. Ranks on rank 0's machine share its clock; others are compared by small collectives."""
-    return [_clock(ranks[0], rank) for rank in ranks]
-
-
-def _clock(root: RankRecord, rank: RankRecord) -> Clock:
+def of_rank(rank: RankRecord, root: RankRecord) -> Clock:
+    """The clock of a rank. Ranks on rank 0's machine share its clock; others are compared by small collectives."""
     if rank.rank == root.rank or (rank.boot and rank.boot == root.boot):
         return Clock()
     found = [

@@ -11,7 +11,7 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.profiling.breakdown import FORWARD, Step, spread
 from hvdkit.profiling.timeline import Operation
-from hvdkit.results.bench import COLLECTIVES, bus_factor
+from hvdkit.results.bench import bus_factor
 from hvdkit.results.profile import Communication, Latency, Link
 from hvdkit.results.recording import RankRecord
 
@@ -20,8 +20,7 @@ Clock = Callable[[int], int]
 
 def sent_bytes(operation: str, size: int, ranks: int) -> float:
     """The bytes that a rank's link carries one way for a collective into which it puts `size` bytes."""
-    whole = float(size * ranks if operation == "allgather" else size)
-    return next((bus_factor(known, ranks) * whole for known in COLLECTIVES if known == operation), whole)
+    return bus_factor(operation, ranks) * float(size * ranks if operation == "allgather" else size)
 
 
 def of_step(steps: Sequence[Step], ranks: int) -> list[Communication]:

@@ -5,11 +5,11 @@ Formulas and their sources: docs/compression.md and `hvdkit/strategies/codecs/`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from hvdkit.recipe.data import Strict
+from hvdkit.recipe.data import Strict, by_value
 
 
 class Compression(Strict):
@@ -80,14 +80,8 @@ class PowerSgd(Compression):
     error_feedback: bool = True
 
 
-METHODS: dict[str, type[Compression]] = {
-    "none": Uncompressed,
-    "fp16": HalfPrecision,
-    "bf16": BrainFloat,
-    "int8": Int8,
-    "topk": TopK,
-    "powersgd": PowerSgd,
-}
+_Any = Uncompressed | HalfPrecision | BrainFloat | Int8 | TopK | PowerSgd
+METHODS: dict[str, type[Compression]] = by_value("method", get_args(_Any))
 # Methods that an allreduce can sum, so that every `allreduce` algorithm works.
 SUMMED = ("none", "fp16", "powersgd")
 
@@ -96,22 +90,7 @@ def _named(value: Any) -> Any:
     return {"method": value} if isinstance(value, str) else value
 
 
-def _method(value: Any) -> str | None:
-    """The method that a mapping names; None if it names none."""
-    name = value.get("method") if isinstance(value, dict) else getattr(value, "method", None)
-    return name if name is None or isinstance(name, str) else repr(name)
-
-
-AnyCompression = Annotated[
-    Annotated[Uncompressed, Tag("none")]
-    | Annotated[HalfPrecision, Tag("fp16")]
-    | Annotated[BrainFloat, Tag("bf16")]
-    | Annotated[Int8, Tag("int8")]
-    | Annotated[TopK, Tag("topk")]
-    | Annotated[PowerSgd, Tag("powersgd")],
-    Discriminator(_method),
-    BeforeValidator(_named),
-]
+AnyCompression = Annotated[_Any, Discriminator("method"), BeforeValidator(_named)]
 
 
 class Outer(Strict):
@@ -123,9 +102,7 @@ class Outer(Strict):
 
 
 def _outer(value: Any) -> Any:
-    if value == "none":
-        return None
-    return {"method": value} if isinstance(value, str) else value
+    return None if value == "none" else _named(value)
 
 
 class Sync(Strict):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -11,6 +12,11 @@ class Strict(BaseModel):
     """Base of every section of a recipe: no unknown keys, no implicit conversions, no NaN, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def by_value(key: str, kinds: Iterable[Any]) -> dict[str, Any]:
+    """Sections of which one is chosen, by the only value that their `key` can have."""
+    return {get_args(kind.model_fields[key].annotation)[0]: kind for kind in kinds}
 
 
 class _Data(Strict):
@@ -92,12 +98,3 @@ class Native(Strict):
 
 
 AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Native
-
-DATA_KINDS: dict[str, type[BaseModel]] = {
-    "digits": Digits,
-    "mnist5k": Mnist5k,
-    "cifar10": Cifar10,
-    "imagefolder": ImageFolder,
-    "synthetic": Synthetic,
-    "native": Native,
-}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from hvdkit.recipe.data import Strict
 
@@ -69,18 +69,9 @@ class Lamb(Optimizer):
     epsilon: float = Field(1e-6, gt=0)
 
 
-def _optimizer_name(value: Any) -> str:
-    """The optimizer that a mapping names; `sgd` if it names none."""
-    name = value.get("name", "sgd") if isinstance(value, dict) else getattr(value, "name", "sgd")
-    return name if isinstance(name, str) else repr(name)
+def _named(value: Any) -> Any:
+    """A mapping that names no optimizer is of `sgd`."""
+    return {"name": "sgd"} | value if isinstance(value, dict) else value
 
 
-AnyOptimizer = Annotated[
-    Annotated[Sgd, Tag("sgd")]
-    | Annotated[AdamW, Tag("adamw")]
-    | Annotated[Lars, Tag("lars")]
-    | Annotated[Lamb, Tag("lamb")],
-    Discriminator(_optimizer_name),
-]
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adamw": AdamW, "lars": Lars, "lamb": Lamb}
+AnyOptimizer = Annotated[Sgd | AdamW | Lars | Lamb, Discriminator("name"), BeforeValidator(_named)]

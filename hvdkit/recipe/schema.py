@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from hvdkit.errors import RequestError, nearest
+from hvdkit.errors import RequestError
 from hvdkit.recipe import communication, yaml_files
-from hvdkit.recipe.communication import METHODS, AnyCompression, Outer, Sync, Uncompressed
+from hvdkit.recipe.communication import AnyCompression, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
-    DATA_KINDS,
     AnyData,
     Cifar10,
     Digits,
@@ -27,7 +26,8 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Strict,
     Synthetic,
 )
-from hvdkit.recipe.optimizer import OPTIMIZERS, AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
+from hvdkit.recipe.faults import MOST_FAULTS, NAME, explain
+from hvdkit.recipe.optimizer import AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
 from hvdkit.recipe.yaml_files import brief, named
 
 ModelName = Literal[
@@ -139,7 +139,7 @@ class Elastic(Strict):
 class Recipe(Strict):
     """Everything that determines what is computed, except the framework and the number of ranks."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str = Field(pattern=NAME)
     model: Model
     data: Annotated[AnyData, Field(discriminator="name")]
     batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
@@ -177,18 +177,6 @@ class Recipe(Strict):
         return self
 
 
-_MOST_FAULTS = 50  # listed one by one; the rest are counted
-_KINDS: dict[str, dict[str, type[BaseModel]]] = {
-    "data": DATA_KINDS,
-    "compression": dict(METHODS),
-    "optimizer": dict(OPTIMIZERS),
-}
-
-
-# Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
-_AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
-
-
 def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """Read a recipe file and apply `key=value` overrides (nested keys with dots, values as YAML).
 
@@ -206,9 +194,9 @@ def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[st
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
-        faults += [f"{where}: {line}" for line in _explain(error)]
-    if len(faults) > _MOST_FAULTS:
-        faults = [*faults[:_MOST_FAULTS], f"{where}: {len(faults) - _MOST_FAULTS} more faults; no YAML recipe"]
+        faults += [f"{where}: {line}" for line in explain(error, Recipe, "recipe")]
+    if len(faults) > MOST_FAULTS:
+        faults = [*faults[:MOST_FAULTS], f"{where}: {len(faults) - MOST_FAULTS} more faults; no YAML recipe"]
     if faults:
         raise RequestError("\n".join(faults))
     return recipe
@@ -224,65 +212,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RequestError(f"{named(path)}: expected keys with values (a mapping), got {brief(document)}")
     return document
-
-
-def _explain(error: ValidationError) -> list[str]:
-    lines: dict[str, None] = {}  # each once, in order
-    for number, fault in enumerate(error.errors(include_url=False)):
-        if fault["type"] == "together":
-            lines |= dict.fromkeys(fault["msg"].splitlines())
-            continue
-        loc = [str(part) for part in fault["loc"]]
-        # pydantic includes the chosen kind of data or optimizer in the location as if it were a key
-        kind = None
-        if len(loc) > 1 and loc[1] in _KINDS.get(loc[0], ()):
-            kind = _KINDS[loc[0]][loc.pop(1)]
-        for union, bounds in _AUTO_OR_NUMBER.items():
-            if loc[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
-                loc = list(union)
-                fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
-        # a key with a line break in it must not break the message's line
-        key = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in loc) or "recipe"
-        # more faults are not printed, and looking for similar names takes time
-        lines[f"{key}: {_reason(fault, loc, kind) if number <= _MOST_FAULTS else fault['type']}"] = None
-    return list(lines)
-
-
-def _reason(fault: Any, loc: list[str], section: type[BaseModel] | None) -> str:
-    kind, received = fault["type"], fault.get("input")
-    if kind == "extra_forbidden":
-        return f"unknown key{_did_you_mean(loc, section)}"
-    if kind == "missing":
-        return "required key is missing"
-    if kind == "union_tag_not_found":
-        tag = f"{loc[0]}.{'method' if loc[0] == 'compression' else 'name'}"
-        return f"required key {tag} is missing; expected one of {', '.join(map(repr, _KINDS[loc[0]]))}"
-    if kind == "value_error":
-        return str(fault["ctx"]["error"])
-    if kind == "model_type":
-        return f"expected keys with values (a mapping), got {brief(received)}"
-    if kind == "union_tag_invalid":
-        tag = "method" if loc[0] == "compression" else "name"
-        return f"expected {loc[0]}.{tag} to be {fault['ctx']['expected_tags']}, got {brief(fault['ctx']['tag'])}"
-    if kind == "string_pattern_mismatch":
-        allowed = "letters, digits, '.', '_' or '-', at most 100, the first a letter or digit"
-        return f"expected {allowed}; got {brief(received)}"
-    message = str(fault["msg"]).replace("Input should be", "expected", 1)
-    return f"{message}, got {brief(received)}"
-
-
-def _did_you_mean(loc: list[str], section: type[BaseModel] | None) -> str:
-    sections: dict[str, list[type[BaseModel]]] = {
-        "model": [Model],
-        "schedule": [Schedule],
-        "loss": [Loss],
-        "checkpoint": [Checkpointing],
-        "elastic": [Elastic],
-        "sync": [Outer] if loc[1:2] == ["outer"] and len(loc) > 2 else [Sync],
-    }
-    models = [section] if section else sections.get(loc[0], []) if len(loc) > 1 else [Recipe]
-    known = {key for model in models for key in model.model_fields}
-    return nearest(str(loc[-1]), known) or (f"; known keys: {', '.join(sorted(known))}" if known else "")
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:

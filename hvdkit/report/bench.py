@@ -9,8 +9,8 @@ from rich.table import Table
 
 from hvdkit.report import plotting
 from hvdkit.results.bench import Bench, BenchRow
-from hvdkit.simulator import piecewise_fit
 from hvdkit.simulator.cluster import Measured
+from hvdkit.simulator.piecewise_linear import of_pieces
 
 _NO_RATE = 1e11  # Mbit/s: the time does not grow with the size
 _COLUMNS = {
@@ -61,7 +61,7 @@ def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
         left.plot(sizes, medians, "o-", label="median")
         late = [row.p99_us for row in bench.rows]
         left.fill_between(sizes, medians, late, alpha=0.2, label="to the 99th percentile")
-        fitted = [1e6 * piecewise_fit.seconds_of(fit.pieces, size // share) for size in sizes]
+        fitted = [1e6 * of_pieces(fit.pieces)(size // share) for size in sizes]
         left.plot(sizes, fitted, "k--", lw=1, label="fit")
         left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
         right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")

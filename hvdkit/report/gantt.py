@@ -34,9 +34,8 @@ def window(schedule: Schedule) -> tuple[set[tuple[str, int]], float, float, list
     It is not the last simulated step, because the input of later steps is read during a step.
     """
     number = max(0, len(schedule.ends) - 4)
-    last = next(i for i, task in enumerate(schedule.graph.tasks) if task.name == schedule.graph.last)
-    end = float(schedule.ends[number][last])
-    begin = float(schedule.ends[number - 1][last]) if number else 0.0
+    end = float(schedule.ends[number][-1])
+    begin = float(schedule.ends[number - 1][-1]) if number else 0.0
     spans = [span for iteration in range(len(schedule.ends)) for span in schedule.spans(iteration)]
     shown = [span for span in spans if span.end > begin and span.start < end and span.end > span.start]
     return {(span.task.name, span.iteration) for span in schedule.critical_path(number)}, begin, end, shown

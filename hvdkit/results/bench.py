@@ -70,15 +70,10 @@ class Bench(Record):
     machine: Machine
 
 
-def bus_factor(collective: Collective, np: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as derived in nccl-tests' PERFORMANCE.md."""
-    return {
-        "allreduce": 2 * (np - 1) / np,
-        "allgather": (np - 1) / np,
-        "reducescatter": (np - 1) / np,
-        "alltoall": (np - 1) / np,
-        "broadcast": 1.0,
-    }[collective]
+def bus_factor(collective: str, np: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as derived in nccl-tests' PERFORMANCE.md; 1 for other collectives."""
+    part = (np - 1) / np
+    return {"allreduce": 2 * part, "allgather": part, "reducescatter": part, "alltoall": part}.get(collective, 1.0)
 
 
 def step_bytes(collective: Collective, dtype: str, np: int) -> int:

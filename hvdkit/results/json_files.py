@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hvdkit.errors import LARGEST, RequestError, first_fault
 from hvdkit.files import read_bounded
@@ -36,22 +36,22 @@ class Figures(Record):
         return self
 
 
+def version(expected: int, remedy: str) -> BeforeValidator:
+    """Refuses the file of another version of the schema, and says what to do."""
+
+    def check(value: Any) -> Any:
+        if type(value) is int and value != expected:
+            raise ValueError(f"expected {expected}, got {value}; {remedy}")
+        return value
+
+    return BeforeValidator(check)
+
+
 def read(kind: type[R], path: Path, expected: str) -> R:
     """Read a JSON file. Raises RequestError, one line with the file and what was `expected`, if it is damaged."""
-    return parse(kind, content(path, expected), path, expected)
-
-
-def content(path: Path, expected: str) -> bytes:
-    """The bytes of a file. Raises RequestError if it cannot be read."""
     try:
-        return read_bounded(path)
+        return kind.model_validate_json(read_bounded(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
-
-
-def parse(kind: type[R], text: bytes, path: Path, expected: str) -> R:
-    """Parse the content of the file at `path`. Raises RequestError with the first fault."""
-    try:
-        return kind.model_validate_json(text)
     except ValidationError as error:
         raise RequestError(f"{path}: not {expected}: {first_fault(error)}") from None

@@ -9,14 +9,12 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.results import json_files
 from hvdkit.results.json_files import Record
 
-SCHEMA_VERSION = 1
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 Time = Annotated[float, Field(ge=0)]
@@ -24,7 +22,6 @@ Size = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 Bound = Literal["compute", "communication", "negotiation", "waiting", "input", "gaps"]
-_EXPECTED = "the profile.json of `hvdkit profile`"
 
 
 class _Strict(Record):
@@ -202,7 +199,7 @@ class Profile(_Strict):
     of `accumulate` batches.
     """
 
-    schema_version: Literal[1]
+    schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")]
     hvdkit_version: str
     framework: str
     framework_version: str
@@ -256,21 +253,9 @@ class Profile(_Strict):
 
 def load(path: Path) -> Profile:
     """Read a `profile.json`. Raises RequestError if it is missing, damaged or of another version."""
-    content = json_files.content(path, _EXPECTED)
-    version = json_files.parse(_Versioned, content, path, _EXPECTED).schema_version
-    if version != SCHEMA_VERSION:
-        raise RequestError(
-            f"{path}: schema_version: expected {SCHEMA_VERSION}, got {version}; profile again with this hvdkit"
-        )
-    return json_files.parse(Profile, content, path, _EXPECTED)
+    return json_files.read(Profile, path, "the profile.json of `hvdkit profile`")
 
 
 def save(profile: Profile, path: Path) -> None:
     """Write it. Raises RunError if that fails."""
     write_atomic(path, profile.model_dump_json(indent=2) + "\n")
-
-
-class _Versioned(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    schema_version: int

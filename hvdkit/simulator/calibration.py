@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
+from hvdkit.recipe.faults import explain
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import piecewise_fit, step
+from hvdkit.simulator import piecewise_linear, step
 from hvdkit.simulator.cluster import Cluster, Device, Level, Measured, Piece, Software
 from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network, hop_pieces
-from hvdkit.simulator.settings import Settings, Sync, case
+from hvdkit.simulator.settings import Settings, Sync
 from hvdkit.simulator.step import Case
 from hvdkit.simulator.workload import Workload, of_profile, sync_of
 
@@ -41,8 +42,28 @@ class Calibration:
         return _UNCHECKED_ERROR if self.check_percent is None else max(_LEAST_ERROR, abs(self.check_percent))
 
     def case(self, cluster: Cluster, ranks: int, settings: Settings) -> Case:
-        """The what-if `settings` of this workload, on so many ranks of a cluster."""
-        return case(self.workload, Network(cluster, ranks), settings, self.known)
+        """The what-if `settings` of this workload, on so many ranks of a cluster; what is None is as in `known`."""
+        chosen = self.known.model_copy(update={key: value for key, value in settings if value is not None})
+        compression, sync, allreduce = chosen.compression or Compression(), chosen.sync, chosen.allreduce
+        mib, cycle_ms = chosen.fusion_threshold_mib, chosen.cycle_time_ms
+        # hvdkit packs gradients unless Horovod takes them as they are; the profile timed this for its own settings
+        same = (sync, allreduce) == (self.known.sync, self.known.allreduce)
+        own = compression == self.known.compression and (same or compression.method not in ("none", "fp16"))
+        return Case(
+            workload=self.workload,
+            network=Network(cluster, ranks),
+            policy=chosen.policy or "horovod",
+            compression=compression,
+            compression_s=self.workload.compression_s or None if own else None,
+            algorithm=allreduce,
+            threshold_bytes=(64.0 if mib is None else mib) * 2**20,
+            cycle_s=1e-3 * (1.0 if cycle_ms is None else cycle_ms),
+            bucket_bytes=chosen.bucket_mib * 2**20,
+            every=sync.every if sync else 1,
+            servers=chosen.servers,
+            batch=(chosen.batch_size or self.workload.batch_size) / self.workload.batch_size,
+            speed=chosen.speed,
+        )
 
 
 def calibrate(profile: Profile) -> Calibration:
@@ -56,10 +77,9 @@ def calibrate(profile: Profile) -> Calibration:
         fusion_threshold_mib=profile.tuning.fusion_threshold_bytes / 2**20,
         cycle_time_ms=profile.tuning.cycle_time_ms,
     )
-    workload = of_profile(profile)
     overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
-    check = _check(profile, workload, known)
-    return Calibration(workload, known, check, overlapped, profile.np, on_cpu=profile.device == "cpu")
+    found = Calibration(of_profile(profile), known, None, overlapped, profile.np, on_cpu=profile.device == "cpu")
+    return replace(found, check_percent=_check(profile, found))
 
 
 def own_network(profile: Profile) -> Cluster | None:
@@ -68,13 +88,13 @@ def own_network(profile: Profile) -> Cluster | None:
     if profile.np < 2 or len({each.bytes for each in timed}) < 2:
         return None
     sizes, seconds = [each.bytes for each in timed], [1e-3 * each.ms.median for each in timed]
-    pieces = piecewise_fit.fit(sizes, seconds)
+    pieces = piecewise_linear.fit(sizes, seconds)
     measured = Measured(
         operation="allreduce",
         ranks=profile.np,
         ranks_per_host=max(1, profile.np // profile.hosts),
         pieces=pieces,
-        residual_percent=min(1000.0, piecewise_fit.residual_percent(pieces, sizes, seconds)),
+        residual_percent=min(1000.0, piecewise_linear.residual_percent(pieces, sizes, seconds)),
         smallest_bytes=min(sizes),
         largest_bytes=max(1, *sizes),
     )
@@ -90,7 +110,7 @@ def own_network(profile: Profile) -> Cluster | None:
     )
 
 
-def _check(profile: Profile, workload: Workload, known: Settings) -> float | None:
+def _check(profile: Profile, found: Calibration) -> float | None:
     """The model's error on the profiled step, in percent, over the links that the profile timed."""
     network = own_network(profile)
     if (network is None and profile.np > 1) or profile.step.step_ms.mean <= 0:
@@ -101,8 +121,7 @@ def _check(profile: Profile, workload: Workload, known: Settings) -> float | Non
         device=Device(name=profile.device),
         levels=[Level(name="none", pieces=[Piece(from_bytes=0, latency_us=0.0, mbit_per_s=1.0)])],
     )
-    own = case(workload, Network(cluster, profile.np if network else 1), Settings(), known)
-    seconds = step.period(own) + 1e-3 * profile.step.waiting_ms.mean
+    seconds = step.period(found.case(cluster, profile.np, Settings())) + 1e-3 * profile.step.waiting_ms.mean
     return 100 * (1e3 * seconds / profile.step.step_ms.mean - 1)
 
 
@@ -113,10 +132,11 @@ def _compression(profile: Profile) -> Compression:
     """
     recipe = profile.settings.get("compression", profile.compression)
     recipe = recipe if isinstance(recipe, dict) else {"method": profile.compression}
+    known = {key: recipe[key] for key in Compression.model_fields if key in recipe}
+    if isinstance(known.get("method"), str) and known["method"] not in METHODS:
+        return Compression()
     try:
-        found = Compression.model_validate({key: recipe[key] for key in Compression.model_fields if key in recipe})
+        return Compression.model_validate(known)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, ("settings", "compression", *fault["loc"])))
-        raise RequestError(f"the profile's {key}: {fault['msg']}, got {str(fault['input'])[:60]!r}") from None
-    return found if found.method in METHODS else Compression()
+        fault = explain(error, Compression, "method")[0]
+        raise RequestError(f"the profile's settings.compression.{fault}") from None

@@ -19,12 +19,13 @@ from hvdkit.errors import RequestError, nearest
 from hvdkit.files import write_atomic
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
+from hvdkit.recipe.faults import MOST_FAULTS, NAME, explain
 from hvdkit.recipe.yaml_files import brief, named
+from hvdkit.results.bench import Collective as Operation
+from hvdkit.results.json_files import version
 
-SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).parent / "clusters"
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
-Operation = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
 
 
@@ -136,8 +137,8 @@ class Cluster(Strict):
     estimate. `source` says where the figures come from.
     """
 
-    schema_version: Literal[1]
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    schema_version: Annotated[Literal[1], version(1, "measure again")]
+    name: str = Field(pattern=NAME)
     description: str = Field("", max_length=2000)
     source: str = Field("", max_length=4000)
     ranks_per_host: int = Field(1, ge=1, le=10**6)
@@ -186,13 +187,12 @@ def read(document: Any, where: str) -> Cluster:
     """The cluster in a parsed document. Raises RequestError as `load` does."""
     if not isinstance(document, dict):
         raise RequestError(f"{where}: expected {EXPECTED}: keys with values, got {brief(document)}")
-    version = document.get("schema_version")
-    if isinstance(version, int) and not isinstance(version, bool) and version != SCHEMA_VERSION:
-        raise RequestError(f"{where}: schema_version: expected {SCHEMA_VERSION}, got {version}; measure again")
     try:
         return Cluster.model_validate(document)
     except ValidationError as error:
-        raise RequestError("\n".join(dict.fromkeys(f"{where}: {line}" for line in faults(error)))) from None
+        raise RequestError(
+            "\n".join(f"{where}: {line}" for line in explain(error, Cluster, "file")[:MOST_FAULTS])
+        ) from None
 
 
 def save(cluster: Cluster, path: Path) -> None:
@@ -203,19 +203,3 @@ def save(cluster: Cluster, path: Path) -> None:
 def shipped() -> list[str]:
     """The names of the clusters that hvdkit ships."""
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
-
-
-def faults(error: ValidationError) -> list[str]:
-    """A line for each fault that pydantic found: key, what was expected, what was received."""
-    lines = []
-    for fault in error.errors(include_url=False):
-        key = ".".join(map(str, fault["loc"])) or "file"
-        message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected", 1)
-        if fault["type"] == "extra_forbidden":
-            message = "unknown key"
-        elif fault["type"] == "missing":
-            message = "required key is missing"
-        elif fault["type"] != "value_error":
-            message = f"{message}, got {brief(fault.get('input'))}"
-        lines.append(named(f"{key}: {message}"))
-    return lines

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from hvdkit.errors import RequestError
 from hvdkit.recipe.data import Strict
 from hvdkit.simulator.cluster import Operation
 from hvdkit.simulator.piecewise_linear import Floats
@@ -27,6 +26,12 @@ class Compression(Strict):
     method: str = "none"
     ratio: float = Field(0.01, gt=0, le=1)
     rank: int = Field(2, ge=1, le=1024)
+
+    @model_validator(mode="after")
+    def _method_is_known(self) -> Compression:
+        if self.method not in METHODS:
+            raise ValueError(f"expected one of {', '.join(METHODS)}, got {self.method!r}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,7 @@ class Traffic:
 
 @functools.lru_cache(maxsize=4096)
 def traffic(compression: Compression, workload: Workload, ranks: int) -> Traffic:
-    """What the ranks send for the workload's gradients. Raises RequestError for an unknown method."""
-    if compression.method not in METHODS:
-        raise RequestError(f"compression: expected one of {', '.join(METHODS)}, got {compression.method!r}")
+    """What the ranks send for the workload's gradients."""
     return METHODS[compression.method](compression, workload.tensors, ranks)
 
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -67,7 +67,6 @@ class Network:
 
     cluster: Cluster
     ranks: int
-    _known: dict[tuple[str, str | None, int], Cost] = field(default_factory=dict)
 
     @cached_property
     def levels(self) -> list[tuple[Level, int]]:
@@ -82,14 +81,15 @@ class Network:
                 break
         return used
 
+    @property
+    def negotiation_s(self) -> float:
+        """How long Horovod's ranks take to agree in a cycle."""
+        software = self.cluster.software
+        return 1e-6 * (software.negotiation_us + software.negotiation_us_per_rank * self.ranks)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - of all networks together
     def cost(self, operation: Operation, algorithm: Algorithm | None = None, servers: int = 1) -> Cost:
         """The cost of an operation, with the fastest of the library's algorithms unless one is given."""
-        key = (operation, algorithm, servers)
-        if key not in self._known:
-            self._known[key] = self._cost(operation, algorithm, servers)
-        return self._known[key]
-
-    def _cost(self, operation: Operation, algorithm: Algorithm | None, servers: int) -> Cost:
         if self.ranks == 1:
             return Cost(ZERO, "none", 0.0)
         local = min(self.cluster.ranks_per_host, self.ranks)

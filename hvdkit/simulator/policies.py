@@ -21,32 +21,26 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user can set, as arrays of shape (cases,): `threshold` and `bucket` in bytes, times in seconds.
-
-    `negotiation_s` is how long Horovod's ranks take to agree in a cycle. If `synchronous`, Horovod's loop waits for a
-    collective to end before it starts the next cycle.
-    """
-
-    threshold: Floats
-    cycle_s: Floats
-    bucket: Floats
-    negotiation_s: Floats
-    synchronous: Bools
-
-
-@dataclass(frozen=True)
 class Gradients:
-    """Gradients in the order in which backward finishes them.
+    """Gradients in the order in which backward finishes them, and what the user can set, for many cases.
 
     `ready` is when each is finished, in seconds from the start of backward, shape (tensors, cases); `bytes` has shape
     (tensors,). `seconds(first, last)` is how long tensors `first` to `last` take to send together; `first` has an
     index for each case.
+
+    The others have shape (cases,): `threshold` and `bucket` in bytes, times in seconds. `negotiation_s` is how long
+    Horovod's ranks take to agree in a cycle. If `synchronous`, Horovod's loop waits for a collective to end before it
+    starts the next cycle.
     """
 
     ready: Floats
     bytes: Floats
     seconds: Callable[[Any, int], Floats]
+    threshold: Floats
+    cycle_s: Floats
+    bucket: Floats
+    negotiation_s: Floats
+    synchronous: Bools
 
 
 @dataclass(frozen=True)
@@ -61,41 +55,41 @@ class Buckets:
     gates: Floats | None = None
 
 
-def each(gradients: Gradients, options: Options) -> Buckets:
+def each(gradients: Gradients) -> Buckets:
     """One bucket for each gradient."""
     return Buckets(np.ones(gradients.ready.shape, bool))
 
 
-def grouped(gradients: Gradients, options: Options) -> Buckets:
+def grouped(gradients: Gradients) -> Buckets:
     """As many gradients as fit into the fusion buffer; a larger gradient is sent alone."""
     closes = np.zeros(gradients.ready.shape, bool)
     closes[-1] = True
     held = np.zeros(gradients.ready.shape[1])
     for i, size in enumerate(gradients.bytes):
-        full = (held + size > options.threshold) & (held > 0)
+        full = (held + size > gradients.threshold) & (held > 0)
         closes[i - 1] |= full
         held = np.where(full, 0.0, held) + size
     return Buckets(closes)
 
 
-def filled(gradients: Gradients, options: Options) -> Buckets:
+def filled(gradients: Gradients) -> Buckets:
     """PyTorch's DistributedDataParallel (Li et al. 2020): a bucket ends once it has reached its size.
 
     The first bucket has 1 MiB at most.
     """
     closes = np.zeros(gradients.ready.shape, bool)
     held = np.zeros(gradients.ready.shape[1])
-    limit = np.minimum(options.bucket, 2.0**20)
+    limit = np.minimum(gradients.bucket, 2.0**20)
     for i, size in enumerate(gradients.bytes):
         held = held + size
         closes[i] = held >= limit
-        limit = np.where(closes[i], options.bucket, limit)
+        limit = np.where(closes[i], gradients.bucket, limit)
         held = np.where(closes[i], 0.0, held)
     closes[-1] = True
     return Buckets(closes)
 
 
-def merged(gradients: Gradients, options: Options) -> Buckets:
+def merged(gradients: Gradients) -> Buckets:
     """MG-WFBP (Shi et al. 2019, arXiv 1811.11141): the buckets with which communication ends earliest.
 
     The paper's rule is optimal for a cost of one latency and one rate. This dynamic program is optimal for any cost:
@@ -117,31 +111,31 @@ def merged(gradients: Gradients, options: Options) -> Buckets:
     return Buckets(closes)
 
 
-def cycles(gradients: Gradients, options: Options) -> Buckets:
+def cycles(gradients: Gradients) -> Buckets:
     """Horovod (Sergeev and Del Balso 2018): a loop fuses, in each cycle, the gradients that are ready on all ranks.
 
     The first gradient waits for half a cycle on average. A fusion buffer holds `threshold` bytes.
     """
     count, cases = gradients.ready.shape
     closes, gates = np.zeros((count, cases), bool), np.zeros((count, cases))
-    tick = gradients.ready[0] + options.cycle_s / 2
+    tick = gradients.ready[0] + gradients.cycle_s / 2
     free, held, first = np.zeros(cases), np.zeros(cases), np.zeros(cases, int)
-    period = np.maximum(options.cycle_s, 1e-9)
+    period = np.maximum(gradients.cycle_s, 1e-9)
     for i, size in enumerate(gradients.bytes):
         late = gradients.ready[i] > tick
-        closed = (late | (held + size > options.threshold)) & (held > 0)
+        closed = (late | (held + size > gradients.threshold)) & (held > 0)
         if i and closed.any():
             closes[i - 1] = closed
             end = np.maximum(free, gates[i - 1]) + gradients.seconds(first, i - 1)
             free = np.where(closed, end, free)
             first, held = np.where(closed, i, first), np.where(closed, 0.0, held)
         if late.any():
-            again = np.maximum(tick + options.negotiation_s, np.where(options.synchronous, free, 0.0))
-            again = np.maximum(again, tick + options.cycle_s)
+            again = np.maximum(tick + gradients.negotiation_s, np.where(gradients.synchronous, free, 0.0))
+            again = np.maximum(again, tick + gradients.cycle_s)
             idle = np.ceil(np.maximum(0.0, gradients.ready[i] - again) / period)
             tick = np.where(late, np.maximum(again + idle * period, gradients.ready[i]), tick)
         held = held + size
-        gates[i] = tick + options.negotiation_s
+        gates[i] = tick + gradients.negotiation_s
     closes[-1] = True
     return Buckets(closes, gates)
 
@@ -158,7 +152,7 @@ class Policy:
     reads_ahead: bool
     copies_ahead: bool
     overlaps: bool
-    buckets: Callable[[Gradients, Options], Buckets]
+    buckets: Callable[[Gradients], Buckets]
     fuses: bool = False
     algorithm: Algorithm | None = None
 

@@ -155,7 +155,11 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
             f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is assumed to "
             f"vary by {100 * jitter:.0f} % from step to step; profile on a quiet machine, or try --set jitter=0.02"
         )
+    memory, room = _memory(base), base.network.cluster.device.memory_mib
+    if memory is not None and room is not None and base.workload.activation_bytes and memory > room:
+        warnings.append(f"needs about {memory:.0f} MiB a device, which has {room:.0f}: choose a smaller batch")
     batch = base.batch * found.workload.batch_size
+    sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases)
     return Point(
         ranks=ranks,
         batch_size=round(batch),
@@ -169,12 +173,12 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         efficiency=min(1.0, alone / seconds),
         exposed_communication_ms=1e3 * max(0.0, seconds - slow_alone),
         waiting_ms=1e3 * waiting,
-        bytes_per_step=_bytes_per_step(base),
+        bytes_per_step=round(sent / base.every) * (ranks > 1),
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
         bound=bound(steady, waiting),
-        memory_mib=_memory(base),
+        memory_mib=memory,
         critical_path=critical(steady),
-        warnings=[*warnings, *_memory_warnings(base)],
+        warnings=warnings,
     )
 
 
@@ -219,7 +223,6 @@ def bound(schedule: Schedule, waiting: float = 0.0) -> str:
 
 def critical(schedule: Schedule) -> list[Critical]:
     """The critical path of the last step, in milliseconds."""
-    assert schedule.graph.last == schedule.graph.tasks[-1].name
     begin = float(schedule.ends[-2][-1]) if len(schedule.ends) > 1 else 0.0
     return [
         Critical(
@@ -284,20 +287,8 @@ def expected_errors(found: Calibration, base: Case, settings: Settings) -> tuple
     return compute / 100, max(residuals) / 100, list(dict.fromkeys(warnings))
 
 
-def _bytes_per_step(base: Case) -> int:
-    sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases)
-    return round(sent / base.every) * (base.network.ranks > 1)
-
-
 def _memory(base: Case) -> float | None:
     """A rank's memory in MiB; None if the profile does not have it."""
     fixed, activations = base.workload.fixed_memory_bytes, base.workload.activation_bytes
     buffers = base.threshold_bytes if base.rules.fuses and base.network.ranks > 1 else 0.0
     return (fixed + activations * base.batch + buffers) / 2**20 if fixed else None
-
-
-def _memory_warnings(base: Case) -> list[str]:
-    needed, has = _memory(base), base.network.cluster.device.memory_mib
-    if needed is None or has is None or not base.workload.activation_bytes or needed <= has:
-        return []
-    return [f"needs about {needed:.0f} MiB a device, which has {has:.0f}: choose a smaller batch"]

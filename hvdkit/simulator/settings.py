@@ -1,4 +1,4 @@
-"""The keys of `--set`, and the case that they make together with a profile and a cluster."""
+"""The keys of `--set`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
+from hvdkit.recipe.faults import explain
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
 from hvdkit.simulator.cluster import Algorithm, Cluster, Level
-from hvdkit.simulator.compression_costs import METHODS, Compression
-from hvdkit.simulator.costs import Network
-from hvdkit.simulator.step import Case
-from hvdkit.simulator.workload import Workload
+from hvdkit.simulator.compression_costs import Compression
 
 Positive = Annotated[float, Field(gt=0, le=1e15), AfterValidator(clusters.not_tiny)]
 
@@ -74,14 +72,9 @@ def read(texts: Sequence[str], policy: str | None = None, where: str = "--set") 
     try:
         settings = Settings.model_validate(document)
     except ValidationError as error:
-        known = ", ".join(Settings.model_fields)
-        lines = [line + (f"; known keys: {known}" if "unknown" in line else "") for line in clusters.faults(error)]
-        raise RequestError("\n".join(f"{where}: {line}" for line in lines)) from None
+        raise RequestError("\n".join(f"{where}: {line}" for line in explain(error, Settings, "file"))) from None
     if settings.policy is not None:
         policies.named(settings.policy)
-    if settings.compression is not None and settings.compression.method not in METHODS:
-        method = settings.compression.method
-        raise RequestError(f"{where}: compression: expected one of {', '.join(METHODS)}, got {method!r}")
     return settings
 
 
@@ -96,31 +89,6 @@ def applied(cluster: Cluster, settings: Settings) -> Cluster:
     levels = [_changed(level, settings.link.get(level.name, Link())) for level in cluster.levels]
     # measurements over the old links do not hold for the new ones
     return cluster.model_copy(update={"levels": levels, "measured": []})
-
-
-def case(workload: Workload, network: Network, settings: Settings, defaults: Settings) -> Case:
-    """The what-if `settings` of a workload on a network; `defaults` where they are None."""
-    chosen = defaults.model_copy(update={key: value for key, value in settings if value is not None})
-    compression, sync, allreduce = chosen.compression or Compression(), chosen.sync, chosen.allreduce
-    mib, cycle_ms = chosen.fusion_threshold_mib, chosen.cycle_time_ms
-    # hvdkit packs gradients unless Horovod takes them as they are; the profile timed this for its own settings alone
-    same = (sync, allreduce) == (defaults.sync, defaults.allreduce)
-    own = compression == defaults.compression and (same or compression.method not in ("none", "fp16"))
-    return Case(
-        workload=workload,
-        network=network,
-        policy=chosen.policy or "horovod",
-        compression=compression,
-        compression_s=workload.compression_s or None if own else None,
-        algorithm=allreduce,
-        threshold_bytes=(64.0 if mib is None else mib) * 2**20,
-        cycle_s=1e-3 * (1.0 if cycle_ms is None else cycle_ms),
-        bucket_bytes=chosen.bucket_mib * 2**20,
-        every=sync.every if sync else 1,
-        servers=chosen.servers,
-        batch=(chosen.batch_size or workload.batch_size) / workload.batch_size,
-        speed=chosen.speed,
-    )
 
 
 def _changed(level: Level, link: Link) -> Level:

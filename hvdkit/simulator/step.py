@@ -18,8 +18,7 @@ from hvdkit.simulator import compression_costs, engine, policies
 from hvdkit.simulator.cluster import Algorithm
 from hvdkit.simulator.compression_costs import Compression, Traffic
 from hvdkit.simulator.costs import Cost, Network
-from hvdkit.simulator.engine import Schedule
-from hvdkit.simulator.graph import Edge, Graph, Task, ordered
+from hvdkit.simulator.engine import Edge, Schedule, Task
 from hvdkit.simulator.piecewise_linear import ZERO, BucketTimes, Floats
 from hvdkit.simulator.workload import Workload
 
@@ -97,18 +96,18 @@ def period(case: Case) -> float:
     return float(engine.run(detailed(case)).period)
 
 
-def detailed(case: Case) -> Graph:
+def detailed(case: Case) -> list[Task]:
     """The graph of one case with every layer, every bucket and every part of its way."""
     return _graph([case], detail=True)
 
 
-def _graph(cases: Sequence[Case], detail: bool) -> Graph:
+def _graph(cases: Sequence[Case], detail: bool) -> list[Task]:
     builder = _Builder(cases, detail)
     read, batch_is_there = builder.input()
     compute, ready = builder.compute(batch_is_there)
     sent, gradients_are_there = builder.communication(ready)
     seconds = builder.each(lambda case: case.slow * case.workload.update_s / case.speed)
-    return ordered([*read, *compute, *sent, Task("update", "update", "device", seconds, gradients_are_there)], "update")
+    return [*read, *compute, *sent, Task("update", "update", "device", seconds, gradients_are_there)]
 
 
 class _Builder:
@@ -187,14 +186,27 @@ class _Builder:
             return [], (Edge("backward end"),)
         times = self._bucket_times()
         share = self.array(lambda case: case.wire / case.every)
-        gradients = policies.Gradients(ready, self.sizes, lambda a, b: share * sum(x.seconds(a, b) for x in times))
-        buckets = self.rules.buckets(gradients, self._options())
+        gradients = policies.Gradients(
+            ready=ready,
+            bytes=self.sizes,
+            seconds=lambda first, last: share * sum(each.seconds(first, last) for each in times),
+            threshold=self.array(lambda case: case.threshold_bytes),
+            cycle_s=self.array(lambda case: case.cycle_s),
+            bucket=self.array(lambda case: case.bucket_bytes),
+            negotiation_s=self.array(lambda case: case.network.negotiation_s),
+            synchronous=np.array([case.network.cluster.software.synchronous for case in self.cases]),
+        )
+        buckets = self.rules.buckets(gradients)
         firsts = _firsts(buckets.closes)
         index = np.arange(len(self.tensors))[:, None]
         phases = [np.where(buckets.closes, share * each.seconds(firsts, index), 0.0) for each in times]
-        copies = np.where(buckets.closes & (index > firsts), share * self._copy(firsts, index), 0.0)
-        cumulative = np.concatenate([np.zeros((1, len(self.cases))), self._passes("decode_passes").cumsum(0)])
-        decode = np.where(buckets.closes, cumulative[1:] - np.take_along_axis(cumulative, firsts, axis=0), 0.0)
+        # a copy into the fusion buffer, or out of it, reads and writes all the bucket's bytes
+        device = [case.network.cluster.device for case in self.cases]
+        rate, launch_s = np.array([(each.memory_bytes_per_s, 1e-6 * each.launch_us) for each in device]).T
+        held = _totals(np.broadcast_to(self.sizes[:, None], ready.shape), firsts)
+        copied = buckets.closes & (index > firsts) & self.rules.fuses
+        copies = np.where(copied, share * (2 * held / rate + launch_s), 0.0)
+        decode = np.where(buckets.closes, _totals(self._passes("decode_passes"), firsts), 0.0)
         tasks: list[Task] = []
         unpacked: list[Task] = []
         before: tuple[Edge, ...] = ()
@@ -268,34 +280,16 @@ class _Builder:
                 seconds[:, column] = scale[column] * case.compression_s * share
         return seconds
 
-    def _copy(self, firsts: Any, index: Any) -> Floats:
-        """Seconds to copy a bucket into the fusion buffer, which reads and writes all its bytes."""
-        if not self.rules.fuses:
-            return np.zeros(firsts.shape)
-        cumulative = np.concatenate([[0.0], self.sizes.cumsum()])
-        bytes_ = cumulative[index + 1] - cumulative[firsts]
-        rate = self.array(lambda case: case.network.cluster.device.memory_bytes_per_s)
-        launch = self.array(lambda case: 1e-6 * case.network.cluster.device.launch_us)
-        seconds: Floats = 2 * bytes_ / rate + launch
-        return seconds
-
-    def _options(self) -> policies.Options:
-        return policies.Options(
-            threshold=self.array(lambda case: case.threshold_bytes),
-            cycle_s=self.array(lambda case: case.cycle_s),
-            bucket=self.array(lambda case: case.bucket_bytes),
-            negotiation_s=self.array(_negotiation),
-            synchronous=np.array([case.network.cluster.software.synchronous for case in self.cases]),
-        )
-
-
-def _negotiation(case: Case) -> float:
-    software = case.network.cluster.software
-    return 1e-6 * (software.negotiation_us + software.negotiation_us_per_rank * case.network.ranks)
-
 
 def _firsts(closes: Any) -> Any:
     """For each tensor, the index of the first tensor in its bucket, shape (tensors, cases)."""
     starts = np.zeros(closes.shape, int)
     starts[1:] = np.where(closes[:-1], np.arange(1, len(closes))[:, None], 0)
     return np.maximum.accumulate(starts, axis=0)
+
+
+def _totals(values: Floats, firsts: Any) -> Floats:
+    """For each tensor, the sum of its bucket's values up to it, shape (tensors, cases) as all of these."""
+    cumulative = np.concatenate([np.zeros((1, values.shape[1])), values.cumsum(axis=0)])
+    totals: Floats = cumulative[1:] - np.take_along_axis(cumulative, firsts, axis=0)
+    return totals
