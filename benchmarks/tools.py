@@ -12,11 +12,9 @@ misses its mark, 2 where a command fails.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +36,22 @@ def main() -> int:
     parser.add_argument("--runs", type=harness.positive, default=10, help="of each command, counted (default 10)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hvdkit-tools-") as folder:
+        asked = commands(Path(folder))
+
+        def run(_: str, number: int, name: str, out: Path) -> float:
+            return harness.hvdkit(asked[name], TIMEOUT_S)
+
         try:
-            taken = measure(commands(Path(folder)), args.runs)
+            rounds = harness.rounds(Path(folder), ["taken"], list(asked), args.runs + 1, run)["taken"][1:]
         except RunError as error:
             raise RequestError(str(error)) from None
     seconds: dict[str, dict[str, Any]] = {
-        name: harness.median_and_range(values) | {"each": [round(value, 3) for value in values], "mark": MARKS_S[name]}
-        for name, values in taken.items()
+        name: harness.median_and_range([each[name] for each in rounds])
+        | {"each": [round(each[name], 3) for each in rounds], "mark": mark}
+        for name, mark in MARKS_S.items()
     }
     runtimes = {runtime.name: runtime.versions for runtime in store.installed()}
-    harness.publish("tools", {"runtimes": runtimes, "seconds": seconds})
+    harness.publish("tools", {"runtimes": runtimes, "seconds": seconds}, args.out)
     missed = [name for name, each in seconds.items() if each["median"] > each["mark"]]
     for name in missed:
         print(f"missed: {name}", file=sys.stderr)
@@ -107,19 +111,6 @@ def large(folder: Path) -> None:
         {"framework": result["framework"], "np": 2, "against": name} | figures for result, name in kinds if name
     ]
     (folder / "compare.json").write_text(json.dumps(document, indent=2))
-
-
-def measure(commands: dict[str, list[str]], runs: int) -> dict[str, list[float]]:
-    """Seconds of each run of each command, which take turns. Raises RunError where one fails."""
-    taken: dict[str, list[float]] = {name: [] for name in commands}
-    for number in range(runs + 1):
-        for name, arguments in commands.items():
-            began = time.perf_counter()
-            harness.hvdkit(arguments, TIMEOUT_S)
-            if number:
-                taken[name].append(time.perf_counter() - began)
-        harness.say(f"{f'run {number} of {runs}' if number else 'not counted'}: load {os.getloadavg()[0]:.1f}")
-    return taken
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """A rank whose recipes take turns: each has its own network in one process and trains a few steps at a time.
 
-    turns_rank.py PLAN.json FRAMEWORK
+    turns_rank.py RECIPE FRAMEWORK PLAN
 
 `harness.take_turns` starts it. A turn does what `hvdkit train` does, by the same loop, without logs, evaluation and
-checkpoints. The plan has `recipe`, a path, and `keys`, its overrides; `sides`, each with `keys` of its own and how
-many steps of a turn are left out (`warmup`) and counted (`measured`); `rounds`, each a list of sides; and `out`, which
-rank 0 writes.
+checkpoints. The plan, JSON, has `sides`, each with overrides of the recipe (`keys`) and how many steps of a turn are
+left out (`warmup`) and counted (`measured`); `rounds`, each a list of sides; and `out`, which rank 0 writes.
 """
 
 from __future__ import annotations
@@ -68,18 +67,19 @@ class Side:
         return loop.clock.seconds[self.warmup :]
 
 
-def opened(adapter: Adapter, plan: dict[str, Any], heartbeat: Heartbeat) -> tuple[Topology, Dataset, dict[str, Side]]:
-    """Start the rank and open the plan's sides. Each has had a short turn, which compiles what is compiled."""
-    where, keys = Path(plan["recipe"]), plan["keys"]
+def opened(
+    adapter: Adapter, base: Path, asked: dict[str, dict[str, Any]], heartbeat: Heartbeat
+) -> tuple[Topology, Dataset, dict[str, Side]]:
+    """Start the rank and open the sides. Each has had a short turn, which compiles what is compiled."""
     build = recipe_of(adapter.NAME).build
-    topology, dataset, network = start(adapter, schema.load(where, keys))
+    topology, dataset, network = start(adapter, schema.load(base))
     sides: dict[str, Side] = {}
-    for name, asked in plan["sides"].items():
+    for name, one in asked.items():
         heartbeat.beat("building the networks")
-        recipe = schema.load(where, [*keys, *asked["keys"]])
+        recipe = schema.load(base, one["keys"])
         session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
         session.broadcast_state()
-        side = sides[name] = Side(recipe, session, asked["warmup"], asked["measured"])
+        side = sides[name] = Side(recipe, session, one["warmup"], one["measured"])
         replace(side, measured=0).turn(adapter, topology, dataset, heartbeat)
     return topology, dataset, sides
 
@@ -109,8 +109,8 @@ def sent_bytes() -> int:
 def take_turns(heartbeat: Heartbeat) -> None:
     """Rank 0 writes `rounds`, lists of turns as (side, steps' seconds of each rank), `sent_bytes` of each turn by host,
     the framework's versions, and `load`, the share of the machine that others took."""
-    plan, adapter = json.loads(Path(sys.argv[1]).read_text()), adapters.load(sys.argv[2])
-    topology, dataset, sides = opened(adapter, plan, heartbeat)
+    adapter, plan = adapters.load(sys.argv[2]), json.loads(sys.argv[3])
+    topology, dataset, sides = opened(adapter, Path(sys.argv[1]), plan["sides"], heartbeat)
     begun, mine = Snapshot.take(time.process_time()), []
     for side in (side for order in plan["rounds"] for side in order):
         synchronize(adapter)
@@ -122,17 +122,16 @@ def take_turns(heartbeat: Heartbeat) -> None:
     report["used"] = Snapshot.take(time.process_time()).since(begun)
     everyone = adapter.allgather_object(report, name="turns")
     if topology.is_root:
-        turns = iter(range(len(mine)))
-        numbered = [[(side, next(turns)) for side in order] for order in plan["rounds"]]
+        turns = iter(zip(*(rank["turns"] for rank in everyone), strict=True))
+        rounds = [[(side, next(turns)) for side in order] for order in plan["rounds"]]
+        names = [rank["host"] for rank in everyone]
         found = {
             "versions": adapter.versions(),
             "load": load_of_others([rank["used"] for rank in everyone]),
-            "rounds": [
-                [(side, [rank["turns"][turn][0] for rank in everyone]) for side, turn in order] for order in numbered
-            ],
+            "rounds": [[(side, [seconds for seconds, _ in ranks]) for side, ranks in order] for order in rounds],
             # Ranks of a host read the same counter.
             "sent_bytes": [
-                [{rank["host"]: rank["turns"][turn][1] for rank in everyone} for _, turn in order] for order in numbered
+                [dict(zip(names, (sent for _, sent in ranks), strict=True)) for _, ranks in order] for order in rounds
             ],
         }
         write_atomic(Path(plan["out"]), json.dumps(found) + "\n")

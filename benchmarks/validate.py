@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,6 @@ from validation_sets import all_rows
 
 from hvdkit.files import write_atomic
 
-DOCS = harness.HERE.parent / "docs"
 BASELINES = {"linear": "linear scaling", "plain_sum": "plain sum", "pollux": "Pollux"}
 # Too many rows, or too equal, to be listed one by one.
 OMITTED = {"closed forms", "OSU, 10GbE", "Gloo, 40GbE", own_hosts_rows.FITTED}
@@ -27,9 +25,7 @@ OMITTED = {"closed forms", "OSU, 10GbE", "Gloo, 40GbE", own_hosts_rows.FITTED}
 
 def main() -> None:
     """Write both files."""
-    parser = harness.parser(__doc__)
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder for json and md (default: docs)")
-    out = parser.parse_args().out
+    out = harness.parser(__doc__, out=harness.HERE.parent / "docs").parse_args().out
     rows = list(all_rows())
     write_atomic(out / "validation.json", json.dumps([row.written() for row in rows], indent=1) + "\n")
     sets: dict[str, list[Row]] = {}
@@ -37,7 +33,7 @@ def main() -> None:
         if row.used_for == "validation":
             sets.setdefault(row.set, []).append(row)
     summaries = [summary(name, checked) for name, checked in sets.items()]
-    wrong, pairs = own_hosts_rows.disordered()
+    wrong, pairs = own_hosts_rows.disordered(rows)
     found = {"sets": summaries, "wrong": wrong, "pairs": pairs}
     write_atomic(out / "validation.md", harness.page("validation", found, baselines=BASELINES, omitted=OMITTED))
     for one in summaries:

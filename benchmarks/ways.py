@@ -23,7 +23,7 @@ from hosts import Network
 from hvdkit.tasks.resnet import architecture, parameter_count
 
 HOSTS, SLOTS = 2, 2
-RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=16", "threads=1"]
+KEYS = ["data={name: mnist5k}", "batch_size=16", "threads=1"]
 GRADIENT_BYTES = 4 * parameter_count(architecture("resnet20", 10))
 RING, COMPUTE, WARMUP, MEASURED = "ring", "compute", 1, 6  # steps of a turn
 WAYS: dict[str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     for way in (RING, "hierarchical", "central")
 }
 # Ranks that never wait for each other share two cores unevenly for a while: more steps.
-WAYS[COMPUTE] = {"keys": ["sync={every: 1000000}"], "warmup": WARMUP, "measured": 16}
+WAYS[COMPUTE] = {"keys": ["sync={every: 1000000}", "allreduce=ring"], "warmup": WARMUP, "measured": 16}
 
 
 def main() -> None:
@@ -39,9 +39,6 @@ def main() -> None:
     parser = harness.parser(__doc__, rounds=8)
     parser.add_argument("--mbit-per-s", type=float, action="append", help="between the hosts (default 50, 100, 1000)")
     parser.add_argument("--framework", default="pytorch", choices=harness.FRAMEWORKS)
-    parser.add_argument(
-        "--out", type=Path, default=harness.HERE, help="folder for json and md (default: this script's)"
-    )
     args = parser.parse_args()
     made: list[dict[str, Any]] = []
     loads, versions = [], {}
@@ -62,16 +59,14 @@ def measure(rate: float, rounds: int, framework: str) -> dict[str, Any]:
     order = random.Random(f"{framework} {rate}")
     orders = [order.sample(list(WAYS), len(WAYS)) for _ in range(rounds)]
     # Of all ways, `hierarchical` is the one that Horovod's environment must be set up for.
-    plan_keys = WAYS["hierarchical"]["keys"]
+    keys = [*KEYS, "allreduce=hierarchical"]
     with tempfile.TemporaryDirectory() as folder, Network(HOSTS, rate) as network:
-        return harness.take_turns(network, SLOTS, framework, RECIPE, KEYS, WAYS, orders, Path(folder), plan_keys)
+        return harness.take_turns(network, SLOTS, framework, keys, WAYS, orders, Path(folder))
 
 
 def rows(rate: float, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """One a way. A turn's step is the mean of its steps on the rank that took longest."""
-    steps = [
-        {way: 1e3 * max(sum(each) / len(each) for each in ranks) for way, ranks in turns} for turns in found["rounds"]
-    ]
+    """One a way."""
+    steps = harness.turn_ms(found["rounds"])
     sent = [
         {way: by_host for (way, _), by_host in zip(turns, counted, strict=True)}
         for turns, counted in zip(found["rounds"], found["sent_bytes"], strict=True)
