@@ -22,8 +22,9 @@ def main() -> None:
     frameworks = args.framework or harness.FRAMEWORKS
     rounds = harness.rounds(harness.kept(args), ["seeds"], frameworks, args.rounds, run)["seeds"]
     rows = [one[name] for one in rounds for name in frameworks]
-    seeds = range(1, args.rounds + 1)
-    harness.publish("accuracy", {"runs": rows}, args.out, frameworks=frameworks, seeds=seeds, ranks=RANKS)
+    seeds = [number + 1 for number in range(args.rounds)]
+    outcome = {"ranks": RANKS, "seeds": seeds, "frameworks": frameworks, "runs": rows}
+    harness.publish("accuracy", outcome, args.out)
 
 
 def run(_: str, number: int, framework: str, folder: Path) -> dict[str, Any]:

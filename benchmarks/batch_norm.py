@@ -20,7 +20,7 @@ def main() -> None:
     args = harness.parser(__doc__).parse_args()
     answers = [harness.elsewhere(measure, runtime, kernel=name) for name, (runtime, _) in KERNELS.items()]
     cases = [f"{'×'.join(map(str, shape))}, mean {mean:g}" for shape in SHAPES for mean in MEANS]
-    harness.publish("batch_norm", {"rows": [row for rows in answers for row in rows]}, args.out, cases=cases)
+    harness.publish("batch_norm", {"cases": cases, "rows": [row for rows in answers for row in rows]}, args.out)
 
 
 def measure(kernel: str) -> list[dict[str, object]]:

@@ -44,8 +44,8 @@ def main() -> None:
     found = harness.rounds(keep, pairs, ("delivered", "consumed"), args.rounds, partial(measure, keep / "files"))
     rows = [row(*pair.split("/"), found[pair]) for pair in pairs]
     listing = harness.elsewhere(listed, "pytorch", folder=str(keep / "files"))
-    outcome = {"rounds": args.rounds, "rows": rows, "listing": listing, "versions": versions()}
-    harness.publish("data", outcome, args.out, mark=MARK)
+    outcome = {"mark": MARK, "rounds": args.rounds, "rows": rows, "listing": listing, "versions": versions()}
+    harness.publish("data", outcome, args.out)
 
 
 def draw(folder: Path) -> None:

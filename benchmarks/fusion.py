@@ -45,7 +45,7 @@ def main() -> None:
         }
         for name in names
     ]
-    harness.publish("fusion", {"rows": rows}, args.out, ranks=RANKS, steps=MEASURED)
+    harness.publish("fusion", {"ranks": RANKS, "steps": MEASURED, "rows": rows}, args.out)
 
 
 def _timed(_: str, number: int, name: str, folder: Path) -> float:

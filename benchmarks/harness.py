@@ -146,10 +146,10 @@ def with_interval(found: Mapping[str, Any], digits: int) -> str:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def publish(name: str, outcome: Mapping[str, Any], folder: Path, **constants: Any) -> None:
+def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
     """Write NAME.json and NAME.md, and print the page.
 
-    `outcome` gets the command, the date and the machine. `constants` are for the page alone.
+    `outcome` gets the command, the date and the machine.
     """
     from hvdkit.results.machine import this_machine
 
@@ -157,14 +157,14 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path, **constants: An
     measured = time.strftime("%-d %B %Y", time.gmtime())
     facts = {"command": command, "measured": measured, "machine": this_machine().model_dump()}
     text = json.dumps(facts | dict(outcome), indent=2, ensure_ascii=False)
-    shown = page(name, json.loads(text), **constants)
+    shown = page(name, json.loads(text))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{name}.json", text + "\n")
     write_atomic(folder / f"{name}.md", shown)
     print(shown)
 
 
-def page(name: str, outcome: Mapping[str, Any], **constants: Any) -> str:
+def page(name: str, outcome: Mapping[str, Any]) -> str:
     """The Markdown of pages/NAME.md.j2, filled in."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -177,7 +177,7 @@ def page(name: str, outcome: Mapping[str, Any], **constants: Any) -> str:
     )
     pages.filters |= {"median": statistics.median, "with_interval": with_interval}
     pages.globals |= {"machine_line": machine_line}
-    return pages.get_template(f"{name}.md.j2").render(outcome, **constants)
+    return pages.get_template(f"{name}.md.j2").render(outcome)
 
 
 def machine_line(machine: Mapping[str, Any], memory: bool = True) -> str:

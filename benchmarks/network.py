@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,7 +32,6 @@ from harness import say, step_ms
 from hosts import Network
 from starved import COMPUTE, DENSE, MARKS, Row
 
-from hvdkit.files import write_atomic
 from hvdkit.tasks.resnet import architecture, parameter_count
 
 PICTURE = harness.HERE.parent / "docs" / "images" / "bench-network.png"
@@ -42,7 +40,7 @@ RANKS, BATCH, IMAGES = 4, 16, 4000
 STEPS_PER_EPOCH = IMAGES // (RANKS * BATCH)
 PARAMETERS = parameter_count(architecture("resnet20", 10))
 FREE_MBIT_PER_S = 10_000.0
-# The first guess at what dense communication costs (starved.cost_of): a ring over links of which 92 % is used.
+# The first guess at what dense communication costs (`starved.solve`): a ring over links of which 92 % is used.
 FIRST_COST = 8e-3 * 2 * (RANKS - 1) / RANKS * 4 * PARAMETERS / 0.92
 RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", f"batch_size={BATCH}", "threads=1"]
 EPOCHS, SEEDS, ROUNDS = 6, 3, 2
@@ -98,32 +96,27 @@ class Bench:
 
     def __init__(self, keep: Path, rounds: int, seeds: int, epochs: int) -> None:
         self.keep, self.rounds, self.seeds, self.epochs = keep, rounds, seeds, epochs
+        self.cost = FIRST_COST  # does not depend on the framework: what is known of another is the first guess
 
     def rate(self, network: Network, framework: str, share: float) -> float:
-        """The links' rate at which dense communication has this share of the framework's step: found once, and kept.
+        """The links' rate at which dense communication has this share of the framework's step: found once, and kept."""
 
-        What communication costs does not depend on the framework, so what is known of another is the first guess.
-        """
-        path = self.keep / "rates" / f"{framework}-{share:g}.json"
-        if not path.exists():
-            tried = self.keep / "tries" / f"{framework}-{share:g}"
-            shutil.rmtree(tried, ignore_errors=True)
-
+        def run(_: str, number: int, side: str, folder: Path) -> dict[str, Any]:
             def computing() -> float:
-                return step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, tried / COMPUTE))
+                return step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, folder / COMPUTE))
 
             def both(rate: float) -> tuple[float, float]:
                 """One directly after the other, as a machine's speed changes over hours."""
-                dense = step_ms(timed(network, rate, framework, METHODS[DENSE], tried / f"{rate:.2f}"))
+                dense = step_ms(timed(network, rate, framework, METHODS[DENSE], folder / f"{rate:.2f}"))
                 alone = computing()
                 say(f"{framework}, {rate:.2f} Mbit/s: {starved.share_of(alone, dense):.1%} communication")
                 return alone, dense
 
-            path.parent.mkdir(parents=True, exist_ok=True)
-            known = [json.loads(other.read_text())["cost"] for other in sorted(path.parent.glob("*.json"))]
-            found = starved.solve(share, known[-1] if known else FIRST_COST, both, computing())
-            write_atomic(path, json.dumps(asdict(found)) + "\n")
-        return float(json.loads(path.read_text())["mbit_per_s"])
+            return asdict(starved.solve(share, self.cost, both, computing()))
+
+        (found,) = harness.rounds(self.keep / "rates", [f"{framework}/{share:g}"], ["found"], 1, run).popitem()[1]
+        self.cost = found["found"]["cost"]
+        return float(found["found"]["mbit_per_s"])
 
     def speed(self, network: Network, framework: str, shares: Sequence[float], names: Sequence[str]) -> None:
         """See that there are rounds of these methods at the shares' rates."""
@@ -156,15 +149,14 @@ class Bench:
     def rows(self, framework: str, share: float, names: Sequence[str]) -> list[Row]:
         """A row for each method that any round has; accuracies are compared with those of FRAMEWORK's dense."""
         rounds = _kept(self.keep / "speed" / framework / f"{share:g}")
-        times = [{side: step_ms(result) for side, result in each.items()} for each in rounds]
         dense, rows = self._accuracies(FRAMEWORK, DENSE), []
         for name in names:
-            if sent := [each[name]["bytes_per_step"] or 0.0 for each in rounds if name in each]:
-                rate = json.loads((self.keep / "rates" / f"{framework}-{share:g}.json").read_text())["mbit_per_s"]
-                row = {"rate_mbit_per_s": rate, "method": name, "framework": framework, "asked_share": share}
-                mine = [each for each in times if name in each]
-                row |= starved.row(mine, name, STEPS_PER_EPOCH, self._accuracies(framework, name), dense)
-                rows.append(row | {"bytes_per_step": sent[0]})
+            if mine := [each for each in rounds if name in each]:
+                row = {"rate_mbit_per_s": mine[-1][name]["mbit_per_s"], "method": name, "framework": framework}
+                row |= {"asked_share": share, "bytes_per_step": mine[0][name]["bytes_per_step"] or 0.0}
+                times = [{side: step_ms(result) for side, result in each.items()} for each in mine]
+                accuracies = self._accuracies(framework, name)
+                rows.append(row | starved.row(times, name, STEPS_PER_EPOCH, accuracies, dense))
         return rows
 
     def story(self, asked: Sequence[Asked]) -> dict[str, Any]:
@@ -178,6 +170,7 @@ class Bench:
             "marks": {f"{share:g}": mark for share, mark in MARKS.items()},
             "setting": setting | {"steps_per_epoch": STEPS_PER_EPOCH, "epochs": self.epochs, "threads": 1},
             "methods": {name: METHODS[name].says for name in METHODS if any(row["method"] == name for row in rows)},
+            "missed": starved.missed(rows, FRAMEWORK),
             "rows": rows,
             "load": max((one["load"] for one in results if one["load"] is not None), default=None),
             "versions": {one["framework"]: one["framework_version"] for one in results},
@@ -201,7 +194,9 @@ def timed(network: Network, mbit_per_s: float, framework: str, method: Method, f
     assert steps <= STEPS_PER_EPOCH, "ranks synchronize before an evaluation, which belongs to no step"
     # A line of metrics is communication too: after the steps.
     keys = [*KEYS, *method.keys, f"steps={steps}", f"warmup_steps={method.warmup}", f"log_every={STEPS_PER_EPOCH}"]
-    return harness.train(framework, RANKS, RECIPE, keys, folder, ["-H", network.hosts_option()], start=network.run)
+    where = ["-H", network.hosts_option()]
+    result = harness.train(framework, RANKS, RECIPE, keys, folder, where, start=network.run)
+    return result | {"mbit_per_s": mbit_per_s}
 
 
 def main() -> int:
@@ -222,10 +217,9 @@ def main() -> int:
     bench = Bench(harness.kept(args), args.rounds, args.seeds, args.epochs)
     bench.measure(asked)
     found = bench.story(asked)
-    missed = starved.missed(found["rows"], FRAMEWORK)
-    harness.publish("bench-network", found, args.out, missed=missed)
+    harness.publish("bench-network", found, args.out)
     network_picture.picture(found["rows"], PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
-    return 1 if missed else 0
+    return 1 if found["missed"] else 0
 
 
 if __name__ == "__main__":

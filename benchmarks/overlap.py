@@ -74,7 +74,7 @@ def main() -> None:
 
         found = harness.rounds(keep, [f"{rate:g}" for rate in rates], names, args.rounds, run)
     rows = [_row(float(rate), name, rounds) for rate, rounds in found.items() for name in names]
-    harness.publish("overlap", {"rounds": args.rounds, "rows": rows}, args.out, steps=MEASURED)
+    harness.publish("overlap", {"rounds": args.rounds, "steps": MEASURED, "rows": rows}, args.out)
 
 
 def train(side: Side, recipe: str, keys: list[str], folder: Path, **where: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Solved:
-    """A link's rate, the share that dense communication had of a step there, and what it costs (`cost_of`)."""
+    """A link's rate, the share that dense communication had of a step there, and k, what it costs."""
 
     mbit_per_s: float
     share: float
@@ -36,13 +36,6 @@ def share_of(compute_ms: float, dense_ms: float) -> float:
 def limit_of(share: float) -> float:
     """How many times as fast a step is that sends nothing."""
     return 1 / (1 - share)
-
-
-def cost_of(compute_ms: float, dense_ms: float, mbit_per_s: float) -> float:
-    """k: how many ms communication adds, times the rate. Raises ValueError where it adds none."""
-    if dense_ms <= compute_ms:
-        raise ValueError(f"the dense step, {dense_ms:.1f} ms, is no longer than computing, {compute_ms:.1f} ms")
-    return (dense_ms - compute_ms) * mbit_per_s
 
 
 def rate_for(share: float, compute_ms: float, cost: float) -> float:
@@ -69,7 +62,9 @@ def solve(
     while len(tried) < most:
         rate = rate_for(share, compute_ms, cost)
         compute_ms, dense_ms = measured(rate)
-        cost = cost_of(compute_ms, dense_ms, rate)
+        if dense_ms <= compute_ms:
+            raise ValueError(f"the dense step, {dense_ms:.1f} ms, is no longer than computing, {compute_ms:.1f} ms")
+        cost = (dense_ms - compute_ms) * rate
         tried.append(Solved(rate, share_of(compute_ms, dense_ms), cost, len(tried) + 1))
         if abs(tried[-1].share - share) <= tolerance:
             break

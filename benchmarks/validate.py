@@ -34,8 +34,8 @@ def main() -> None:
             sets.setdefault(row.set, []).append(row)
     summaries = [summary(name, checked) for name, checked in sets.items()]
     wrong, pairs = own_hosts_rows.disordered(rows)
-    found = {"sets": summaries, "wrong": wrong, "pairs": pairs}
-    write_atomic(out / "validation.md", harness.page("validation", found, baselines=BASELINES, omitted=OMITTED))
+    found = {"sets": summaries, "wrong": wrong, "pairs": pairs, "baselines": BASELINES, "omitted": OMITTED}
+    write_atomic(out / "validation.md", harness.page("validation", found))
     for one in summaries:
         print(f"{one['set']}: {len(one['rows'])} rows, mean error {one['mean']:.1f} %, worst {one['worst']:.1f} %")
     print(f"written to {out / 'validation.md'} and {out / 'validation.json'}")

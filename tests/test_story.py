@@ -129,7 +129,7 @@ def test_page_and_picture_tell_each_row(bench: SimpleNamespace, tmp_path: Path) 
     rows = _rows(bench, 310.0, 0.98)
     story = json.loads((ROOT / "benchmarks" / "bench-network.json").read_text()) | {"rows": rows}
     assert rows[0].keys() == story["rows"][0].keys()
-    text = bench.harness.page("bench-network", story, missed=[])
+    text = bench.harness.page("bench-network", story)
     assert (
         "| local8 | 310 (310–310) | 12.4 | 3.23 | 0.968 (0.968–0.968) | 200,000 | 0.9800 (0.9800–0.9800) | yes |"
         in text
@@ -193,7 +193,8 @@ def test_the_sweep_asks_for_recipes_and_tells_ratios_within_rounds(bench: Simple
     row = overlap._row(20.0, name, rounds)
     assert row["over_behind"]["median"] == pytest.approx(0.9) and row["exposed_ms"]["median"] == pytest.approx(900)
     outcome = {"rows": [row], "rounds": 2, "command": "c", "machine": {"processor": "P", "cores": 2, "system": "S"}}
-    assert f"| {name} | 1350 | 0.900 | 900 | 1,000,000 |" in bench.harness.page("overlap", outcome, steps=12)
+    outcome |= {"steps": 12}
+    assert f"| {name} | 1350 | 0.900 | 900 | 1,000,000 |" in bench.harness.page("overlap", outcome)
 
 
 class _Machine:
