@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def draw(folder: Path) -> None:
     made = folder.with_suffix(".part")
     shutil.rmtree(made, ignore_errors=True)
     numbers = np.random.default_rng(0)
-    for split, count in (("train", PICTURES), ("val", 2)):
-        for index in range(count):
+    for split, number in (("train", PICTURES), ("val", 2)):
+        for index in range(number):
             place = made / "pictures" / split / "ab"[index % 2]
             place.mkdir(parents=True, exist_ok=True)
             coarse = Image.fromarray(numbers.integers(0, 256, (24, 32, 3), dtype=np.uint8))
@@ -71,10 +72,10 @@ def draw(folder: Path) -> None:
         records[:, 0] %= 10
         records.tofile(made / "cifar" / name)
     for label in range(100):
-        for split, count in (("train", LISTED // 100), ("val", 1)):
+        for split, number in (("train", LISTED // 100), ("val", 1)):
             place = made / "many" / split / f"n{label:08}"
             place.mkdir(parents=True)
-            for index in range(count):
+            for index in range(number):
                 (place / f"n{label:08}_{index}.JPEG").touch()
     made.replace(folder)
 
@@ -89,19 +90,19 @@ def delivered(kind: str, folder: str, seconds: float = 5) -> float:
         "cifar10": Cifar10(name="cifar10", path=f"{folder}/cifar", augment="crop-flip"),
         "imagefolder": ImageFolder(name="imagefolder", path=f"{folder}/pictures", workers=1),
     }[kind]
-    size = KINDS[kind][2]
-    dataset = open_dataset(wanted, 10, 1)
-    begun, images, started = time.perf_counter(), 0, 0.0
-    for epoch in range(1_000_000):
-        for _ in epoch_batches(dataset.train, size, 1, epoch, 0, 1, wanted.augment):
-            now = time.perf_counter()
-            if started:
-                images += size
-            elif now > begun + 2:
-                started = now
-            if started and now > started + seconds:
-                return images / (now - started)
-    raise AssertionError("unreachable")
+    size, dataset = KINDS[kind][2], open_dataset(wanted, 10, 1)
+    epochs = (epoch_batches(dataset.train, size, 1, epoch, 0, 1, wanted.augment) for epoch in count())
+    batches = chain.from_iterable(epochs)
+
+    def rate(least: float) -> float:
+        begun, images = time.perf_counter(), 0
+        while (taken := time.perf_counter() - begun) < least:
+            next(batches)
+            images += size
+        return images / taken
+
+    rate(2)
+    return rate(seconds)
 
 
 def listed(folder: str) -> dict[str, float]:

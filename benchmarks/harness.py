@@ -34,6 +34,8 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # One thread a rank, whatever the framework reads; TensorFlow does not read OpenMP's variable.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
 TIMEOUT_S = 900.0
+# Of ranks that take turns: overrides of the recipe, and how many steps of a turn are left out and measured.
+Side = tuple[list[str], int, int]
 Start = Callable[..., Any]  # subprocess.run, or what takes the same arguments, such as `hosts.Network.run`
 _OUTPUT_SHOWN = 2000  # characters of a failed command's output
 _BEGAN = time.monotonic()
@@ -272,16 +274,18 @@ def take_turns(
     slots: int,
     framework: str,
     keys: Sequence[str],
-    sides: Mapping[str, Mapping[str, Any]],
-    rounds: Sequence[Sequence[str]],
+    sides: Mapping[str, Side],
+    order: Sequence[str],
+    rounds: int,
     folder: Path,
 ) -> dict[str, Any]:
-    """What `turns_rank.py` writes, of `slots` ranks on each host of a network; `sides` and `rounds` as it takes them.
+    """What `turns_rank.py` writes, of `slots` ranks on each host of a network; the sides of `order` are shuffled.
 
     The recipe is `resnet20-digits` with `keys`, by which the ranks' environment is made. Raises as `run` does.
     """
-    found = folder / "found.json"
-    arguments = [framework, json.dumps({"sides": sides, "rounds": rounds, "out": str(found)})]
+    found, shuffle = folder / "found.json", random.Random(f"{framework} {network.mbit_per_s}")
+    orders = [shuffle.sample(order, len(order)) for _ in range(rounds)]
+    arguments = [framework, json.dumps({"sides": sides, "rounds": orders, "out": str(found)})]
     job = {"script": "turns_rank.py", "recipe": "resnet20-digits", "framework": framework, "keys": list(keys)}
     where = {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots)}
     elsewhere(start_ranks, start=network.run, out=str(folder), arguments=arguments, **job, **where)

@@ -119,7 +119,7 @@ class Network:
         user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         # A mount namespace is entered at its root: stay in the folder instead.
         enter = ["nsenter", f"--target={self._holder.pid}", *user, "--net", "--mount", "--wd=.", "--"]
-        return [*enter, *(["nsenter", f"--net={_NETNS / host}", "--"] if host else []), *command]
+        return [*enter, *_inside(host), *command]
 
     def start(self, command: list[str], host: str | None = None, **options: Any) -> subprocess.Popen[Any]:
         """Start a command; `options` are Popen's."""
@@ -200,7 +200,6 @@ def _hold(hosts: int, mbit_per_s: float) -> None:
     _NETNS.mkdir(exist_ok=True)
     _batch(["link set lo up", "link add switch type bridge", "link set switch up"])
     _call(["sh", "-c", _SETTLE])
-    limit = " ".join(_limit(mbit_per_s))
     for number in range(1, hosts + 1):
         name, port, end = f"h{number}", f"to-h{number}", f"end-{number}"
         _batch([f"netns add {name}", f"link add {port} mtu {MTU} type veth peer name {end} mtu {MTU}"])
@@ -208,10 +207,9 @@ def _hold(hosts: int, mbit_per_s: float) -> None:
             _packets_of_the_wire(each)
         _batch([f"link set {port} master switch up", f"link set {end} netns {name} name eth0"])
         _call([*_inside(name), "sh", "-c", _SETTLE])
-        own = ["link set lo up", f"addr add 10.77.0.{number}/24 dev eth0", "link set eth0 up"]
-        _batch(own, name)
-        _call(["tc", "qdisc", "add", "dev", port, "root", *limit.split()])
-        _call([*_inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", *limit.split()])
+        _batch(["link set lo up", f"addr add 10.77.0.{number}/24 dev eth0", "link set eth0 up"], name)
+        for end, host in ((port, None), ("eth0", name)):
+            _call([*_inside(host), "tc", "qdisc", "add", "dev", end, "root", *_limit(mbit_per_s)])
     print("ready", flush=True)
     sys.stdin.read()
     _end_what_runs_here()
@@ -251,12 +249,12 @@ def _others_here() -> set[int]:
     return found
 
 
-def _inside(host: str) -> list[str]:
-    return ["nsenter", f"--net={_NETNS / host}", "--"]
+def _inside(host: str | None) -> list[str]:
+    return ["nsenter", f"--net={_NETNS / host}", "--"] if host else []
 
 
 def _batch(lines: list[str], host: str | None = None) -> None:
-    _call([*(_inside(host) if host else []), "ip", "-batch", "-"], "\n".join(lines) + "\n")
+    _call([*_inside(host), "ip", "-batch", "-"], "\n".join(lines) + "\n")
 
 
 def _call(command: list[str], text: str = "") -> None:

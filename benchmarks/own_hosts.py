@@ -19,7 +19,6 @@ with the frameworks that were asked for.
 from __future__ import annotations
 
 import json
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,8 @@ RATE, OTHER_RATES = 50.0, (20.0, 100.0)  # Mbit/s: of all frameworks, and of PyT
 RANKS, ROUNDS = 4, 5
 RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=25", "threads=1"]
 COMPUTE, DENSE = "compute", "dense"
-# What is added to the recipe, and how many steps of a turn are left out and measured: of Local SGD whole rounds.
-METHODS: dict[str, tuple[list[str], int, int]] = {
+# Of Local SGD whole rounds are left out and measured.
+METHODS: dict[str, harness.Side] = {
     DENSE: ([], 1, 8),
     "fp16": (["compression=fp16"], 1, 8),
     "topk": (["compression={method: topk, ratio: 0.01}"], 1, 8),
@@ -99,10 +98,7 @@ def bench(network: Network, framework: str, folder: Path) -> dict[str, Any]:
 
 def turns(network: Network, framework: str, folder: Path) -> dict[str, Any]:
     """What `turns_rank.py` finds."""
-    order = random.Random(f"{framework} {network.mbit_per_s}")
-    rounds = [order.sample(TURNS, len(TURNS)) for _ in range(ROUNDS)]
-    sides = {name: {"keys": keys, "warmup": warmup, "measured": steps} for name, (keys, warmup, steps) in SIDES.items()}
-    return harness.take_turns(network, 1, framework, KEYS, sides, rounds, folder)
+    return harness.take_turns(network, 1, framework, KEYS, SIDES, TURNS, ROUNDS, folder)
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

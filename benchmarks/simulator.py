@@ -7,7 +7,6 @@ Writes simulator.json and simulator.md beside itself; exit status 1 where a mark
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import statistics
@@ -84,7 +83,7 @@ def workload(model: str) -> Workload:
 
 def median(act: Callable[[], Any]) -> float:
     """Seconds, the median over ROUNDS after one that is left out."""
-    return statistics.median(timeit.repeat(act, "gc.enable()", number=1, repeat=ROUNDS + 1, globals={"gc": gc})[1:])
+    return statistics.median(timeit.repeat(act, "gc.enable()", number=1, repeat=ROUNDS + 1)[1:])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     turns_rank.py RECIPE FRAMEWORK PLAN
 
 `harness.take_turns` starts it. A turn does what `hvdkit train` does, by the same loop, without logs, evaluation and
-checkpoints. The plan, JSON, has `sides`, each with overrides of the recipe (`keys`) and how many steps of a turn are
-left out (`warmup`) and counted (`measured`); `rounds`, each a list of sides; and `out`, which rank 0 writes.
+checkpoints. The plan, JSON, has `sides`, each a `harness.Side`; `rounds`, each a list of sides; and `out`, which rank 0
+writes.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ class Side:
 
 
 def opened(
-    adapter: Adapter, base: Path, asked: dict[str, dict[str, Any]], heartbeat: Heartbeat
+    adapter: Adapter, base: Path, asked: dict[str, tuple[list[str], int, int]], heartbeat: Heartbeat
 ) -> tuple[Topology, Dataset, dict[str, Side]]:
     """Start the rank and open the sides. Each has had a short turn, which compiles what is compiled."""
     build = recipe_of(adapter.NAME).build
     topology, dataset, network = start(adapter, schema.load(base))
     sides: dict[str, Side] = {}
-    for name, one in asked.items():
+    for name, (keys, warmup, measured) in asked.items():
         heartbeat.beat("building the networks")
-        recipe = schema.load(base, one["keys"])
+        recipe = schema.load(base, keys)
         session = open_session(adapter, build, network, recipe, strategy_of(adapter, topology, recipe))
         session.broadcast_state()
-        side = sides[name] = Side(recipe, session, one["warmup"], one["measured"])
+        side = sides[name] = Side(recipe, session, warmup, measured)
         replace(side, measured=0).turn(adapter, topology, dataset, heartbeat)
     return topology, dataset, sides
 

@@ -61,3 +61,9 @@ def test_a_command_that_fails_is_one_error_with_its_output(harness: ModuleType) 
         harness.run([*command, "2"])
     with pytest.raises(harness.RunError, match=r"exit status 3: no such host$"):
         harness.run([*command, "3"])
+
+
+def test_a_function_is_called_in_another_process(harness: ModuleType) -> None:
+    assert harness.elsewhere(harness.positive, text="3") == 3
+    with pytest.raises(harness.RunError, match="expected 1 or more, got 0"):
+        harness.elsewhere(harness.positive, text="0")
