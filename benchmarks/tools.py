@@ -11,6 +11,7 @@ misses its mark, 2 where a command fails.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -80,36 +81,28 @@ def large(folder: Path) -> None:
     That is what `make bench-resnet50` leaves, with scaling beside it.
     """
     document = json.loads((SMALL / "compare.json").read_text())
-    # Each real run, and those of two ranks once more for each rival that its framework has.
-    kinds: list[tuple[dict[str, Any], str | None]] = [(result, None) for result in document["runs"]]
-    kinds += [
-        (result, name)
-        for result in document["runs"]
-        for name, rival in RIVALS.items()
-        if result["np"] == 2 and result["framework"] in rival.frameworks
-    ]
-    document["runs"], document["rounds"] = [], ROUNDS
-    for number in range(1, ROUNDS + 1):
-        for result, name in kinds:
-            title = f"{result['framework']}-np{result['np']}"
-            place = folder / "runs" / f"{title}{f'-{name}' if name else ''}-round{number}"
-            shutil.copytree(SMALL / "runs" / title, place)
-            factor = (0.8 if name else 1.0) * (1 + 0.01 * (number - 3))
-            made = result | {
-                "rival": name,
-                "round": number,
-                "images_per_second": factor * result["images_per_second"],
-                "step_ms": [result["step_ms_p50"] * (1 + 0.002 * step) for step in range(200)],
-                "step_ms_p99": result["step_ms_p90"],
-                "startup_s": 5.0 + number,
-                "cpu_s_per_image": 0.004 / factor,
-            }
-            (place / "result.json").write_text(json.dumps(made))
-            document["runs"].append(made)
+    real, document["rounds"], document["runs"], document["ratios"] = document["runs"], ROUNDS, [], []
     figures = {"median": 1.2, "low": 1.1, "high": 1.3, "rounds": ROUNDS, "confidence": 0.9375, "verdict": "faster"}
-    document["ratios"] = [
-        {"framework": result["framework"], "np": 2, "against": name} | figures for result, name in kinds if name
-    ]
+    for number, result, name in itertools.product(range(1, ROUNDS + 1), real, [None, *RIVALS]):
+        framework, np = result["framework"], result["np"]
+        if name and (np != 2 or framework not in RIVALS[name].frameworks):
+            continue
+        place = folder / "runs" / f"{framework}-np{np}{f'-{name}' if name else ''}-round{number}"
+        shutil.copytree(SMALL / "runs" / f"{framework}-np{np}", place)
+        factor = (0.8 if name else 1.0) * (1 + 0.01 * (number - 3))
+        made = result | {
+            "rival": name,
+            "round": number,
+            "images_per_second": factor * result["images_per_second"],
+            "step_ms": [result["step_ms_p50"] * (1 + 0.002 * step) for step in range(200)],
+            "step_ms_p99": result["step_ms_p90"],
+            "startup_s": 5.0 + number,
+            "cpu_s_per_image": 0.004 / factor,
+        }
+        (place / "result.json").write_text(json.dumps(made))
+        document["runs"].append(made)
+        if name and number == 1:
+            document["ratios"].append({"framework": framework, "np": np, "against": name} | figures)
     (folder / "compare.json").write_text(json.dumps(document, indent=2))
 
 
