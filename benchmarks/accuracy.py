@@ -13,22 +13,23 @@ from typing import Any
 
 import harness
 
-SEEDS, RANKS = (1, 2, 3), 2
+SEEDS, RANKS = 3, 2
 
 
 def main() -> None:
     """The command line."""
-    keep = harness.kept(harness.parser(__doc__, keep="accuracy").parse_args())
-    rows: list[dict[str, Any]] = []
-    for seed in SEEDS:
+    args = harness.parser(__doc__, rounds=SEEDS, keep="accuracy", frameworks=True).parse_args()
+    frameworks = args.framework or harness.FRAMEWORKS
+    rounds = harness.rounds(harness.kept(args), ["seeds"], frameworks, args.rounds, run)["seeds"]
+    rows = [one[name] for one in rounds for name in frameworks]
+    seeds = [number + 1 for number in range(args.rounds)]
+    outcome = {"ranks": RANKS, "seeds": seeds, "frameworks": frameworks, "runs": rows}
+    harness.publish("accuracy", outcome, args.out)
 
-        def run(framework: str, folder: Path, seed: int = seed) -> dict[str, Any]:
-            result = harness.train(framework, RANKS, "resnet20-digits", [f"seed={seed}"], folder)
-            harness.say(f"{framework}, seed {seed}: {result.val_accuracy:.4f} in {result.train_s:.0f} s")
-            return result.model_dump(mode="json")
 
-        rows += harness.one_round(keep / f"seed-{seed}", harness.FRAMEWORKS, run).values()
-    harness.publish("accuracy", {"runs": rows}, frameworks=harness.FRAMEWORKS, seeds=SEEDS, ranks=RANKS)
+def run(_: str, number: int, framework: str, folder: Path) -> dict[str, Any]:
+    """Training with a seed."""
+    return harness.train(framework, RANKS, "resnet20-digits", [f"seed={number + 1}"], folder)
 
 
 if __name__ == "__main__":

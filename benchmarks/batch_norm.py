@@ -8,9 +8,6 @@ out from layer to layer as those of single values do. Writes batch_norm.json and
 
 from __future__ import annotations
 
-import argparse
-import json
-
 import harness
 import numpy as np
 
@@ -19,16 +16,11 @@ MEANS, SEEDS, EPSILON = (0.0, 1.0), range(5), 1e-5
 
 
 def main() -> None:
-    """The command line: the driver, and with `--kernel` the part that runs in a runtime."""
-    parser = harness.parser(__doc__)
-    parser.add_argument("--kernel", choices=KERNELS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.kernel:
-        print("\n" + json.dumps(measure(args.kernel)), flush=True)
-        return
-    answers = [harness.in_runtime(runtime, __file__, "--kernel", name) for name, (runtime, _) in KERNELS.items()]
+    """The command line."""
+    args = harness.parser(__doc__).parse_args()
+    answers = [harness.elsewhere(measure, runtime, kernel=name) for name, (runtime, _) in KERNELS.items()]
     cases = [f"{'×'.join(map(str, shape))}, mean {mean:g}" for shape in SHAPES for mean in MEANS]
-    harness.publish("batch_norm", {"rows": [row for rows in answers for row in rows]}, cases=cases)
+    harness.publish("batch_norm", {"cases": cases, "rows": [row for rows in answers for row in rows]}, args.out)
 
 
 def measure(kernel: str) -> list[dict[str, object]]:

@@ -31,17 +31,7 @@ SPEED_MARK, MEMORY_MARK = 0.98, 1.05
 def main() -> int:
     """The command line; returns the exit status."""
     args = harness.parser(__doc__, rounds=7, keep="cost", frameworks=True).parse_args()
-    keep, frameworks = harness.kept(args), args.framework or harness.FRAMEWORKS
-    pairs: dict[str, list[dict[str, Any]]] = {framework: [] for framework in frameworks}
-    for number in range(args.rounds):  # over all frameworks, so that a noisy hour hits all of them
-        for framework, found in pairs.items():
-
-            def run_side(side: str, folder: Path, framework: str = framework) -> dict[str, Any]:
-                return run(framework, side, folder)
-
-            found.append(harness.one_round(keep / framework / f"{number:02d}", SIDES, run_side))
-            ratio = found[-1]["hvdkit"]["images_per_second"] / found[-1]["plain"]["images_per_second"]
-            harness.say(f"round {number + 1} of {args.rounds}, {framework}: images/s, hvdkit ÷ plain {ratio:.3f}")
+    pairs = harness.rounds(harness.kept(args), args.framework or harness.FRAMEWORKS, SIDES, args.rounds, run)
     outcome: dict[str, Any] = {
         "marks": {"speed_at_least": SPEED_MARK, "memory_at_most": MEMORY_MARK},
         "ranks": RANKS,
@@ -50,11 +40,11 @@ def main() -> int:
         "warmup_steps": WARMUP_STEPS,
         "frameworks": {framework: summary(found) for framework, found in pairs.items()},
     }
-    harness.publish("cost", outcome)
+    harness.publish("cost", outcome, args.out)
     return 1 if any(one["missed"] for one in outcome["frameworks"].values()) else 0
 
 
-def run(framework: str, side: str, folder: Path) -> dict[str, Any]:
+def run(framework: str, _: int, side: str, folder: Path) -> dict[str, Any]:
     """The result of one run."""
     folder.mkdir(parents=True)
     runtime, result = find(framework), folder / "result.json"

@@ -10,10 +10,10 @@ data.json and data.md beside itself.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import time
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +35,18 @@ KINDS: dict[str, tuple[str, list[str], int]] = {
 
 
 def main() -> None:
-    """The command line: the driver, and with `--deliver` or `--list` the part that runs in a runtime."""
+    """The command line."""
     parser = harness.parser(__doc__, rounds=3, keep="data", frameworks=True)
     parser.add_argument("--data", action="append", choices=KINDS, help="only this one (may be repeated)")
-    parser.add_argument("--deliver", nargs=2, metavar=("DATA", "FOLDER"), help=argparse.SUPPRESS)
-    parser.add_argument("--list", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.deliver or args.list:
-        found = listed(args.list) if args.list else delivered(args.deliver[0], Path(args.deliver[1]))
-        print("\n" + json.dumps(found), flush=True)
-        return
     keep = harness.kept(args)
     draw(keep / "files")
-    pairs = [(kind, name) for kind in args.data or KINDS for name in args.framework or harness.FRAMEWORKS]
-    rounds = [{pair: measure(*pair, keep, number) for pair in pairs} for number in range(args.rounds)]
-    rows = [row(*pair, [each[pair] for each in rounds]) for pair in pairs]
-    listing = harness.in_runtime("pytorch", __file__, "--list", keep / "files")
-    outcome = {"rounds": args.rounds, "rows": rows, "listing": listing, "versions": versions()}
-    harness.publish("data", outcome, mark=MARK)
+    pairs = [f"{kind}/{name}" for kind in args.data or KINDS for name in args.framework or harness.FRAMEWORKS]
+    found = harness.rounds(keep, pairs, ("delivered", "consumed"), args.rounds, partial(measure, keep / "files"))
+    rows = [row(*pair.split("/"), found[pair]) for pair in pairs]
+    listing = harness.elsewhere(listed, "pytorch", folder=str(keep / "files"))
+    outcome = {"mark": MARK, "rounds": args.rounds, "rows": rows, "listing": listing, "versions": versions()}
+    harness.publish("data", outcome, args.out)
 
 
 def draw(folder: Path) -> None:
@@ -64,8 +58,8 @@ def draw(folder: Path) -> None:
     made = folder.with_suffix(".part")
     shutil.rmtree(made, ignore_errors=True)
     numbers = np.random.default_rng(0)
-    for split, count in (("train", PICTURES), ("val", 2)):
-        for index in range(count):
+    for split, number in (("train", PICTURES), ("val", 2)):
+        for index in range(number):
             place = made / "pictures" / split / "ab"[index % 2]
             place.mkdir(parents=True, exist_ok=True)
             coarse = Image.fromarray(numbers.integers(0, 256, (24, 32, 3), dtype=np.uint8))
@@ -78,45 +72,45 @@ def draw(folder: Path) -> None:
         records[:, 0] %= 10
         records.tofile(made / "cifar" / name)
     for label in range(100):
-        for split, count in (("train", LISTED // 100), ("val", 1)):
+        for split, number in (("train", LISTED // 100), ("val", 1)):
             place = made / "many" / split / f"n{label:08}"
             place.mkdir(parents=True)
-            for index in range(count):
+            for index in range(number):
                 (place / f"n{label:08}_{index}.JPEG").touch()
     made.replace(folder)
 
 
-def delivered(kind: str, folder: Path, seconds: float = 5) -> float:
+def delivered(kind: str, folder: str, seconds: float = 5) -> float:
     """Images per second of training batches that nobody uses, after two seconds of warm-up."""
     from hvdkit.data.batches import epoch_batches, open_dataset
     from hvdkit.recipe.schema import Cifar10, Digits, ImageFolder
 
     wanted: Digits | Cifar10 | ImageFolder = {
         "digits": Digits(name="digits", augment="crop-flip"),
-        "cifar10": Cifar10(name="cifar10", path=str(folder / "cifar"), augment="crop-flip"),
-        "imagefolder": ImageFolder(name="imagefolder", path=str(folder / "pictures"), workers=1),
+        "cifar10": Cifar10(name="cifar10", path=f"{folder}/cifar", augment="crop-flip"),
+        "imagefolder": ImageFolder(name="imagefolder", path=f"{folder}/pictures", workers=1),
     }[kind]
-    size = KINDS[kind][2]
-    dataset = open_dataset(wanted, 10, 1)
-    begun, images, started = time.perf_counter(), 0, 0.0
-    for epoch in range(1_000_000):
-        for _ in epoch_batches(dataset.train, size, 1, epoch, 0, 1, wanted.augment):
-            now = time.perf_counter()
-            if started:
-                images += size
-            elif now > begun + 2:
-                started = now
-            if started and now > started + seconds:
-                return images / (now - started)
-    raise AssertionError("unreachable")
+    size, dataset = KINDS[kind][2], open_dataset(wanted, 10, 1)
+    epochs = (epoch_batches(dataset.train, size, 1, epoch, 0, 1, wanted.augment) for epoch in count())
+    batches = chain.from_iterable(epochs)
+
+    def rate(least: float) -> float:
+        begun, images = time.perf_counter(), 0
+        while (taken := time.perf_counter() - begun) < least:
+            next(batches)
+            images += size
+        return images / taken
+
+    rate(2)
+    return rate(seconds)
 
 
-def listed(folder: Path) -> dict[str, float]:
+def listed(folder: str) -> dict[str, float]:
     """How long `open_dataset` takes over the empty files, and how much memory it adds at its peak."""
     from hvdkit.data.batches import open_dataset
     from hvdkit.recipe.schema import ImageFolder
 
-    kind = ImageFolder(name="imagefolder", path=str(folder / "many"), corrupt="replace")
+    kind = ImageFolder(name="imagefolder", path=f"{folder}/many", corrupt="replace")
     before, started = _peak_mib(), time.perf_counter()
     dataset = open_dataset(kind, 100, 1)
     taken = time.perf_counter() - started
@@ -129,19 +123,14 @@ def _peak_mib() -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure(kind: str, framework: str, keep: Path, number: int) -> dict[str, float]:
-    """One round: what is delivered and what one rank of one thread consumes, images per second."""
-    recipe, keys, _ = KINDS[kind]
-
-    def run(side: str, folder: Path) -> float:
-        if side == "delivered":
-            return float(harness.in_runtime(framework, __file__, "--deliver", kind, keep / "files"))
-        options = ["--stall-timeout", "0"]
-        return harness.train(framework, 1, recipe, keys, folder, options).images_per_second
-
-    found = harness.one_round(keep / kind / framework / f"{number:02d}", ("delivered", "consumed"), run)
-    harness.say(f"round {number + 1}, {kind}, {framework}: {found}")
-    return found
+def measure(files: Path, pair: str, _: int, side: str, folder: Path) -> float:
+    """What is delivered, or what one rank of one thread consumes, in images per second."""
+    kind, framework = pair.split("/")
+    if side == "delivered":
+        return float(harness.elsewhere(delivered, framework, kind=kind, folder=str(files)))
+    recipe, keys, _size = KINDS[kind]
+    result = harness.train(framework, 1, recipe, keys, folder, ["--stall-timeout", "0"])
+    return float(result["images_per_second"])
 
 
 def row(kind: str, framework: str, found: list[dict[str, float]]) -> dict[str, Any]:

@@ -27,9 +27,9 @@ import harness
 
 from hvdkit.results.train import read_result
 
-RANKS, BATCH_SIZE, EPOCHS, COMMIT_EVERY = 3, 8, 1, 5
+RANKS, BATCH_SIZE, COMMIT_EVERY = 3, 8, 5
 TRAIN_IMAGES = 1437
-UPDATES = EPOCHS * (TRAIN_IMAGES // (RANKS * BATCH_SIZE))  # of an undisturbed run
+UPDATES = TRAIN_IMAGES // (RANKS * BATCH_SIZE)  # of an undisturbed run: one epoch
 LAST_KILL = UPDATES - 12  # later ones might come when there is nothing left to do
 STARTING = 5  # every so many runs the kill comes while ranks are starting
 TIMEOUT_S = 300.0
@@ -40,20 +40,12 @@ def main() -> int:
     parser = harness.parser(__doc__, keep="elastic", frameworks=True)
     parser.add_argument("--kills", type=harness.positive, default=10, help="runs a framework (default 10)")
     args = parser.parse_args()
-    keep = harness.kept(args)
-    runs: dict[str, list[dict[str, Any]]] = {framework: [] for framework in args.framework or harness.FRAMEWORKS}
-    for number in range(args.kills):
-        for framework, done in runs.items():
-
-            def one(framework: str, folder: Path, number: int = number) -> dict[str, Any]:
-                return run(framework, number, folder)
-
-            done += harness.one_round(keep / framework / f"{number:02d}", [framework], one).values()
-            harness.say(f"{framework} {number:02d}: {in_a_line(done[-1])}")
-    frameworks = {framework: summary(done) for framework, done in runs.items()}
-    setting = {"ranks": RANKS, "batch_size": BATCH_SIZE, "epochs": EPOCHS, "commit_every": COMMIT_EVERY}
-    harness.publish("elastic", setting | {"frameworks": frameworks})
-    return 1 if any(one["lost"] for one in frameworks.values()) else 0
+    frameworks = args.framework or harness.FRAMEWORKS
+    found = harness.rounds(harness.kept(args), frameworks, ["run"], args.kills, run)
+    outcome: dict[str, Any] = {name: summary([one["run"] for one in runs]) for name, runs in found.items()}
+    setting = {"ranks": RANKS, "batch_size": BATCH_SIZE, "epochs": 1, "commit_every": COMMIT_EVERY}
+    harness.publish("elastic", setting | {"frameworks": outcome}, args.out)
+    return 1 if any(one["lost"] for one in outcome.values()) else 0
 
 
 def drawn(framework: str, number: int) -> dict[str, Any]:
@@ -67,33 +59,29 @@ def drawn(framework: str, number: int) -> dict[str, Any]:
     }
 
 
-def run(framework: str, number: int, folder: Path) -> dict[str, Any]:
+def run(framework: str, number: int, _: str, folder: Path) -> dict[str, Any]:
     """One run with its kill: what was drawn, what came of it."""
     folder.mkdir()
     kill, out = drawn(framework, number), folder / "out"
     command = [sys.executable, "-m", "hvdkit", "train", "resnet20-digits", "--framework", framework, "-np", str(RANKS)]
-    command += ["--out", str(out), f"batch_size={BATCH_SIZE}", f"epochs={EPOCHS}", "log_every=1", "threads=1"]
-    command += ["checkpoint=null"]
-    command += [f"elastic={{min_np: 1, max_np: {RANKS}, commit_every: {COMMIT_EVERY}}}"]
+    command += ["--out", str(out), f"batch_size={BATCH_SIZE}", "epochs=1", "log_every=1", "threads=1"]
+    command += ["checkpoint=null", f"elastic={{min_np: 1, max_np: {RANKS}, commit_every: {COMMIT_EVERY}}}"]
     with (folder / "output.txt").open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            seen = watch(process, out, kill)
-            status: int | None = process.wait(timeout=TIMEOUT_S)
+            outcome = kill | watch(process, out, kill)
+            outcome["status"] = process.wait(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            status, seen = None, {}
+            outcome = kill | {"status": None}
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()  # its ranks end with it
+            process.kill()  # its ranks end with it
             process.wait()
-    outcome = {**kill, "status": status, **seen}
-    faults = [f"exit status {status}"] if status != 0 else wrong(outcome, out)
+    outcome["faults"] = [f"exit status {outcome['status']}"] if outcome["status"] != 0 else wrong(outcome, out)
     if (out / "result.json").exists():
-        result = read_result(out / "result.json")
-        outcome["recoveries"] = [recovery.model_dump() for recovery in result.recoveries]
-        outcome["framework_version"], outcome["horovod_version"] = result.framework_version, result.horovod_version
-        outcome["np"] = result.np
-    return outcome | {"faults": faults}
+        result = harness.result_of(out)
+        outcome |= {key: result[key] for key in ("recoveries", "framework_version", "horovod_version", "np")}
+    harness.say(f"rank {kill['rank']}, step {kill['at_step']}: {'; '.join(outcome['faults']) or 'survived'}")
+    return outcome
 
 
 def watch(process: subprocess.Popen[bytes], out: Path, kill: dict[str, Any]) -> dict[str, Any]:
@@ -146,41 +134,21 @@ def wrong(outcome: dict[str, Any], out: Path) -> list[str]:
     """The faults of a run that has ended with status 0."""
     if "next_update_s" not in outcome:
         return ["the run was over before the kill"]
-    result, faults = read_result(out / "result.json"), []
+    result, faults, behind = read_result(out / "result.json"), [], outcome["killed_behind_step"]
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    per_epoch = TRAIN_IMAGES // (result.np * BATCH_SIZE)
-    if result.np != RANKS - 1 and not (outcome["killed_behind_step"] == 0 and result.np == RANKS):
+    updates = TRAIN_IMAGES // (result.np * BATCH_SIZE)
+    if result.np != RANKS - 1 and not (behind == 0 and result.np == RANKS):
         faults.append(f"{result.np} rank(s) at the end")
-    if result.steps != EPOCHS * per_epoch or lines[-1]["step"] != result.steps:
-        faults.append(f"{result.steps} updates, expected {EPOCHS * per_epoch}")
-    if [line["epoch"] for line in lines if line["ends_epoch"]] != list(range(EPOCHS)):
-        faults.append("not every epoch came to its end once")
-    if outcome["killed_behind_step"] and not thrown_back(outcome, result.recoveries[-1].step, result.np):
+    if not result.steps == lines[-1]["step"] == updates:
+        faults.append(f"{result.steps} updates, expected {updates}")
+    if [line["epoch"] for line in lines if line["ends_epoch"]] != [0]:
+        faults.append("the epoch came not to its end once")
+    # Each commit that the kill can have left last, and the update, as fewer ranks count, that comes after it.
+    commits = [done for done in range(0, UPDATES, COMMIT_EVERY) if abs(done - behind) <= COMMIT_EVERY]
+    after = [updates + 1 - (TRAIN_IMAGES - done * RANKS * BATCH_SIZE) // (result.np * BATCH_SIZE) for done in commits]
+    if behind and result.recoveries[-1].step not in after:
         faults.append("it went on from elsewhere than the last commit")
     return faults
-
-
-def thrown_back(outcome: dict[str, Any], step: int, np: int) -> bool:
-    """Whether going on with update `step` of `np` ranks fits one of the commits that the kill can have left last."""
-    whole = UPDATES // EPOCHS
-    behind = outcome["killed_behind_step"]
-    for done in range(behind - COMMIT_EVERY, behind + COMMIT_EVERY + 1):
-        if done < 0 or done % COMMIT_EVERY:
-            continue
-        epoch, updates = divmod(done, whole)
-        per_epoch = TRAIN_IMAGES // (np * BATCH_SIZE)
-        left = (TRAIN_IMAGES - updates * RANKS * BATCH_SIZE) // (np * BATCH_SIZE)
-        if (epoch + 1) * per_epoch - left + 1 == step:
-            return True
-    return False
-
-
-def in_a_line(one: dict[str, Any]) -> str:
-    """A run in a line."""
-    when = f"after step {one['at_step']}" if one["at_step"] else f"{one['delay_s']} s after the start"
-    how = "LOST: " + "; ".join(one["faults"]) if one["faults"] else f"next update {one['next_update_s']} s later"
-    within = [recovery["seconds"] for recovery in one.get("recoveries", [])]
-    return f"rank {one['rank']} killed {when}; {how}; recoveries {within}"
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:

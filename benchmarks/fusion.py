@@ -4,13 +4,13 @@
 
 `fusion N MiB` sends all gradients after backward, as hvdkit does on a CPU, with Horovod's fusion threshold at N; with
 `whole` all 102 MB are one. The overlapped ones are sent while backward goes on (`overlap_rank.py`); `ddp` is PyTorch's
-own. A round runs all of them directly after each other, in random order; ratios are of the same round. Writes
-fusion.json and fusion.md beside itself. Needs a quiet machine.
+own. A round runs all of them directly after each other, in random order; ratios are of the same round. Rounds that are
+done are kept in `runs/fusion`; give `--fresh` after a change of code. Writes fusion.json and fusion.md beside itself.
+Needs a quiet machine.
 """
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import harness
@@ -31,18 +31,11 @@ SIDES = {
 
 def main() -> None:
     """The command line."""
-    parser = harness.parser(__doc__, rounds=5)
+    parser = harness.parser(__doc__, rounds=5, keep="fusion")
     parser.add_argument("--side", action="append", choices=list(SIDES), help=f"only this one, {WHOLE} and {DDP}")
-    parser.add_argument(
-        "--out", type=Path, default=harness.HERE, help="folder for json and md (default: this script's)"
-    )
     args = parser.parse_args()
     names = list(dict.fromkeys([WHOLE, DDP, *(args.side or SIDES)]))
-    rounds: list[dict[str, float]] = []
-    for number in range(args.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            rounds.append(harness.one_round(Path(folder) / f"{number:02d}", names, _timed))
-        harness.say(f"round {number + 1}: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in rounds[-1].items()))
+    rounds = harness.rounds(harness.kept(args), ["steps"], names, args.rounds, _timed)["steps"]
     rows = [
         {
             "side": name,
@@ -52,10 +45,10 @@ def main() -> None:
         }
         for name in names
     ]
-    harness.publish("fusion", {"rows": rows}, args.out, ranks=RANKS, steps=MEASURED)
+    harness.publish("fusion", {"ranks": RANKS, "steps": MEASURED, "rows": rows}, args.out)
 
 
-def _timed(name: str, folder: Path) -> float:
+def _timed(_: str, number: int, name: str, folder: Path) -> float:
     """Milliseconds a step."""
     where = {"ranks": RANKS, "rival": DDP if name == DDP else None}
     return harness.step_ms(overlap.train(SIDES[name], "resnet50-synthetic", KEYS, folder, **where))

@@ -3,12 +3,13 @@
 A benchmark says what one run is. This module runs all sides of a round directly after each other in random order, keeps
 what is done, and writes NAME.json and NAME.md. The page is pages/NAME.md.j2, a template that sees what the JSON has.
 
-As a program it starts ranks where a network's hosts are known: `start_ranks` runs it.
+As a program it calls a benchmark's function in another environment: `elsewhere` runs it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import shutil
@@ -16,10 +17,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from hosts import Network, Unavailable
 
@@ -27,14 +29,13 @@ from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.results.intervals import of_values
 
-if TYPE_CHECKING:
-    from hvdkit.results.train import TrainResult
-
 HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # One thread a rank, whatever the framework reads; TensorFlow does not read OpenMP's variable.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
 TIMEOUT_S = 900.0
+# Of ranks that take turns: overrides of the recipe, and how many steps of a turn are left out and measured.
+Side = tuple[list[str], int, int]
 Start = Callable[..., Any]  # subprocess.run, or what takes the same arguments, such as `hosts.Network.run`
 _OUTPUT_SHOWN = 2000  # characters of a failed command's output
 _BEGAN = time.monotonic()
@@ -44,7 +45,11 @@ _BEGAN = time.monotonic()
 
 
 def parser(
-    description: str | None, rounds: int | None = None, keep: str | None = None, frameworks: bool = False
+    description: str | None,
+    rounds: int | None = None,
+    keep: str | None = None,
+    frameworks: bool = False,
+    out: Path = HERE,
 ) -> argparse.ArgumentParser:
     """A parser with the options that benchmarks have in common; `keep` is the folder in runs/ that runs are kept in."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -55,6 +60,7 @@ def parser(
     if keep:
         made.add_argument("--fresh", action="store_true", help="forget what is done")
         made.add_argument("--keep", type=Path, default=Path("runs") / keep, help="where runs are kept")
+    made.add_argument("--out", type=Path, default=out, help=f"folder for what is written (default: {out.name})")
     return made
 
 
@@ -90,6 +96,20 @@ def say(text: str) -> None:
 # -- rounds and figures -----------------------------------------------------------------------------------------------
 
 
+def rounds(
+    keep: Path, groups: Iterable[str], sides: Sequence[str], count: int, run: Callable[[str, int, str, Path], Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """Rounds of all sides by group; `run(group, number, side, folder)` gives what a side comes to.
+
+    The groups take turns, so that a noisy hour hits all of them.
+    """
+    found: dict[str, list[dict[str, Any]]] = {group: [] for group in groups}
+    for number in range(count):
+        for group, done in found.items():
+            done.append(one_round(keep / group / f"{number:02d}", sides, partial(run, group, number)))
+    return found
+
+
 def one_round(folder: Path, sides: Sequence[str], run: Callable[[str, Path], Any]) -> dict[str, Any]:
     """The result of each side, run directly after each other in random order: what `run(side, folder)` returns, JSON.
 
@@ -100,8 +120,11 @@ def one_round(folder: Path, sides: Sequence[str], run: Callable[[str, Path], Any
     if not set(sides) <= found.keys():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        order = random.Random("/".join(folder.parts[-3:])).sample(range(len(sides)), len(sides))
-        found = {sides[number]: run(sides[number], folder / f"side-{number:02d}") for number in order}
+        found, name = {}, "/".join(folder.parts[-3:])
+        for number in random.Random(name).sample(range(len(sides)), len(sides)):
+            found[sides[number]] = result = run(sides[number], folder / f"side-{number:02d}")
+            figure = result.get("images_per_second") if isinstance(result, dict) else result
+            say(f"{name}: {sides[number]}" + (f": {figure:.2f}" if figure is not None else ""))
         write_atomic(file, json.dumps(found) + "\n")
     return {side: found[side] for side in sides}
 
@@ -125,10 +148,10 @@ def with_interval(found: Mapping[str, Any], digits: int) -> str:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def publish(name: str, outcome: Mapping[str, Any], folder: Path = HERE, **constants: Any) -> dict[str, Any]:
-    """Write NAME.json and NAME.md, print the page, and return what the JSON holds.
+def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
+    """Write NAME.json and NAME.md, and print the page.
 
-    `outcome` gets the command, the date and the machine. `constants` are for the page alone.
+    `outcome` gets the command, the date and the machine.
     """
     from hvdkit.results.machine import this_machine
 
@@ -136,15 +159,14 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path = HERE, **consta
     measured = time.strftime("%-d %B %Y", time.gmtime())
     facts = {"command": command, "measured": measured, "machine": this_machine().model_dump()}
     text = json.dumps(facts | dict(outcome), indent=2, ensure_ascii=False)
-    found: dict[str, Any] = json.loads(text)
+    shown = page(name, json.loads(text))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{name}.json", text + "\n")
-    write_atomic(folder / f"{name}.md", page(name, found, **constants))
-    print(page(name, found, **constants))
-    return found
+    write_atomic(folder / f"{name}.md", shown)
+    print(shown)
 
 
-def page(name: str, outcome: Mapping[str, Any], **constants: Any) -> str:
+def page(name: str, outcome: Mapping[str, Any]) -> str:
     """The Markdown of pages/NAME.md.j2, filled in."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -157,7 +179,7 @@ def page(name: str, outcome: Mapping[str, Any], **constants: Any) -> str:
     )
     pages.filters |= {"median": statistics.median, "with_interval": with_interval}
     pages.globals |= {"machine_line": machine_line}
-    return pages.get_template(f"{name}.md.j2").render(outcome, **constants)
+    return pages.get_template(f"{name}.md.j2").render(outcome)
 
 
 def machine_line(machine: Mapping[str, Any], memory: bool = True) -> str:
@@ -193,17 +215,30 @@ def run(
 
 def hvdkit(
     arguments: Sequence[str | Path], timeout_s: float = TIMEOUT_S, start: Start = subprocess.run, **options: Any
-) -> None:
-    """`hvdkit` with these arguments, under this interpreter. Raises as `run` does."""
+) -> float:
+    """`hvdkit` with these arguments, under this interpreter: how many seconds it took. Raises as `run` does."""
+    began = time.perf_counter()
     run([sys.executable, "-m", "hvdkit", *arguments], timeout_s, start, **options)
+    return time.perf_counter() - began
 
 
-def in_runtime(framework: str, script: str, *arguments: str | Path) -> Any:
-    """What a script prints last in the framework's runtime, JSON. Raises as `run` does."""
+def elsewhere(
+    function: Callable[..., Any],
+    runtime: str | None = None,
+    start: Start = subprocess.run,
+    env: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> Any:
+    """What a benchmark's function gives in another process: JSON, as its arguments.
+
+    It runs in a framework's `runtime`, or where `start` and the environment `env` have it. Raises as `run` does.
+    """
     from hvdkit.runtimes.store import find
 
-    command = [find(framework).python, script, *arguments]
-    return json.loads(run(command, stderr=subprocess.PIPE).splitlines()[-1])
+    asked = {"module": Path(function.__code__.co_filename).stem, "function": function.__name__, "arguments": arguments}
+    options = {"stderr": subprocess.PIPE, "input": json.dumps(asked)} | ({"env": env} if env else {})
+    python = find(runtime).python if runtime else sys.executable
+    return json.loads(run([python, __file__], start=start, **options).splitlines()[-1])
 
 
 def train(
@@ -212,89 +247,95 @@ def train(
     recipe: str,
     keys: Sequence[str],
     folder: Path,
-    options: Sequence[str] = (),
-    start: Start = subprocess.run,
-    **more: Any,
-) -> TrainResult:
-    """The result of `hvdkit train` into a folder, without checkpoints. Raises as `run` does."""
+    options: Sequence[str | Path] = (),
+    **how: Any,
+) -> dict[str, Any]:
+    """The result of `hvdkit train` into a folder, without checkpoints; `how` and what is raised as in `run`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    where = ["--framework", framework, "-np", str(ranks), *options, "--out", folder, "--overwrite"]
+    hvdkit(["train", recipe, *where, *keys, "checkpoint=null"], **how)
+    return result_of(folder)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """What a run has left in its folder, checked."""
     from hvdkit.results.train import read_result
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    where = ["--framework", framework, "-np", str(ranks), *options, "--out", str(folder), "--overwrite"]
-    hvdkit(["train", recipe, *where, *keys, "checkpoint=null"], start=start, **more)
-    return read_result(folder / "result.json")
+    return read_result(folder / "result.json").model_dump(mode="json")
 
 
-def step_ms(result: TrainResult) -> float:
+def step_ms(result: Mapping[str, Any]) -> float:
     """Milliseconds a step: a mean, as with Local SGD only some steps send."""
-    return 1e3 * result.batch_size * result.np / result.images_per_second
-
-
-def start_ranks(out: Path, start: Start = subprocess.run, env: Mapping[str, str] | None = None, **job: Any) -> None:
-    """Start ranks as `_start_ranks` does, in a process that knows a network's hosts and has the environment `env`.
-
-    Raises as `run` does.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    environment: dict[str, Any] = {"env": env} if env is not None else {}
-    run([sys.executable, __file__], start=start, input=json.dumps(job | {"out": str(out)}), **environment)
+    return float(1e3 * result["batch_size"] * result["np"] / result["images_per_second"])
 
 
 def take_turns(
     network: Network,
     slots: int,
     framework: str,
-    recipe: str,
     keys: Sequence[str],
-    sides: Mapping[str, Mapping[str, Any]],
-    rounds: Sequence[Sequence[str]],
+    sides: Mapping[str, Side],
+    order: Sequence[str],
+    rounds: int,
     folder: Path,
-    plan_keys: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What `turns_rank.py` writes, of `slots` ranks on each host of a network; `sides` and `rounds` as it takes them.
+    """What `turns_rank.py` writes, of `slots` ranks on each host of a network; the sides of `order` are shuffled.
 
-    `plan_keys` are overrides of the recipe by which the ranks' environment is made. Raises as `run` does.
+    The recipe is `resnet20-digits` with `keys`, by which the ranks' environment is made. Raises as `run` does.
     """
-    from hvdkit.recipe import registry
+    found, shuffle = folder / "found.json", random.Random(f"{framework} {network.mbit_per_s}")
+    orders = [shuffle.sample(order, len(order)) for _ in range(rounds)]
+    arguments = [framework, json.dumps({"sides": sides, "rounds": orders, "out": str(found)})]
+    job = {"script": "turns_rank.py", "recipe": "resnet20-digits", "framework": framework, "keys": list(keys)}
+    where = {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots)}
+    elsewhere(start_ranks, start=network.run, out=str(folder), arguments=arguments, **job, **where)
+    return dict(json.loads(found.read_text()))
 
-    plan = {"recipe": str(registry.locate(Path(recipe))), "keys": list(keys), "sides": sides, "rounds": rounds}
-    job: dict[str, Any] = {"script": "turns_rank.py", "framework": framework, "recipe": recipe}
-    job |= {"ranks": slots * len(network.names), "hosts": network.hosts_option(slots), "keys": [*keys, *plan_keys]}
-    start_ranks(folder, network.run, **job, plan=plan | {"out": str(folder / "found.json")})
-    return dict(json.loads((folder / "found.json").read_text()))
+
+def turn_ms(rounds: list[list[tuple[str, list[list[float]]]]]) -> list[dict[str, float]]:
+    """Milliseconds a step of each side by round, from the turns: means over a turn's steps, of its slowest rank."""
+    found = []
+    for turns in rounds:
+        taken: dict[str, list[float]] = {}
+        for side, ranks in turns:
+            taken.setdefault(side, []).append(max(map(statistics.fmean, ranks)))
+        found.append({side: 1e3 * statistics.fmean(each) for side, each in taken.items()})
+    return found
 
 
-def _start_ranks(
+def start_ranks(
     out: str,
     framework: str,
     ranks: int,
     recipe: str,
     keys: list[str],
+    script: str | None = None,
+    arguments: list[str] | None = None,
     hosts: str | None = None,
     rival: str | None = None,
-    script: str | None = None,
-    plan: dict[str, Any] | None = None,
 ) -> None:
-    """Train into the folder `out` by a script of this folder, None for the recipe's own.
+    """Start a script of this folder, None for the recipe's own, in each rank, with the recipe's file and `arguments`.
 
-    With a `plan` the script gets it as a file in its place. The one function that calls `make_plan`.
+    Without `arguments` it trains into the folder `out`. Hosts of a network are known `elsewhere` only. Raises what a
+    launcher raises.
     """
-    from hvdkit.commands import train
     from hvdkit.commands.plan import launch, make_plan
     from hvdkit.launch.placement import Placement
     from hvdkit.recipe import registry, schema
 
-    checked = schema.load(registry.locate(Path(recipe)), keys)
-    planned = make_plan(checked, framework, Placement(ranks, hosts), rival=rival)
-    if script:
-        planned = planned.by(HERE / script)
-    if plan is None:
-        train.run(planned, Path(out))
-    else:
-        file = Path(out) / "plan.json"
-        write_atomic(file, json.dumps(plan) + "\n")
-        launch(planned, file, [framework], file.with_name("logs"))
+    planned = make_plan(schema.load(registry.locate(Path(recipe)), keys), framework, Placement(ranks, hosts), rival)
+    file = Path(out) / "config.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, schema.dump(planned.recipe))
+    launch(planned.by(HERE / script) if script else planned, file, arguments or ["--out", out], file.with_name("logs"))
+
+
+def _called() -> None:
+    """The other end of `elsewhere`."""
+    asked = json.load(sys.stdin)
+    function = getattr(importlib.import_module(asked["module"]), asked["function"])
+    print("\n" + json.dumps(function(**asked["arguments"])), flush=True)
 
 
 if __name__ == "__main__":
-    exit_with(lambda: _start_ranks(**json.load(sys.stdin)))
+    exit_with(_called)

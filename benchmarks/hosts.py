@@ -43,6 +43,14 @@ _NETNS = Path("/run/netns")
 # linux/ethtool.h, linux/sockios.h
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = {"tso": 0x1F, "gso": 0x24, "gro": 0x2C}
+# Inside a namespace: no chatter of IPv6, and a congestion control that every machine has. A namespace may take what the
+# machine's own setting or Reno is; no other without the whole machine's consent.
+_SETTLE = """\
+for each in all default; do
+    file=/proc/sys/net/ipv6/conf/$each/disable_ipv6
+    [ ! -e $file ] || echo 1 >$file || exit
+done
+echo reno >/proc/sys/net/ipv4/tcp_congestion_control"""
 
 
 class Unavailable(Exception):
@@ -111,7 +119,7 @@ class Network:
         user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         # A mount namespace is entered at its root: stay in the folder instead.
         enter = ["nsenter", f"--target={self._holder.pid}", *user, "--net", "--mount", "--wd=.", "--"]
-        return [*enter, *(["nsenter", f"--net={_NETNS / host}", "--"] if host else []), *command]
+        return [*enter, *_inside(host), *command]
 
     def start(self, command: list[str], host: str | None = None, **options: Any) -> subprocess.Popen[Any]:
         """Start a command; `options` are Popen's."""
@@ -191,35 +199,20 @@ def _hold(hosts: int, mbit_per_s: float) -> None:
     _call(["mount", "-t", "tmpfs", "hosts", str(_NETNS if _NETNS.is_dir() else _NETNS.parent)])
     _NETNS.mkdir(exist_ok=True)
     _batch(["link set lo up", "link add switch type bridge", "link set switch up"])
-    _no_ipv6()
-    limit = " ".join(_limit(mbit_per_s))
+    _call(["sh", "-c", _SETTLE])
     for number in range(1, hosts + 1):
         name, port, end = f"h{number}", f"to-h{number}", f"end-{number}"
         _batch([f"netns add {name}", f"link add {port} mtu {MTU} type veth peer name {end} mtu {MTU}"])
         for each in (port, end):
             _packets_of_the_wire(each)
         _batch([f"link set {port} master switch up", f"link set {end} netns {name} name eth0"])
-        _call([*_inside(name), sys.executable, "-I", "-S", __file__, "--settle"])
-        own = ["link set lo up", f"addr add 10.77.0.{number}/24 dev eth0", "link set eth0 up"]
-        _batch(own, name)
-        _call(["tc", "qdisc", "add", "dev", port, "root", *limit.split()])
-        _call([*_inside(name), "tc", "qdisc", "add", "dev", "eth0", "root", *limit.split()])
+        _call([*_inside(name), "sh", "-c", _SETTLE])
+        _batch(["link set lo up", f"addr add 10.77.0.{number}/24 dev eth0", "link set eth0 up"], name)
+        for end, host in ((port, None), ("eth0", name)):
+            _call([*_inside(host), "tc", "qdisc", "add", "dev", end, "root", *_limit(mbit_per_s)])
     print("ready", flush=True)
     sys.stdin.read()
     _end_what_runs_here()
-
-
-def _settle() -> None:
-    """Inside a host: no chatter of IPv6, and a congestion control that every machine has."""
-    _no_ipv6()
-    # A namespace may take what the machine's own setting or Reno is; no other without the whole machine's consent.
-    Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
-
-
-def _no_ipv6() -> None:
-    with contextlib.suppress(FileNotFoundError):
-        Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
-        Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
 
 
 def _packets_of_the_wire(interface: str) -> None:
@@ -234,38 +227,34 @@ def _packets_of_the_wire(interface: str) -> None:
 
 def _end_what_runs_here() -> None:
     """End all processes of this mount namespace, which is ours alone: in good order, then by force."""
-    here = Path("/proc/self/ns/mnt").stat().st_ino
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
         until = time.monotonic() + patience_s
         signalled: set[int] = set()
-        while left := [pid for pid in _processes() if pid != os.getpid() and _mount_namespace(pid) == here]:
-            for pid in left:
-                if pid not in signalled:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
-            signalled |= set(left)
-            if time.monotonic() > until:
-                break
+        while (left := _others_here()) and time.monotonic() < until:
+            for pid in left - signalled:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            signalled |= left
             time.sleep(0.05)
 
 
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+def _others_here() -> set[int]:
+    """The other processes of this mount namespace."""
+    here, found = Path("/proc/self/ns/mnt").stat().st_ino, set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it is gone, or another user's
+                if (entry / "ns" / "mnt").stat().st_ino == here:
+                    found.add(int(entry.name))
+    return found
 
 
-def _mount_namespace(pid: int) -> int | None:
-    """Its number; None for a process that is gone or another user's."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
-    return None
-
-
-def _inside(host: str) -> list[str]:
-    return ["nsenter", f"--net={_NETNS / host}", "--"]
+def _inside(host: str | None) -> list[str]:
+    return ["nsenter", f"--net={_NETNS / host}", "--"] if host else []
 
 
 def _batch(lines: list[str], host: str | None = None) -> None:
-    _call([*(_inside(host) if host else []), "ip", "-batch", "-"], "\n".join(lines) + "\n")
+    _call([*_inside(host), "ip", "-batch", "-"], "\n".join(lines) + "\n")
 
 
 def _call(command: list[str], text: str = "") -> None:
@@ -278,9 +267,6 @@ def main() -> int:
     """The command line; the exit status is the command's, 2 where the request is wrong or cannot be met here."""
     if sys.argv[1:2] == ["--hold"]:
         _hold(int(sys.argv[2]), float(sys.argv[3]))
-        return 0
-    if sys.argv[1:2] == ["--settle"]:
-        _settle()
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")

@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import subprocess
-import sys
-import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,14 +28,10 @@ from typing import Any
 import harness
 import network_picture
 import starved
-from harness import Start, one_round, say, step_ms
+from harness import say, step_ms
 from hosts import Network
-from starved import COMPUTE, DENSE, MARKS, Row, Solved, Story
+from starved import COMPUTE, DENSE, MARKS, Row
 
-from hvdkit.errors import RequestError
-from hvdkit.files import write_atomic
-from hvdkit.results.machine import this_machine
-from hvdkit.results.train import TrainResult
 from hvdkit.tasks.resnet import architecture
 from hvdkit.tasks.task import parameter_count
 
@@ -48,9 +41,9 @@ RANKS, BATCH, IMAGES = 4, 16, 4000
 STEPS_PER_EPOCH = IMAGES // (RANKS * BATCH)
 PARAMETERS = parameter_count(architecture("resnet20", 10))
 FREE_MBIT_PER_S = 10_000.0
-# The first guess at what dense communication costs (starved.cost_of): a ring over links of which 92 % is used.
+# The first guess at what dense communication costs (`starved.solve`): a ring over links of which 92 % is used.
 FIRST_COST = 8e-3 * 2 * (RANKS - 1) / RANKS * 4 * PARAMETERS / 0.92
-RECIPE = ["resnet20-digits", "data={name: mnist5k}", f"batch_size={BATCH}", "threads=1"]
+RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", f"batch_size={BATCH}", "threads=1"]
 EPOCHS, SEEDS, ROUNDS = 6, 3, 2
 
 
@@ -96,6 +89,7 @@ METHODS = {
 }
 COMPUTING = Method("nothing is sent", _local(10**6), 1, 56)
 OTHERS_METHOD, OTHERS_SHARE = "local24-int8", 0.7
+Asked = tuple[str, Sequence[float], Sequence[str]]  # framework, shares, methods
 
 
 class Bench:
@@ -103,158 +97,107 @@ class Bench:
 
     def __init__(self, keep: Path, rounds: int, seeds: int, epochs: int) -> None:
         self.keep, self.rounds, self.seeds, self.epochs = keep, rounds, seeds, epochs
+        self.cost = FIRST_COST  # does not depend on the framework: what is known of another is the first guess
 
-    def settle(self) -> None:
-        """See that what is kept was made by the same settings. Raises RequestError where it was not."""
-        plan = {"recipe": RECIPE, "epochs": self.epochs, "methods": {name: list(m.keys) for name, m in METHODS.items()}}
-        path = self.keep / "plan.json"
-        if path.exists() and json.loads(path.read_text()) != plan:
-            raise RequestError(f"{path}: it was run with other settings; give --fresh, or another --keep")
-        self.keep.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(plan, indent=2) + "\n")
+    def rate(self, network: Network, framework: str, share: float) -> float:
+        """The links' rate at which dense communication has this share of the framework's step: found once, and kept."""
 
-    def rate(self, network: Network, framework: str, share: float) -> Solved:
-        """The links' rate at which dense communication has this share of the framework's step: found once, and kept.
+        def run(_: str, number: int, side: str, folder: Path) -> dict[str, Any]:
+            def computing() -> float:
+                return step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, folder / COMPUTE))
 
-        What communication costs does not depend on the framework, so what is known of another is the first guess.
-        """
-        path = self.keep / "rates" / f"{framework}-{share:g}.json"
-        if path.exists():
-            return Solved(**json.loads(path.read_text()))
-        tried = self.keep / "tries" / f"{framework}-{share:g}"
-        shutil.rmtree(tried, ignore_errors=True)
+            def both(rate: float) -> tuple[float, float]:
+                """One directly after the other, as a machine's speed changes over hours."""
+                dense = step_ms(timed(network, rate, framework, METHODS[DENSE], folder / f"{rate:.2f}"))
+                alone = computing()
+                say(f"{framework}, {rate:.2f} Mbit/s: {starved.share_of(alone, dense):.1%} communication")
+                return alone, dense
 
-        def computing() -> float:
-            return step_ms(timed(network, FREE_MBIT_PER_S, framework, COMPUTING, tried / COMPUTE))
+            return asdict(starved.solve(share, self.cost, both, computing()))
 
-        def both(rate: float) -> tuple[float, float]:
-            """One directly after the other, as a machine's speed changes over hours."""
-            dense = step_ms(timed(network, rate, framework, METHODS[DENSE], tried / f"{rate:.2f}"))
-            alone = computing()
-            part = f"{starved.share_of(alone, dense):.1%} communication"
-            say(f"{framework}, {rate:.2f} Mbit/s: dense step {dense:.0f} ms, computing {alone:.0f} ms: {part}")
-            return alone, dense
+        (found,) = harness.rounds(self.keep / "rates", [f"{framework}/{share:g}"], ["found"], 1, run).popitem()[1]
+        self.cost = found["found"]["cost"]
+        return float(found["found"]["mbit_per_s"])
 
-        path.parent.mkdir(exist_ok=True)
-        known = [json.loads(other.read_text())["cost"] for other in sorted(path.parent.glob("*.json"))]
-        found = starved.solve(share, known[-1] if known else FIRST_COST, both, computing())
-        write_atomic(path, json.dumps(asdict(found)) + "\n")
-        return found
+    def speed(self, network: Network, framework: str, shares: Sequence[float], names: Sequence[str]) -> None:
+        """See that there are rounds of these methods at the shares' rates."""
+        rates = {f"{share:g}": self.rate(network, framework, share) for share in shares}
 
-    def round(self, network: Network, framework: str, share: float, number: int, names: list[str]) -> None:
-        """See that there are more than `number` rounds of these methods at the share's rate."""
+        def run(share: str, _: int, side: str, folder: Path) -> dict[str, Any]:
+            method, rate = (COMPUTING, FREE_MBIT_PER_S) if side == COMPUTE else (METHODS[side], rates[share])
+            return timed(network, rate, framework, method, folder)
+
         sides = sorted({COMPUTE, DENSE, *names})
-        done = self.rounds_of(framework, share)
-        if sum(set(sides) <= each.keys() for each in done) > number:
-            return
-        rate = self.rate(network, framework, share).mbit_per_s
+        harness.rounds(self.keep / "speed" / framework, rates, sides, self.rounds, run)
 
-        def run(side: str, folder: Path) -> dict[str, Any]:
-            method = (FREE_MBIT_PER_S, COMPUTING) if side == COMPUTE else (rate, METHODS[side])
-            result = timed(network, method[0], framework, method[1], folder)
-            say(f"{framework}, {share:.0%}, round {len(done) + 1}: {side} {step_ms(result):.0f} ms a step")
-            return result.model_dump(mode="json")
+    def accuracy(self, framework: str, names: Sequence[str]) -> None:
+        """Train methods in full, with every seed."""
 
-        one_round(self.keep / "speed" / framework / f"{share:g}" / f"{len(done):02d}", sides, run)
+        def run(method: str, number: int, _: str, folder: Path) -> dict[str, Any]:
+            keys = [*KEYS, *METHODS[method].keys, f"epochs={self.epochs}", f"seed={number + 1}"]
+            return harness.train(framework, RANKS, RECIPE, keys, folder)
 
-    def rounds_of(self, framework: str, share: float) -> list[dict[str, TrainResult]]:
-        """The whole rounds, each by method."""
-        return self._kept(f"speed/{framework}/{share:g}/*")
+        harness.rounds(self._trained(framework), names, ["trained"], self.seeds, run)
 
-    def accuracy(self, framework: str, method: str) -> None:
-        """Train it in full, with every seed."""
-        for seed in range(1, self.seeds + 1):
+    def measure(self, asked: Sequence[Asked]) -> None:
+        """All that is not there yet, times first: they need the network, and show problems soonest."""
+        with Network(RANKS, FREE_MBIT_PER_S) as network:
+            for framework, shares, names in asked:
+                self.speed(network, framework, shares, names)
+        for framework, _, names in asked:
+            self.accuracy(framework, names)
 
-            def run(side: str, folder: Path, seed: int = seed) -> dict[str, Any]:
-                keys = [*RECIPE, *METHODS[side].keys, f"epochs={self.epochs}", f"seed={seed}"]
-                result = train(subprocess.run, framework, keys, [], folder)
-                say(f"{framework}, {side}, seed {seed}: accuracy {result.val_accuracy:.4f}")
-                return result.model_dump(mode="json")
-
-            one_round(self.keep / "accuracy" / framework / method / str(seed), [method], run)
-
-    def accuracies(self, framework: str, method: str) -> list[float]:
-        """Of every seed that was trained."""
-        found = [each[method].val_accuracy for each in self._kept(f"accuracy/{framework}/{method}/*")]
-        return [accuracy for accuracy in found if accuracy is not None]
-
-    def rows(self, framework: str, share: float, names: list[str], reference: str = FRAMEWORK) -> list[Row]:
-        """A row for each method that any round has; accuracies are compared with the reference's dense."""
-        rounds = self.rounds_of(framework, share)
-        times = [{side: step_ms(result) for side, result in each.items()} for each in rounds]
-        dense = self.accuracies(reference, DENSE)
-        rows = []
+    def rows(self, framework: str, share: float, names: Sequence[str]) -> list[Row]:
+        """A row for each method that any round has; accuracies are compared with those of FRAMEWORK's dense."""
+        rounds = _kept(self.keep / "speed" / framework / f"{share:g}")
+        dense, rows = self._accuracies(FRAMEWORK, DENSE), []
         for name in names:
-            if sent := [each[name].bytes_per_step or 0.0 for each in rounds if name in each]:
-                rate = json.loads((self.keep / "rates" / f"{framework}-{share:g}.json").read_text())["mbit_per_s"]
-                mine, accuracies = [each for each in times if name in each], self.accuracies(framework, name)
-                rows.append(
-                    starved.row(name, framework, share, rate, mine, STEPS_PER_EPOCH, sent[0], accuracies, dense)
-                )
+            if mine := [each for each in rounds if name in each]:
+                row = {"rate_mbit_per_s": mine[-1][name]["mbit_per_s"], "method": name, "framework": framework}
+                row |= {"asked_share": share, "bytes_per_step": mine[0][name]["bytes_per_step"] or 0.0}
+                times = [{side: step_ms(result) for side, result in each.items()} for each in mine]
+                accuracies = self._accuracies(framework, name)
+                rows.append(row | starved.row(times, name, STEPS_PER_EPOCH, accuracies, dense))
         return rows
 
-    def versions_and_load(self) -> tuple[dict[str, str], float | None]:
-        """The frameworks' versions, and the largest share of CPU time that others took from a timed run."""
-        results = [one for each in self._kept("speed/*/*/*") for one in each.values()]
-        versions = {one.framework: one.framework_version for one in results}
-        return versions, max((one.load for one in results if one.load is not None), default=None)
+    def story(self, asked: Sequence[Asked]) -> dict[str, Any]:
+        """`bench-network.json`. `load` is the largest share of the machine's CPU time that others took from a run."""
+        places = [(framework, share, names) for framework, shares, names in asked for share in shares]
+        rows = [row for place in places for row in self.rows(*place)]
+        results = [one for each in _kept(self.keep / "speed", "*/*/*") for one in each.values()]
+        setting = {"model": "resnet20", "data": "mnist5k", "hosts": RANKS, "batch_size": BATCH}
+        return {
+            "command": "make bench-network",
+            "marks": {f"{share:g}": mark for share, mark in MARKS.items()},
+            "setting": setting | {"steps_per_epoch": STEPS_PER_EPOCH, "epochs": self.epochs, "threads": 1},
+            "methods": {name: METHODS[name].says for name in METHODS if any(row["method"] == name for row in rows)},
+            "missed": starved.missed(rows, FRAMEWORK),
+            "rows": rows,
+            "load": max((one["load"] for one in results if one["load"] is not None), default=None),
+            "versions": {one["framework"]: one["framework_version"] for one in results},
+        }
 
-    def _kept(self, folders: str) -> list[dict[str, TrainResult]]:
-        return [
-            {side: TrainResult.model_validate(one) for side, one in json.loads(path.read_text()).items()}
-            for path in sorted(self.keep.glob(f"{folders}/round.json"))
-        ]
+    def _trained(self, framework: str) -> Path:
+        return self.keep / f"accuracy-{self.epochs}-epochs" / framework
+
+    def _accuracies(self, framework: str, method: str) -> list[float]:
+        return [each["trained"]["val_accuracy"] for each in _kept(self._trained(framework) / method)]
 
 
-def timed(network: Network, mbit_per_s: float, framework: str, method: Method, folder: Path) -> TrainResult:
+def _kept(folder: Path, pattern: str = "*") -> list[dict[str, dict[str, Any]]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{pattern}/round.json"))]
+
+
+def timed(network: Network, mbit_per_s: float, framework: str, method: Method, folder: Path) -> dict[str, Any]:
     """Some steps of a method over the network, its links set to a rate; all in one epoch, so nothing is evaluated."""
     network.set_rate(mbit_per_s)
     steps = method.warmup + method.measured
     assert steps <= STEPS_PER_EPOCH, "ranks synchronize before an evaluation, which belongs to no step"
     # A line of metrics is communication too: after the steps.
-    keys = [*RECIPE, *method.keys, f"steps={steps}", f"warmup_steps={method.warmup}", f"log_every={STEPS_PER_EPOCH}"]
-    return train(network.run, framework, keys, ["-H", network.hosts_option()], folder)
-
-
-def train(start: Start, framework: str, keys: list[str], options: list[str], folder: Path) -> TrainResult:
-    """`hvdkit train` of a recipe and its overrides into a folder. Raises as `harness.run` does."""
-    return harness.train(framework, RANKS, keys[0], keys[1:], folder, options, start)
-
-
-def measure(bench: Bench, shares: list[float], names: list[str], others: list[str], parts: list[str]) -> None:
-    """All that is asked for and not there yet, times first: they need the network, and show problems soonest."""
-    if "speed" in parts:
-        with Network(RANKS, FREE_MBIT_PER_S) as network:
-            for number in range(bench.rounds):
-                for share in shares:
-                    bench.round(network, FRAMEWORK, share, number, names)
-            for framework in others:
-                for number in range(bench.rounds):
-                    bench.round(network, framework, OTHERS_SHARE, number, [OTHERS_METHOD])
-    if "accuracy" in parts:
-        for name in dict.fromkeys([DENSE, *names]):
-            bench.accuracy(FRAMEWORK, name)
-        for framework in others:
-            bench.accuracy(framework, OTHERS_METHOD)
-
-
-def story(bench: Bench, shares: list[float], names: list[str], others: list[str]) -> Story:
-    """All rows."""
-    rows = [row for share in shares for row in bench.rows(FRAMEWORK, share, list(dict.fromkeys([DENSE, *names])))]
-    rows += [row for framework in others for row in bench.rows(framework, OTHERS_SHARE, [OTHERS_METHOD])]
-    versions, load = bench.versions_and_load()
-    setting = {"model": "resnet20", "data": "mnist5k", "hosts": RANKS, "batch_size": BATCH}
-    return Story(
-        command="make bench-network",
-        marks={f"{share:g}": mark for share, mark in MARKS.items()},
-        setting=setting | {"steps_per_epoch": STEPS_PER_EPOCH, "epochs": bench.epochs, "threads": 1},
-        methods={name: METHODS[name].says for name in METHODS if any(row.method == name for row in rows)},
-        rows=rows,
-        load=load,
-        versions=versions,
-        machine=this_machine().model_dump(),
-        measured=time.strftime("%-d %B %Y", time.gmtime()),
-    )
+    keys = [*KEYS, *method.keys, f"steps={steps}", f"warmup_steps={method.warmup}", f"log_every={STEPS_PER_EPOCH}"]
+    where = ["-H", network.hosts_option()]
+    result = harness.train(framework, RANKS, RECIPE, keys, folder, where, start=network.run)
+    return result | {"mbit_per_s": mbit_per_s}
 
 
 def main() -> int:
@@ -264,31 +207,20 @@ def main() -> int:
     add("--share", type=float, choices=list(MARKS), help="only this one of a dense step (may be repeated)")
     add("--method", choices=list(METHODS), help="only this one, and dense (may be repeated)")
     add("--other", choices=[*OTHERS, "none"], help=f"only this framework beside {FRAMEWORK} (may be repeated)")
-    add(
-        "--part",
-        choices=["speed", "accuracy", "page"],
-        help="only times, only accuracies, or only report what is there",
-    )
     for name, default in (("seeds", SEEDS), ("epochs", EPOCHS)):
         about = f"of full training (default {default})"
         parser.add_argument(f"--{name}", type=harness.positive, default=default, help=about)
-    parser.add_argument(
-        "--out", type=Path, default=harness.HERE, help="folder for json and md (default: this script's)"
-    )
     args = parser.parse_args()
-    shares, names = args.share or list(MARKS), args.method or list(METHODS)
     others = [name for name in args.other or OTHERS if name != "none"]
+    names = list(dict.fromkeys([DENSE, *(args.method or METHODS)]))
+    asked: list[Asked] = [(FRAMEWORK, args.share or list(MARKS), names)]
+    asked += [(framework, [OTHERS_SHARE], [OTHERS_METHOD]) for framework in others]
     bench = Bench(harness.kept(args), args.rounds, args.seeds, args.epochs)
-    bench.settle()
-    measure(bench, shares, names, others, args.part or ["speed", "accuracy"])
-    found = story(bench, shares, names, others)
-    if not found.rows:
-        print("error: no round is whole yet: nothing to report", file=sys.stderr)
-        return 1
-    missed = starved.missed(found.rows, FRAMEWORK, MARKS)
-    harness.publish("bench-network", found.model_dump(mode="json"), args.out, missed=missed)
-    network_picture.picture(found, PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
-    return 1 if missed else 0
+    bench.measure(asked)
+    found = bench.story(asked)
+    harness.publish("bench-network", found, args.out)
+    network_picture.picture(found["rows"], PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
+    return 1 if found["missed"] else 0
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main() -> None:
         for option in args.option or OPTIONS
         for framework in args.framework or harness.FRAMEWORKS
     ]
-    harness.publish("options", {"rounds": args.rounds, "rows": rows})
+    harness.publish("options", {"rounds": args.rounds, "rows": rows}, args.out)
 
 
 def measure(option: str, framework: str, keep: Path, rounds: int) -> dict[str, Any]:
@@ -56,18 +56,16 @@ def measure(option: str, framework: str, keep: Path, rounds: int) -> dict[str, A
     (recipe, ranks, keys), own = OPTIONS[option]
     sides = {"without": keys, "with": keys + own}
 
-    def run(side: str, folder: Path) -> dict[str, Any]:
-        return harness.train(framework, ranks, recipe, sides[side], folder).model_dump(mode="json")
+    def run(_: str, number: int, side: str, folder: Path) -> dict[str, Any]:
+        return harness.train(framework, ranks, recipe, sides[side], folder)
 
-    place = keep / option.replace(": ", "-").replace(".", "-") / framework
+    place = keep / option.replace(": ", "-").replace(".", "-")
     try:
-        pairs = [harness.one_round(place / f"{number:02d}", list(sides), run) for number in range(rounds)]
+        pairs = harness.rounds(place, [framework], list(sides), rounds, run)[framework]
     except RequestError as error:
         harness.say(f"{option}, {framework}: left out: {error}")
         return {"left_out": str(error).partition(": ")[2] or str(error)}
     found = {key: harness.interval([pair["with"][key] / pair["without"][key] for pair in pairs]) for key in FIGURES}
-    speed, memory = (harness.with_interval(found[key], 2) for key in FIGURES)
-    harness.say(f"{option}, {framework}: images/s {speed}, memory {memory}")
     return found | {"version": pairs[0]["with"]["framework_version"]}
 
 

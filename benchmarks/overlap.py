@@ -19,9 +19,7 @@ from typing import Any
 import harness
 from harness import interval, step_ms
 from hosts import Network
-from network import COMPUTING, RANKS, RECIPE, STEPS_PER_EPOCH
-
-from hvdkit.results.train import TrainResult, read_result
+from network import COMPUTING, KEYS, RANKS, RECIPE, STEPS_PER_EPOCH
 
 WARMUP, MEASURED = 4, 12
 BEHIND, COMPUTE = "behind", "compute"
@@ -66,40 +64,28 @@ def main() -> None:
     args = parser.parse_args()
     rates, keep = args.mbit_per_s or [20.0, 1000.0], harness.kept(args)
     names = list(dict.fromkeys([COMPUTE, BEHIND, *(args.side or SIDES)]))
-    keys = [*RECIPE[1:], f"steps={WARMUP + MEASURED}", f"warmup_steps={WARMUP}", f"log_every={STEPS_PER_EPOCH}"]
-    rows: list[dict[str, Any]] = []
+    keys = [*KEYS, f"steps={WARMUP + MEASURED}", f"warmup_steps={WARMUP}", f"log_every={STEPS_PER_EPOCH}"]
     with Network(RANKS, rates[0]) as network:
 
-        def run(name: str, folder: Path) -> dict[str, Any]:
+        def run(rate: str, _: int, name: str, folder: Path) -> dict[str, Any]:
+            network.set_rate(float(rate))
             where = {"ranks": RANKS, "hosts": network.hosts_option(), "start": network.run}
-            result = train(SIDES[name], RECIPE[0], keys, folder, **where)
-            harness.say(f"{network.mbit_per_s:g} Mbit/s: {name}: {step_ms(result):.0f} ms a step")
-            return result.model_dump(mode="json")
+            return train(SIDES[name], RECIPE, keys, folder, **where)
 
-        for rate in rates:
-            network.set_rate(rate)
-            rounds = [
-                harness.one_round(keep / f"{rate:g}" / f"{number:02d}", names, run) for number in range(args.rounds)
-            ]
-            results = [{name: TrainResult.model_validate(each[name]) for name in names} for each in rounds]
-            rows += [_row(rate, name, results) for name in names]
-    harness.publish("overlap", {"rounds": args.rounds, "rows": rows}, steps=MEASURED)
+        found = harness.rounds(keep, [f"{rate:g}" for rate in rates], names, args.rounds, run)
+    rows = [_row(float(rate), name, rounds) for rate, rounds in found.items() for name in names]
+    harness.publish("overlap", {"rounds": args.rounds, "steps": MEASURED, "rows": rows}, args.out)
 
 
-def train(side: Side, recipe: str, keys: list[str], folder: Path, **where: Any) -> TrainResult:
+def train(side: Side, recipe: str, keys: list[str], folder: Path, **where: Any) -> dict[str, Any]:
     """Train with PyTorch as a side has it, on the ranks and hosts of `where`; raises as `harness.run` does."""
-    script = "overlap_rank.py" if side.overlapped else None
-    job: dict[str, Any] = {
-        "script": script,
-        "framework": "pytorch",
-        "recipe": recipe,
-        "keys": [*keys, *side.keys, "checkpoint=null"],
-    }
-    harness.start_ranks(folder, env={**os.environ, **side.environment}, **job, **where)
-    return read_result(folder / "result.json")
+    where |= {"script": "overlap_rank.py" if side.overlapped else None, "env": {**os.environ, **side.environment}}
+    job = {"framework": "pytorch", "recipe": recipe, "keys": [*keys, *side.keys, "checkpoint=null"]}
+    harness.elsewhere(harness.start_ranks, out=str(folder), **job, **where)
+    return harness.result_of(folder)
 
 
-def _row(rate: float, name: str, rounds: list[dict[str, TrainResult]]) -> dict[str, Any]:
+def _row(rate: float, name: str, rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     times = [{side: step_ms(result) for side, result in each.items()} for each in rounds]
     return {
         "mbit_per_s": rate,
@@ -107,7 +93,7 @@ def _row(rate: float, name: str, rounds: list[dict[str, TrainResult]]) -> dict[s
         "step_ms": [each[name] for each in times],
         "over_behind": interval([each[name] / each[BEHIND] for each in times]),
         "exposed_ms": interval([each[name] - each[COMPUTE] for each in times]),
-        "bytes_per_step": rounds[0][name].bytes_per_step,
+        "bytes_per_step": rounds[0][name]["bytes_per_step"],
     }
 
 

@@ -1,9 +1,9 @@
 """What steps take on hosts with slow links, and what is needed to predict it: own-hosts.json, for `make validate`.
 
-    make bench-hosts      (or: .venv/bin/python benchmarks/own_hosts.py --limit 450, again and again until it is done)
+    make bench-hosts      (or: .venv/bin/python benchmarks/own_hosts.py [--framework pytorch])
 
 Four hosts with slow links between them (`hosts.py`), a rank of one thread on each: ResNet-20 on MNIST's 5,000 images.
-Three kinds of runs, each kept in `runs/own-hosts` and not done again:
+Three kinds of runs, kept in `runs/own-hosts`, so that what is interrupted goes on where it was:
 
 - `hvdkit profile` of each method at 2 ranks on this machine, without any slow link;
 - `hvdkit bench`, allreduce and allgather, over the slow links;
@@ -13,38 +13,32 @@ Three kinds of runs, each kept in `runs/own-hosts` and not done again:
 Predictions start from the first two and are compared with the third, as ratios to `compute` of the same round: four
 ranks share this machine's cores, so what they compute is not what two do. PyTorch at three rates, the other frameworks
 at one. Needs a quiet machine and network namespaces. Writes own-hosts.json and own-hosts-profiles.json beside itself,
-with the frameworks of which all is there.
+with the frameworks that were asked for.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import harness
-from harness import FRAMEWORKS, HERE
+from harness import FRAMEWORKS
 from hosts import Network
 
 from hvdkit.files import write_atomic
-from hvdkit.results import profile as profiles
 from hvdkit.results.bench import Bench
 from hvdkit.results.machine import this_machine
+from hvdkit.results.profile import load as load_profile
 from hvdkit.simulator import cluster as clusters
 
-TABLE, PROFILES = HERE / "own-hosts.json", HERE / "own-hosts-profiles.json"
 RATE, OTHER_RATES = 50.0, (20.0, 100.0)  # Mbit/s: of all frameworks, and of PyTorch beside it
 RANKS, ROUNDS = 4, 5
 RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=25", "threads=1"]
 COMPUTE, DENSE = "compute", "dense"
-# What is added to the recipe, and how many steps of a turn are left out and measured: of Local SGD whole rounds.
-METHODS: dict[str, tuple[list[str], int, int]] = {
+# Of Local SGD whole rounds are left out and measured.
+METHODS: dict[str, harness.Side] = {
     DENSE: ([], 1, 8),
     "fp16": (["compression=fp16"], 1, 8),
     "topk": (["compression={method: topk, ratio: 0.01}"], 1, 8),
@@ -53,98 +47,71 @@ METHODS: dict[str, tuple[list[str], int, int]] = {
 }
 SIDES = METHODS | {COMPUTE: (["sync={every: 1000000}"], 1, 8)}
 TURNS = [*METHODS, *[COMPUTE] * 3]  # of a round: every ratio depends on `compute`
-KINDS, OPERATIONS = ("profile", "bench", "turns"), ("allreduce", "allgather")
 TIMEOUT_S = 420.0
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One run: the file that it leaves, and how it is made."""
-
-    name: str
-    leaves: Path
-    make: Callable[[], None]
-
-
-class Runs:
-    """All runs, kept in a folder."""
-
-    def __init__(self, keep: Path) -> None:
-        self.keep = keep
-
-    def pieces(self, kinds: list[str], frameworks: list[str]) -> Iterator[Piece]:
-        """Those of some kinds and frameworks, in order."""
-        for framework in frameworks:
-            for method in METHODS if "profile" in kinds else ():
-                make = partial(self._profile, framework, method)
-                yield Piece(f"profile of {framework}, {method}", self.profile(framework, method), make)
-            for rate in self.rates(framework):
-                for operation in OPERATIONS if "bench" in kinds else ():
-                    leaves = self.bench(framework, rate, operation) / "cluster.yaml"
-                    make = partial(self._bench, framework, rate, operation)
-                    yield Piece(f"{operation} of {framework} at {rate:g} Mbit/s", leaves, make)
-                if "turns" in kinds:
-                    make = partial(self._turns, framework, rate)
-                    yield Piece(f"turns of {framework} at {rate:g} Mbit/s", self.turns(framework, rate), make)
-
-    def rates(self, framework: str) -> list[float]:
-        """At which a framework is measured."""
-        return sorted([RATE, *OTHER_RATES]) if framework == FRAMEWORKS[0] else [RATE]
-
-    def whole(self) -> list[str]:
-        """The frameworks of which nothing is left to do."""
-        return [name for name in FRAMEWORKS if all(piece.leaves.exists() for piece in self.pieces([*KINDS], [name]))]
-
-    def profile(self, framework: str, method: str) -> Path:
-        """The file that it is kept in."""
-        return self.keep / "profiles" / framework / method / "profile.json"
-
-    def bench(self, framework: str, rate: float, operation: str) -> Path:
-        """The folder that it is kept in."""
-        return self.keep / "bench" / framework / f"{rate:g}" / operation
-
-    def turns(self, framework: str, rate: float) -> Path:
-        """The file that they are kept in."""
-        return self.keep / "turns" / framework / f"{rate:g}" / "found.json"
-
-    def _profile(self, framework: str, method: str) -> None:
-        options = ["--framework", framework, "-np", "2", "--steps", "16", "--overwrite"]
-        options += ["--out", str(self.profile(framework, method).parent)]
-        harness.hvdkit(["profile", RECIPE, *options, *KEYS, *METHODS[method][0], "warmup_steps=4"], TIMEOUT_S)
-
-    def _bench(self, framework: str, rate: float, operation: str) -> None:
-        first = operation == OPERATIONS[0]
-        most = 2_200_000 if first else 300_000  # an allgather's size is what comes out of it
-        options = ["--framework", framework, "-np", str(RANKS), "--link-mbit-per-s", f"{rate:g}", "--seconds", "0.7"]
-        options += ["--min-bytes", "64", "--max-bytes", str(most), "--factor", "2.83", "--overwrite"]
-        options += ["--out", str(self.bench(framework, rate, operation))]
-        options += [] if first else ["--add-to", str(self.bench(framework, rate, OPERATIONS[0]) / "cluster.yaml")]
-        with Network(RANKS, rate) as network:
-            harness.hvdkit(["bench", operation, *options, "-H", network.hosts_option()], TIMEOUT_S, network.run)
-
-    def _turns(self, framework: str, rate: float) -> None:
-        order = random.Random(f"{framework} {rate}")
-        rounds = [order.sample(TURNS, len(TURNS)) for _ in range(ROUNDS)]
-        sides = {
-            name: {"keys": keys, "warmup": warmup, "measured": steps} for name, (keys, warmup, steps) in SIDES.items()
-        }
-        with Network(RANKS, rate) as network:
-            harness.take_turns(network, 1, framework, RECIPE, KEYS, sides, rounds, self.turns(framework, rate).parent)
+def main() -> None:
+    """The command line."""
+    args = harness.parser(__doc__, keep="own-hosts", frameworks=True).parse_args()
+    keep, frameworks = harness.kept(args), args.framework or FRAMEWORKS
+    rates = {name: sorted([RATE, *OTHER_RATES]) if name == FRAMEWORKS[0] else [RATE] for name in frameworks}
+    places = [f"{framework}/{rate:g}" for framework in frameworks for rate in rates[framework]]
+    profiles = harness.rounds(keep / "profiles", frameworks, list(METHODS), 1, profiled)
+    links = harness.rounds(keep / "links", places, ["bench", "turns"], 1, measured)
+    write_atomic(args.out / "own-hosts.json", json.dumps(table(links), indent=1) + "\n")
+    shortened = {framework: _shortened(found[0]) for framework, found in profiles.items()}
+    write_atomic(args.out / "own-hosts-profiles.json", json.dumps(shortened, separators=(",", ":")) + "\n")
+    print(f"written to {args.out}: {', '.join(frameworks)}; now `make validate`")
 
 
-def table(runs: Runs) -> dict[str, Any]:
-    """What was measured over the slow links, as own-hosts.json holds it."""
-    links, measured = [], []
-    versions: dict[str, str] = {}
-    for framework in runs.whole():
-        for rate in runs.rates(framework):
-            points = {operation: _points(runs.bench(framework, rate, operation)) for operation in OPERATIONS}
-            cluster = clusters.load(runs.bench(framework, rate, "allgather") / "cluster.yaml")
-            where = {"framework": framework, "mbit_per_s": rate}
-            links.append(where | {"cluster": cluster.model_dump(exclude_defaults=True), "points": points})
-            found = json.loads(runs.turns(framework, rate).read_text())
-            versions[framework] = found["versions"]["framework"]
-            measured.append(where | {"load": found["load"], "step_ms": _by_round(found["rounds"])})
+def profiled(framework: str, _: int, method: str, folder: Path) -> dict[str, Any]:
+    """The profile of a method at 2 ranks."""
+    options = ["--framework", framework, "-np", "2", "--steps", "16", "--out", str(folder)]
+    harness.hvdkit(["profile", RECIPE, *options, *KEYS, *METHODS[method][0], "warmup_steps=4"], TIMEOUT_S)
+    return load_profile(folder / "profile.json").model_dump(mode="json")
+
+
+def measured(place: str, _: int, side: str, folder: Path) -> dict[str, Any]:
+    """What collectives take over the slow links, or what turns of all methods take."""
+    framework, rate = place.split("/")
+    with Network(RANKS, float(rate)) as network:
+        return (bench if side == "bench" else turns)(network, framework, folder)
+
+
+def bench(network: Network, framework: str, folder: Path) -> dict[str, Any]:
+    """The cluster file of `hvdkit bench`, and of each collective (bytes that a rank puts in, median µs)."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    cluster = folder / "allreduce" / "cluster.yaml"
+    # An allgather's size is what comes out of it.
+    for operation, most, share in (("allreduce", 2_200_000, 1), ("allgather", 300_000, RANKS)):
+        out = folder / operation
+        out.mkdir(parents=True)
+        options = ["--framework", framework, "-np", str(RANKS), "-H", network.hosts_option(), "--out", str(out)]
+        options += ["--link-mbit-per-s", f"{network.mbit_per_s:g}", "--seconds", "0.7", "--factor", "2.83"]
+        options += ["--min-bytes", "64", "--max-bytes", str(most), *(["--add-to", str(cluster)] if points else [])]
+        harness.hvdkit(["bench", operation, *options], TIMEOUT_S, network.run)
+        cluster = out / "cluster.yaml"
+        found = Bench.model_validate_json((out / "bench.json").read_bytes())
+        points[operation] = [(row.size_bytes // share, row.p50_us) for row in found.rows]
+    return {"cluster": clusters.load(cluster).model_dump(exclude_defaults=True), "points": points}
+
+
+def turns(network: Network, framework: str, folder: Path) -> dict[str, Any]:
+    """What `turns_rank.py` finds."""
+    return harness.take_turns(network, 1, framework, KEYS, SIDES, TURNS, ROUNDS, folder)
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What was measured over the slow links by place, as own-hosts.json holds it."""
+    links, turns, versions = [], [], {}
+    for place, (one,) in found.items():
+        framework, rate = place.split("/")
+        where = {"framework": framework, "mbit_per_s": float(rate)}
+        rounds = harness.turn_ms(one["turns"]["rounds"])
+        steps = {name: [round(each[name], 3) for each in rounds] for name in SIDES}
+        links.append(where | one["bench"])
+        turns.append(where | {"load": one["turns"]["load"], "step_ms": steps})
+        versions[framework] = one["turns"]["versions"]["framework"]
     return {
         "command": "make bench-hosts",
         "measured": time.strftime("%-d %B %Y", time.gmtime()),
@@ -152,64 +119,19 @@ def table(runs: Runs) -> dict[str, Any]:
         "versions": versions,
         "setting": {"recipe": RECIPE, "keys": KEYS, "hosts": RANKS, "rounds": ROUNDS},
         "methods": {name: {"keys": keys, "steps": steps} for name, (keys, _, steps) in SIDES.items()},
-        "turns": measured,
+        "turns": turns,
         "links": links,
     }
 
 
-def shortened(runs: Runs) -> dict[str, Any]:
-    """The profiles: dense ones in full, of each other method what it changes."""
-    found: dict[str, Any] = {}
-    for framework in runs.whole():
-        dense = profiles.load(runs.profile(framework, DENSE)).model_dump(mode="json")
-        others = {name: profiles.load(runs.profile(framework, name)) for name in METHODS if name != DENSE}
-        keep = {"settings", "compression", "step"}
-        found[framework] = {
-            "dense": dense,
-            "changes": {name: other.model_dump(mode="json", include=keep) for name, other in others.items()},
-        }
-    return found
-
-
-def _points(folder: Path) -> list[tuple[int, float]]:
-    """(bytes that a rank puts in, median µs) of a bench."""
-    bench = Bench.model_validate_json((folder / "bench.json").read_bytes())
-    share = bench.np if bench.collective == "allgather" else 1
-    return [(row.size_bytes // share, row.p50_us) for row in bench.rows]
-
-
-def _by_round(rounds: list[list[tuple[str, list[list[float]]]]]) -> dict[str, list[float]]:
-    """Milliseconds a step of each method by round: a mean over each turn's steps, of the rank that took longest."""
-    return {
-        name: [
-            round(1e3 * fmean(max(map(fmean, ranks)) for label, ranks in turns if label == name), 3) for turns in rounds
-        ]
-        for name in SIDES
+def _shortened(profiles: dict[str, Any]) -> dict[str, Any]:
+    """The dense profile in full, of each other method what it changes."""
+    changes = {
+        name: {key: other[key] for key in ("settings", "compression", "step")}
+        for name, other in profiles.items()
+        if name != DENSE
     }
-
-
-def main() -> int:
-    """The command line; returns the exit status: 1 while something is left to do."""
-    parser = harness.parser(__doc__, keep="own-hosts", frameworks=True)
-    parser.add_argument("--kind", action="append", choices=KINDS, help="only these")
-    parser.add_argument("--limit", type=float, default=1e9, help="begin nothing after so many seconds")
-    args = parser.parse_args()
-    began, runs = time.monotonic(), Runs(harness.kept(args))
-    for piece in runs.pieces(args.kind or [*KINDS], args.framework or [*FRAMEWORKS]):
-        if piece.leaves.exists():
-            continue
-        if time.monotonic() - began > args.limit:
-            print(f"left to do: {piece.name} and what comes after it")
-            break
-        piece.leaves.parent.mkdir(parents=True, exist_ok=True)
-        piece.make()
-        harness.say(piece.name)
-    if not runs.whole():
-        return 1
-    write_atomic(TABLE, json.dumps(table(runs), indent=1) + "\n")
-    write_atomic(PROFILES, json.dumps(shortened(runs), separators=(",", ":")) + "\n")
-    print(f"written to {TABLE.name} and {PROFILES.name}: {', '.join(runs.whole())}; now `make validate`")
-    return 0 if len(runs.whole()) == len(FRAMEWORKS) else 1
+    return {"dense": profiles[DENSE], "changes": changes}
 
 
 if __name__ == "__main__":

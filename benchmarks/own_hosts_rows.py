@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -44,14 +44,10 @@ def rows() -> Iterator[Row]:
     for turns in table["turns"]:
         framework, rate = turns["framework"], turns["mbit_per_s"]
         cluster, label = network(table, framework, rate), f"{framework}, {rate:g} Mbit/s"
-        free = turns["step_ms"][COMPUTE]
-        alone = median(free)
+        alone = median(turns["step_ms"][COMPUTE])
         yield Row(RATIOS, f"{label}, {COMPUTE}", "× compute", 1.0, 1.0, "calibration")
-        for method in table["methods"]:
-            if method == COMPUTE:
-                continue
-            steps, row = turns["step_ms"][method], f"{label}, {method}"
-            ratio = median(step / least for step, least in zip(steps, free, strict=True))
+        for method, ratios in _ratios(turns).items():
+            row, ratio = f"{label}, {method}", median(ratios)
             own, dense = profile(framework, method), profile(framework, DENSE)
             scaled = _as_slow(calibrate(own), alone)
             naive = point(scaled, cluster, RANKS, Settings(policy="naive"))
@@ -60,7 +56,17 @@ def rows() -> Iterator[Row]:
             yield _row(WHAT_IF, row, _what_if(dense, own, alone, cluster), ratio, alone)
             # Without `compute`: a rank of the profile had a core, one of the hosts has half of one.
             shared = point(_slower(calibrate(own), RANKS / CORES), cluster, RANKS, Settings())
-            yield _row(ABSOLUTE, row, shared, median(steps))
+            yield _row(ABSOLUTE, row, shared, median(turns["step_ms"][method]))
+
+
+def _ratios(turns: Any) -> dict[str, list[float]]:
+    """Each method's step ÷ that of `compute`, by round."""
+    steps = turns["step_ms"]
+    return {
+        method: [step / alone for step, alone in zip(steps[method], steps[COMPUTE], strict=True)]
+        for method in steps
+        if method != COMPUTE
+    }
 
 
 def _row(name: str, row: str, found: Point, measured: float, alone: float | None = None, **baselines: float) -> Row:
@@ -69,20 +75,15 @@ def _row(name: str, row: str, found: Point, measured: float, alone: float | None
     return Row(name, row, "× compute" if alone else "ms", step, measured, "validation", low, high, **baselines)
 
 
-def disordered() -> tuple[list[str], int]:
+def disordered(found: Iterable[Row]) -> tuple[list[str], int]:
     """The pairs of methods that differ in all rounds and are predicted in the wrong order; and how many pairs differ.
 
     Nothing where nothing was measured.
     """
     wrong, pairs = [], 0
-    predicted = {row.row: row.predicted for row in rows() if row.set == RATIOS}
+    predicted = {row.row: row.predicted for row in found if row.set == RATIOS}
     for turns in measured()["turns"] if predicted else ():
-        label, free = f"{turns['framework']}, {turns['mbit_per_s']:g} Mbit/s", turns["step_ms"][COMPUTE]
-        ratios = {
-            method: [step / alone for step, alone in zip(steps, free, strict=True)]
-            for method, steps in turns["step_ms"].items()
-            if method != COMPUTE
-        }
+        label, ratios = f"{turns['framework']}, {turns['mbit_per_s']:g} Mbit/s", _ratios(turns)
         for one, other in itertools.permutations(ratios, 2):
             if max(ratios[one]) < min(ratios[other]):
                 pairs += 1

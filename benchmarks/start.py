@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import FRAMEWORKS, HERE, interval
+from harness import FRAMEWORKS, interval
 
 from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import find
@@ -34,9 +34,11 @@ TIMEOUT_S = 180.0
 def main() -> int:
     """The command line; returns the exit status."""
     args = harness.parser(__doc__, rounds=7, frameworks=True).parse_args()
-    found = {name: measure(name, args.rounds) for name in args.framework or FRAMEWORKS}
-    helps = [help_seconds() for _ in range(HELPS + 1)][1:]
-    file = HERE / "start.json"
+    with tempfile.TemporaryDirectory() as folder:
+        taken = harness.rounds(Path(folder), args.framework or FRAMEWORKS, SIDES, args.rounds + 1, seconds)
+    found = {name: summary(name, rounds[1:]) for name, rounds in taken.items()}
+    helps = [harness.hvdkit(["--help"], TIMEOUT_S) for _ in range(HELPS + 1)][1:]
+    file = args.out / "start.json"
     earlier: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"machine": None}
     known = found
     if earlier["machine"] == this_machine().model_dump():  # then what it has of other frameworks still holds
@@ -46,40 +48,31 @@ def main() -> int:
         "frameworks": {name: known[name] for name in FRAMEWORKS if name in known},
         "help_s": interval(helps, "each"),
     }
-    harness.publish("start", outcome)
+    harness.publish("start", outcome, args.out)
     late = [name for name, one in found.items() if one["ratios"]["direct"]["low"] > RATIO_MARK]
     return 1 if late or outcome["help_s"]["low"] > HELP_MARK_S else 0
 
 
-def measure(framework: str, rounds: int) -> dict[str, Any]:
+def summary(framework: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
     """Seconds of each side by round, and their ratios to the bare one."""
-    taken: list[dict[str, float]] = []
-    for number in range(rounds + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / framework / f"{number:02d}"
-            taken.append(harness.one_round(place, SIDES, lambda side, out: seconds(framework, side, out)))
-        times = ", ".join(f"{side} {taken[-1][side]:.2f} s" for side in SIDES)
-        harness.say(f"{framework}, {f'round {number} of {rounds}' if number else 'not counted'}: {times}")
-    counted = taken[1:]
     return {
-        "seconds": {side: interval([one[side] for one in counted], "each") for side in SIDES},
-        "ratios": {side: interval([one[side] / one["bare"] for one in counted]) for side in SIDES[1:]},
+        "seconds": {side: interval([one[side] for one in rounds], "each") for side in SIDES},
+        "ratios": {side: interval([one[side] / one["bare"] for one in rounds]) for side in SIDES[1:]},
         "versions": find(framework).versions,
-        "rounds": rounds,
+        "rounds": len(rounds),
         "measured": time.strftime("%-d %B %Y", time.gmtime()),
     }
 
 
-def seconds(framework: str, side: str, out: Path) -> float:
+def seconds(framework: str, _: int, side: str, out: Path) -> float:
     """From the command to the end of the slower process's first step. Raises RunError where a process fails."""
     if side == "bare":
         return bare(framework)
     began, keys = time.time(), ["threads=1", "epochs=1", "steps=1"]
-    environment = {**os.environ, **harness.ONE_THREAD}
-    options = ["--launcher", side]
-    result = harness.train(framework, 2, "resnet20-digits", keys, out, options, timeout_s=TIMEOUT_S, env=environment)
-    assert result.startup_s is not None and result.startup_s < time.time() - began, "longer than the whole run"
-    return result.startup_s
+    how = {"timeout_s": TIMEOUT_S, "env": {**os.environ, **harness.ONE_THREAD}}
+    result = harness.train(framework, 2, "resnet20-digits", keys, out, ["--launcher", side], **how)
+    assert result["startup_s"] < time.time() - began, "longer than the whole run"
+    return float(result["startup_s"])
 
 
 def bare(framework: str) -> float:
@@ -88,19 +81,12 @@ def bare(framework: str) -> float:
     environment = {**os.environ, **runtime.environment, **harness.ONE_THREAD}
 
     def process(_: int) -> float:
-        command = [runtime.python, HERE / "bare.py", framework]
+        command = [runtime.python, harness.HERE / "bare.py", framework]
         return float(harness.run(command, TIMEOUT_S, env=environment, stderr=subprocess.PIPE).split()[-1])
 
     began = time.time()
     with ThreadPoolExecutor(2) as pool:
         return max(pool.map(process, range(2))) - began
-
-
-def help_seconds() -> float:
-    """`hvdkit --help`, from beginning to end."""
-    began = time.perf_counter()
-    harness.hvdkit(["--help"], TIMEOUT_S)
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

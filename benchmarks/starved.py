@@ -12,71 +12,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 COMPUTE, DENSE = "compute", "dense"
 CLOSE = 0.01  # of dense's mean accuracy: as good
 MARKS = {0.7: 0.95, 0.9: 0.85}  # the share of the limit to be reached, by communication's share of the dense step
-Round = Mapping[str, float]  # milliseconds a step, by method, COMPUTE and DENSE among them
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Row(_Strict):
-    """A method under a framework at a link's rate.
-
-    `asked_share` is communication's share of the dense step that the rate was chosen for, `share` the measured one.
-    Times are medians over the rounds, `share_of_limit` (compute ÷ step) and `speedup` (dense ÷ step) medians of the
-    ratios within rounds; `…_low` and `…_high` are the least and the greatest. `epoch_s` leaves out evaluation.
-    Accuracies are fractions of 1, a mean over seeds and its range, None where nothing was trained. `as_accurate`: the
-    mean is within 0.01 of dense's or not below all of dense's. `bytes_per_step` is what a rank sends for an update.
-    """
-
-    rate_mbit_per_s: float = Field(gt=0)
-    method: str
-    framework: str
-    asked_share: float = Field(gt=0, lt=1)
-    share: float = Field(lt=1)
-    step_ms: float = Field(gt=0)
-    step_ms_low: float = Field(gt=0)
-    step_ms_high: float = Field(gt=0)
-    compute_ms: float = Field(gt=0)
-    epoch_s: float = Field(gt=0)
-    share_of_limit: float = Field(gt=0)
-    share_of_limit_low: float = Field(gt=0)
-    share_of_limit_high: float = Field(gt=0)
-    speedup: float = Field(gt=0)
-    accuracy_mean: float | None = Field(ge=0, le=1)
-    accuracy_low: float | None = Field(ge=0, le=1)
-    accuracy_high: float | None = Field(ge=0, le=1)
-    as_accurate: bool | None
-    bytes_per_step: float = Field(ge=0)
-    rounds: int = Field(ge=1)
-    seeds: int = Field(ge=0)
-
-
-class Story(_Strict):
-    """`bench-network.json`. `marks` are the shares of the limit to be reached, by the dense step's share.
-
-    `load` is the largest share of the machine's CPU time that others used in a timed run.
-    """
-
-    command: str
-    marks: dict[str, float]
-    setting: dict[str, Any]
-    methods: dict[str, str]
-    rows: list[Row]
-    load: float | None
-    versions: dict[str, str]
-    machine: dict[str, Any]
-    measured: str
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A link's rate, the share that dense communication had of a step there, and what it costs (`cost_of`)."""
+    """A link's rate, the share that dense communication had of a step there, and k, what it costs."""
 
     mbit_per_s: float
     share: float
@@ -92,13 +36,6 @@ def share_of(compute_ms: float, dense_ms: float) -> float:
 def limit_of(share: float) -> float:
     """How many times as fast a step is that sends nothing."""
     return 1 / (1 - share)
-
-
-def cost_of(compute_ms: float, dense_ms: float, mbit_per_s: float) -> float:
-    """k: how many ms communication adds, times the rate. Raises ValueError where it adds none."""
-    if dense_ms <= compute_ms:
-        raise ValueError(f"the dense step, {dense_ms:.1f} ms, is no longer than computing, {compute_ms:.1f} ms")
-    return (dense_ms - compute_ms) * mbit_per_s
 
 
 def rate_for(share: float, compute_ms: float, cost: float) -> float:
@@ -125,7 +62,9 @@ def solve(
     while len(tried) < most:
         rate = rate_for(share, compute_ms, cost)
         compute_ms, dense_ms = measured(rate)
-        cost = cost_of(compute_ms, dense_ms, rate)
+        if dense_ms <= compute_ms:
+            raise ValueError(f"the dense step, {dense_ms:.1f} ms, is no longer than computing, {compute_ms:.1f} ms")
+        cost = (dense_ms - compute_ms) * rate
         tried.append(Solved(rate, share_of(compute_ms, dense_ms), cost, len(tried) + 1))
         if abs(tried[-1].share - share) <= tolerance:
             break
@@ -139,65 +78,59 @@ def as_accurate(mean: float, dense: Sequence[float]) -> bool:
 
 
 def row(
+    rounds: Sequence[Mapping[str, float]],
     method: str,
-    framework: str,
-    asked_share: float,
-    rate_mbit_per_s: float,
-    rounds: Sequence[Round],
     steps_per_epoch: int,
-    bytes_per_step: float,
     accuracies: Sequence[float],
     dense_accuracies: Sequence[float],
 ) -> Row:
-    """A method's row from its rounds and trainings; each round has the method, COMPUTE and DENSE."""
+    """A method's figures from its rounds, in ms a step by method with COMPUTE and DENSE, and from its trainings.
+
+    Times are medians over the rounds, `share_of_limit` (compute ÷ step) and `speedup` (dense ÷ step) medians of the
+    ratios within rounds; `…_low` and `…_high` are the least and the greatest. `epoch_s` leaves out evaluation.
+    Accuracies are fractions of 1, a mean over seeds and its range, None where nothing was trained. `as_accurate`: the
+    mean is within 0.01 of dense's or not below all of dense's.
+    """
     steps = [each[method] for each in rounds]
     reached = [each[COMPUTE] / each[method] for each in rounds]
     mean = fmean(accuracies) if accuracies else None
-    return Row(
-        rate_mbit_per_s=rate_mbit_per_s,
-        method=method,
-        framework=framework,
-        asked_share=asked_share,
-        share=median(share_of(each[COMPUTE], each[DENSE]) for each in rounds),
-        step_ms=median(steps),
-        step_ms_low=min(steps),
-        step_ms_high=max(steps),
-        compute_ms=median(each[COMPUTE] for each in rounds),
-        epoch_s=median(steps) * steps_per_epoch / 1e3,
-        share_of_limit=median(reached),
-        share_of_limit_low=min(reached),
-        share_of_limit_high=max(reached),
-        speedup=median(each[DENSE] / each[method] for each in rounds),
-        accuracy_mean=mean,
-        accuracy_low=min(accuracies, default=None),
-        accuracy_high=max(accuracies, default=None),
-        as_accurate=as_accurate(mean, dense_accuracies) if mean is not None and dense_accuracies else None,
-        bytes_per_step=bytes_per_step,
-        rounds=len(rounds),
-        seeds=len(accuracies),
-    )
+    return {
+        "share": median(share_of(each[COMPUTE], each[DENSE]) for each in rounds),
+        "step_ms": median(steps),
+        "step_ms_low": min(steps),
+        "step_ms_high": max(steps),
+        "compute_ms": median(each[COMPUTE] for each in rounds),
+        "epoch_s": median(steps) * steps_per_epoch / 1e3,
+        "share_of_limit": median(reached),
+        "share_of_limit_low": min(reached),
+        "share_of_limit_high": max(reached),
+        "speedup": median(each[DENSE] / each[method] for each in rounds),
+        "accuracy_mean": mean,
+        "accuracy_low": min(accuracies, default=None),
+        "accuracy_high": max(accuracies, default=None),
+        "as_accurate": as_accurate(mean, dense_accuracies) if mean is not None and dense_accuracies else None,
+        "rounds": len(rounds),
+        "seeds": len(accuracies),
+    }
 
 
-def best(rows: Sequence[Row], framework: str, asked_share: float) -> Row | None:
-    """The fastest of those that are as accurate as dense; None where none is or nothing was run."""
-    able = [one for one in rows if (one.framework, one.asked_share) == (framework, asked_share) and one.as_accurate]
-    return max(able, key=lambda one: one.share_of_limit, default=None)
+def best(rows: Sequence[Row]) -> Row | None:
+    """The fastest of those that are as accurate as dense; None where none is."""
+    return max((one for one in rows if one["as_accurate"]), key=lambda one: one["share_of_limit"], default=None)
 
 
-def missed(rows: Sequence[Row], framework: str, marks: Mapping[float, float]) -> list[str]:
+def missed(rows: Sequence[Row], framework: str) -> list[str]:
     """The marks that the framework's best method falls short of, one line each; a share without rows is none."""
     lines = []
-    for share, mark in marks.items():
-        there = [one for one in rows if (one.framework, one.asked_share) == (framework, share)]
-        if not there:
-            continue
-        found = best(rows, framework, share)
-        if found is None:
-            untrained = all(one.as_accurate is None for one in there)
+    for share, mark in MARKS.items():
+        there = [one for one in rows if (one["framework"], one["asked_share"]) == (framework, share)]
+        found = best(there)
+        if there and found is None:
+            untrained = all(one["as_accurate"] is None for one in there)
             lines.append(f"{share:.0%}: {'nothing was trained' if untrained else 'no method is as accurate as dense'}")
-        elif found.share_of_limit < mark:
+        elif found and found["share_of_limit"] < mark:
             lines.append(
-                f"{share:.0%}: {found.method} reaches {found.share_of_limit:.3f} of the limit, {found.speedup:.2f} "
-                f"times; the mark is {mark:.2f}, {limit_of(share) * mark:.2f} times"
+                f"{share:.0%}: {found['method']} reaches {found['share_of_limit']:.3f} of the limit, "
+                f"{found['speedup']:.2f} times; the mark is {mark:.2f}, {limit_of(share) * mark:.2f} times"
             )
     return lines

@@ -11,12 +11,11 @@ misses its mark, 2 where a command fails.
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +37,22 @@ def main() -> int:
     parser.add_argument("--runs", type=harness.positive, default=10, help="of each command, counted (default 10)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hvdkit-tools-") as folder:
+        asked = commands(Path(folder))
+
+        def run(_: str, number: int, name: str, out: Path) -> float:
+            return harness.hvdkit(asked[name], TIMEOUT_S)
+
         try:
-            taken = measure(commands(Path(folder)), args.runs)
+            rounds = harness.rounds(Path(folder), ["taken"], list(asked), args.runs + 1, run)["taken"][1:]
         except RunError as error:
             raise RequestError(str(error)) from None
     seconds: dict[str, dict[str, Any]] = {
-        name: harness.median_and_range(values) | {"each": [round(value, 3) for value in values], "mark": MARKS_S[name]}
-        for name, values in taken.items()
+        name: harness.median_and_range([each[name] for each in rounds])
+        | {"each": [round(each[name], 3) for each in rounds], "mark": mark}
+        for name, mark in MARKS_S.items()
     }
     runtimes = {runtime.name: runtime.versions for runtime in store.installed()}
-    harness.publish("tools", {"runtimes": runtimes, "seconds": seconds})
+    harness.publish("tools", {"runtimes": runtimes, "seconds": seconds}, args.out)
     missed = [name for name, each in seconds.items() if each["median"] > each["mark"]]
     for name in missed:
         print(f"missed: {name}", file=sys.stderr)
@@ -76,50 +81,29 @@ def large(folder: Path) -> None:
     That is what `make bench-resnet50` leaves, with scaling beside it.
     """
     document = json.loads((SMALL / "compare.json").read_text())
-    # Each real run, and those of two ranks once more for each rival that its framework has.
-    kinds: list[tuple[dict[str, Any], str | None]] = [(result, None) for result in document["runs"]]
-    kinds += [
-        (result, name)
-        for result in document["runs"]
-        for name, rival in RIVALS.items()
-        if result["np"] == 2 and result["framework"] in rival.frameworks
-    ]
-    document["runs"], document["rounds"] = [], ROUNDS
-    for number in range(1, ROUNDS + 1):
-        for result, name in kinds:
-            title = f"{result['framework']}-np{result['np']}"
-            place = folder / "runs" / f"{title}{f'-{name}' if name else ''}-round{number}"
-            shutil.copytree(SMALL / "runs" / title, place)
-            factor = (0.8 if name else 1.0) * (1 + 0.01 * (number - 3))
-            made = result | {
-                "rival": name,
-                "round": number,
-                "images_per_second": factor * result["images_per_second"],
-                "step_ms": [result["step_ms_p50"] * (1 + 0.002 * step) for step in range(200)],
-                "step_ms_p99": result["step_ms_p90"],
-                "startup_s": 5.0 + number,
-                "cpu_s_per_image": 0.004 / factor,
-            }
-            (place / "result.json").write_text(json.dumps(made))
-            document["runs"].append(made)
+    real, document["rounds"], document["runs"], document["ratios"] = document["runs"], ROUNDS, [], []
     figures = {"median": 1.2, "low": 1.1, "high": 1.3, "rounds": ROUNDS, "confidence": 0.9375, "verdict": "faster"}
-    document["ratios"] = [
-        {"framework": result["framework"], "np": 2, "against": name} | figures for result, name in kinds if name
-    ]
+    for number, result, name in itertools.product(range(1, ROUNDS + 1), real, [None, *RIVALS]):
+        framework, np = result["framework"], result["np"]
+        if name and (np != 2 or framework not in RIVALS[name].frameworks):
+            continue
+        place = folder / "runs" / f"{framework}-np{np}{f'-{name}' if name else ''}-round{number}"
+        shutil.copytree(SMALL / "runs" / f"{framework}-np{np}", place)
+        factor = (0.8 if name else 1.0) * (1 + 0.01 * (number - 3))
+        made = result | {
+            "rival": name,
+            "round": number,
+            "images_per_second": factor * result["images_per_second"],
+            "step_ms": [result["step_ms_p50"] * (1 + 0.002 * step) for step in range(200)],
+            "step_ms_p99": result["step_ms_p90"],
+            "startup_s": 5.0 + number,
+            "cpu_s_per_image": 0.004 / factor,
+        }
+        (place / "result.json").write_text(json.dumps(made))
+        document["runs"].append(made)
+        if name and number == 1:
+            document["ratios"].append({"framework": framework, "np": np, "against": name} | figures)
     (folder / "compare.json").write_text(json.dumps(document, indent=2))
-
-
-def measure(commands: dict[str, list[str]], runs: int) -> dict[str, list[float]]:
-    """Seconds of each run of each command, which take turns. Raises RunError where one fails."""
-    taken: dict[str, list[float]] = {name: [] for name in commands}
-    for number in range(runs + 1):
-        for name, arguments in commands.items():
-            began = time.perf_counter()
-            harness.hvdkit(arguments, TIMEOUT_S)
-            if number:
-                taken[name].append(time.perf_counter() - began)
-        harness.say(f"{f'run {number} of {runs}' if number else 'not counted'}: load {os.getloadavg()[0]:.1f}")
-    return taken
 
 
 if __name__ == "__main__":

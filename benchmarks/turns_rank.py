@@ -1,11 +1,10 @@
 """A rank whose recipes take turns: each has its own network in one process and trains a few steps at a time.
 
-    turns_rank.py PLAN.json FRAMEWORK
+    turns_rank.py RECIPE FRAMEWORK PLAN
 
 `harness.take_turns` starts it. A turn does what `hvdkit train` does, by the same loop, without logs, evaluation and
-checkpoints. The plan has `recipe`, a path, and `keys`, its overrides; `sides`, each with `keys` of its own and how
-many steps of a turn are left out (`warmup`) and counted (`measured`); `rounds`, each a list of sides; and `out`, which
-rank 0 writes.
+checkpoints. The plan, JSON, has `sides`, each a `harness.Side`; `rounds`, each a list of sides; and `out`, which rank 0
+writes.
 """
 
 from __future__ import annotations
@@ -67,17 +66,18 @@ class Side:
         return loop.clock.seconds[self.warmup :]
 
 
-def opened(adapter: Adapter, plan: dict[str, Any], heartbeat: Heartbeat) -> tuple[Setup, dict[str, Side]]:
-    """Start the rank and open the plan's sides. Each has had a short turn, which compiles what is compiled."""
-    where, keys = Path(plan["recipe"]), plan["keys"]
-    setup = start(adapter, recipe_of(adapter.NAME).build, schema.load(where, keys))
+def opened(
+    adapter: Adapter, base: Path, asked: dict[str, tuple[list[str], int, int]], heartbeat: Heartbeat
+) -> tuple[Setup, dict[str, Side]]:
+    """Start the rank and open the sides. Each has had a short turn, which compiles what is compiled."""
+    setup = start(adapter, recipe_of(adapter.NAME).build, schema.load(base))
     sides: dict[str, Side] = {}
-    for name, asked in plan["sides"].items():
+    for name, (keys, warmup, measured) in asked.items():
         heartbeat.beat("building the networks")
-        recipe = schema.load(where, [*keys, *asked["keys"]])
+        recipe = schema.load(base, keys)
         session = setup.session(recipe, setup.strategy(recipe))
         session.broadcast_state()
-        side = sides[name] = Side(recipe, session, asked["warmup"], asked["measured"])
+        side = sides[name] = Side(recipe, session, warmup, measured)
         replace(side, measured=0).turn(setup, heartbeat)
     return setup, sides
 
@@ -107,8 +107,8 @@ def sent_bytes() -> int:
 def take_turns(heartbeat: Heartbeat) -> None:
     """Rank 0 writes `rounds`, lists of turns as (side, steps' seconds of each rank), `sent_bytes` of each turn by host,
     the framework's versions, and `load`, the share of the machine that others took."""
-    plan, adapter = json.loads(Path(sys.argv[1]).read_text()), adapters.load(sys.argv[2])
-    setup, sides = opened(adapter, plan, heartbeat)
+    adapter, plan = adapters.load(sys.argv[2]), json.loads(sys.argv[3])
+    setup, sides = opened(adapter, Path(sys.argv[1]), plan["sides"], heartbeat)
     begun, mine = Snapshot.take(time.process_time()), []
     for side in (side for order in plan["rounds"] for side in order):
         synchronize(adapter)
@@ -120,17 +120,16 @@ def take_turns(heartbeat: Heartbeat) -> None:
     report["used"] = Snapshot.take(time.process_time()).since(begun)
     everyone = adapter.allgather_object(report, name="turns")
     if setup.mesh.is_root:
-        turns = iter(range(len(mine)))
-        numbered = [[(side, next(turns)) for side in order] for order in plan["rounds"]]
+        turns = iter(zip(*(rank["turns"] for rank in everyone), strict=True))
+        rounds = [[(side, next(turns)) for side in order] for order in plan["rounds"]]
+        names = [rank["host"] for rank in everyone]
         found = {
             "versions": adapter.versions(),
             "load": load_of_others([rank["used"] for rank in everyone]),
-            "rounds": [
-                [(side, [rank["turns"][turn][0] for rank in everyone]) for side, turn in order] for order in numbered
-            ],
+            "rounds": [[(side, [seconds for seconds, _ in ranks]) for side, ranks in order] for order in rounds],
             # Ranks of a host read the same counter.
             "sent_bytes": [
-                [{rank["host"]: rank["turns"][turn][1] for rank in everyone} for _, turn in order] for order in numbered
+                [dict(zip(names, (sent for _, sent in ranks), strict=True)) for _, ranks in order] for order in rounds
             ],
         }
         write_atomic(Path(plan["out"]), json.dumps(found) + "\n")

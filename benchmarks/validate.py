@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,6 @@ from validation_sets import all_rows
 
 from hvdkit.files import write_atomic
 
-DOCS = harness.HERE.parent / "docs"
 BASELINES = {"linear": "linear scaling", "plain_sum": "plain sum", "pollux": "Pollux"}
 # Too many rows, or too equal, to be listed one by one.
 OMITTED = {"closed forms", "OSU, 10GbE", "Gloo, 40GbE", own_hosts_rows.FITTED}
@@ -27,9 +25,7 @@ OMITTED = {"closed forms", "OSU, 10GbE", "Gloo, 40GbE", own_hosts_rows.FITTED}
 
 def main() -> None:
     """Write both files."""
-    parser = harness.parser(__doc__)
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder for json and md (default: docs)")
-    out = parser.parse_args().out
+    out = harness.parser(__doc__, out=harness.HERE.parent / "docs").parse_args().out
     rows = list(all_rows())
     write_atomic(out / "validation.json", json.dumps([row.written() for row in rows], indent=1) + "\n")
     sets: dict[str, list[Row]] = {}
@@ -37,9 +33,9 @@ def main() -> None:
         if row.used_for == "validation":
             sets.setdefault(row.set, []).append(row)
     summaries = [summary(name, checked) for name, checked in sets.items()]
-    wrong, pairs = own_hosts_rows.disordered()
-    found = {"sets": summaries, "wrong": wrong, "pairs": pairs}
-    write_atomic(out / "validation.md", harness.page("validation", found, baselines=BASELINES, omitted=OMITTED))
+    wrong, pairs = own_hosts_rows.disordered(rows)
+    found = {"sets": summaries, "wrong": wrong, "pairs": pairs, "baselines": BASELINES, "omitted": OMITTED}
+    write_atomic(out / "validation.md", harness.page("validation", found))
     for one in summaries:
         print(f"{one['set']}: {len(one['rows'])} rows, mean error {one['mean']:.1f} %, worst {one['worst']:.1f} %")
     print(f"written to {out / 'validation.md'} and {out / 'validation.json'}")

@@ -11,7 +11,6 @@ quiet machine and network namespaces; two minutes a rate. Writes ways.json and w
 
 from __future__ import annotations
 
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,14 @@ from hvdkit.tasks.resnet import architecture
 from hvdkit.tasks.task import parameter_count
 
 HOSTS, SLOTS = 2, 2
-RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=16", "threads=1"]
+KEYS = ["data={name: mnist5k}", "batch_size=16", "threads=1"]
 GRADIENT_BYTES = 4 * parameter_count(architecture("resnet20", 10))
 RING, COMPUTE, WARMUP, MEASURED = "ring", "compute", 1, 6  # steps of a turn
-WAYS: dict[str, dict[str, Any]] = {
-    way: {"keys": [f"allreduce={way}"], "warmup": WARMUP, "measured": MEASURED}
-    for way in (RING, "hierarchical", "central")
+WAYS: dict[str, harness.Side] = {
+    way: ([f"allreduce={way}"], WARMUP, MEASURED) for way in (RING, "hierarchical", "central")
 }
 # Ranks that never wait for each other share two cores unevenly for a while: more steps.
-WAYS[COMPUTE] = {"keys": ["sync={every: 1000000}"], "warmup": WARMUP, "measured": 16}
+WAYS[COMPUTE] = (["sync={every: 1000000}", "allreduce=ring"], WARMUP, 16)
 
 
 def main() -> None:
@@ -40,46 +38,34 @@ def main() -> None:
     parser = harness.parser(__doc__, rounds=8)
     parser.add_argument("--mbit-per-s", type=float, action="append", help="between the hosts (default 50, 100, 1000)")
     parser.add_argument("--framework", default="pytorch", choices=harness.FRAMEWORKS)
-    parser.add_argument(
-        "--out", type=Path, default=harness.HERE, help="folder for json and md (default: this script's)"
-    )
     args = parser.parse_args()
-    made: list[dict[str, Any]] = []
-    loads, versions = [], {}
-    for rate in args.mbit_per_s or [50.0, 100.0, 1000.0]:
-        found = measure(rate, args.rounds, args.framework)
-        made += rows(rate, found)
-        loads.append(found["load"] or 0.0)
-        versions = found["versions"]
-        steps = ", ".join(f"{row['way']} {row['step_ms']['median']:.0f} ms" for row in made[-len(WAYS) :])
-        harness.say(f"{rate:g} Mbit/s: {steps}")
-    outcome = {"framework": args.framework, "versions": versions, "rounds": args.rounds, "steps_a_turn": MEASURED}
-    outcome |= {"gradient_bytes": GRADIENT_BYTES, "rows": made, "load": max(loads)}
+    rates = args.mbit_per_s or [50.0, 100.0, 1000.0]
+    found = {rate: measure(rate, args.rounds, args.framework) for rate in rates}
+    made = [row for rate, one in found.items() for row in rows(rate, one)]
+    outcome = {"framework": args.framework, "versions": found[rates[0]]["versions"], "rounds": args.rounds}
+    outcome |= {"steps_a_turn": MEASURED, "load": max(one["load"] for one in found.values())}
+    outcome |= {"gradient_bytes": GRADIENT_BYTES, "rows": made}
     harness.publish("ways", outcome, args.out)
 
 
 def measure(rate: float, rounds: int, framework: str) -> dict[str, Any]:
     """What the ranks have measured at a link's rate. Raises RunError, Unavailable."""
-    order = random.Random(f"{framework} {rate}")
-    orders = [order.sample(list(WAYS), len(WAYS)) for _ in range(rounds)]
     # Of all ways, `hierarchical` is the one that Horovod's environment must be set up for.
-    plan_keys = WAYS["hierarchical"]["keys"]
+    keys = [*KEYS, "allreduce=hierarchical"]
     with tempfile.TemporaryDirectory() as folder, Network(HOSTS, rate) as network:
-        return harness.take_turns(network, SLOTS, framework, RECIPE, KEYS, WAYS, orders, Path(folder), plan_keys)
+        return harness.take_turns(network, SLOTS, framework, keys, WAYS, list(WAYS), rounds, Path(folder))
 
 
 def rows(rate: float, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """One a way. A turn's step is the mean of its steps on the rank that took longest."""
-    steps = [
-        {way: 1e3 * max(sum(each) / len(each) for each in ranks) for way, ranks in turns} for turns in found["rounds"]
-    ]
+    """One a way."""
+    steps = harness.turn_ms(found["rounds"])
     sent = [
         {way: by_host for (way, _), by_host in zip(turns, counted, strict=True)}
         for turns, counted in zip(found["rounds"], found["sent_bytes"], strict=True)
     ]
     made = []
-    for way, side in WAYS.items():
-        a_turn = side["warmup"] + side["measured"]
+    for way, (_, warmup, measured) in WAYS.items():
+        a_turn = warmup + measured
         row: dict[str, Any] = {
             "mbit_per_s": rate,
             "way": way,

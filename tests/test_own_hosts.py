@@ -88,13 +88,13 @@ def test_a_machine_that_does_what_the_model_says_is_predicted(table: dict[str, l
 
 
 def test_methods_foreseen_in_another_order_are_told(table: dict[str, list[float]]) -> None:
-    assert own_hosts_rows.disordered() == ([], 3)
+    assert own_hosts_rows.disordered(own_hosts_rows.rows()) == ([], 3)
     path = own_hosts_rows.HERE / "own-hosts.json"
     found = json.loads(path.read_text())
     found["turns"][0]["step_ms"]["topk"] = [2 * FREE, 2.1 * FREE]
     path.write_text(json.dumps(found))
     own_hosts_rows.measured.cache_clear()
-    wrong, pairs = own_hosts_rows.disordered()
+    wrong, pairs = own_hosts_rows.disordered(own_hosts_rows.rows())
     assert pairs == 3
     assert sorted(wrong) == [
         "pytorch, 50 Mbit/s, dense was faster than topk",
@@ -105,25 +105,24 @@ def test_methods_foreseen_in_another_order_are_told(table: dict[str, list[float]
 def test_nothing_is_told_of_what_was_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_hosts_rows, "HERE", tmp_path)
     assert list(own_hosts_rows.rows()) == []
-    assert own_hosts_rows.disordered() == ([], 0)
+    assert own_hosts_rows.disordered([]) == ([], 0)
 
 
 def test_a_turn_takes_as_long_as_on_its_slowest_rank() -> None:
     every = [(name, [[0.1, 0.3], [0.2, 0.1]]) for name in own_hosts.SIDES]
     again = [("compute", [[0.1, 0.1], [0.4, 0.4]])]
-    found = own_hosts._by_round([every, every + again])
-    assert (found["dense"], found["compute"]) == ([200.0, 200.0], [200.0, 300.0])
+    first, second = own_hosts.harness.turn_ms([every, every + again])
+    assert (first["dense"], second["dense"]) == pytest.approx((200.0, 200.0))
+    assert (first["compute"], second["compute"]) == pytest.approx((200.0, 300.0))
 
 
 def test_methods_take_turns_over_starved_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starving.network(1, 100.0)  # skips where there can be none
     monkeypatch.setattr(own_hosts, "ROUNDS", 1)
     sides = {"dense": ([], 1, 2), "compute": (own_hosts.SIDES["compute"][0], 1, 2)}
     monkeypatch.setattr(own_hosts, "SIDES", sides)
     monkeypatch.setattr(own_hosts, "TURNS", ["dense", "compute", "compute"])
-    runs = own_hosts.Runs(tmp_path)
-    runs._turns("pytorch", 10.0)
-    found = json.loads(runs.turns("pytorch", 10.0).read_text())
+    with starving.network(4, 10.0) as network:
+        found = own_hosts.turns(network, "pytorch", tmp_path)
     ((once,), load) = found["rounds"], found["load"]
     assert sorted(name for name, _ in once) == ["compute", "compute", "dense"]
     assert all([len(steps) for steps in ranks] == [2] * 4 for _, ranks in once)
@@ -131,7 +130,5 @@ def test_methods_take_turns_over_starved_hosts(tmp_path: Path, monkeypatch: pyte
     # A ring of 1.09 MB carries 1.5 times that over each link: 1.3 s, however quick the machine is. Steps that send
     # nothing take 0.3 s and, on a busy machine, one of them at least is quicker than the links.
     ring_ms = 8e-3 * 1.5 * 4 * 272_474 / 10.0
-    assert own_hosts._by_round([once])["dense"][0] > 0.95 * ring_ms
+    assert own_hosts.harness.turn_ms([once])[0]["dense"] > 0.95 * ring_ms
     assert min(step for name, ranks in once if name == "compute" for steps in ranks for step in steps) < ring_ms / 1e3
-    assert [piece.name for piece in runs.pieces(["turns"], ["mxnet"])] == ["turns of mxnet at 50 Mbit/s"]
-    assert runs.whole() == []

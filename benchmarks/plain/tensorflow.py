@@ -32,15 +32,9 @@ class ConvNorm(tf.Module):
         else:  # "SAME" is asymmetric here, and explicit paddings in conv2d are slow on CPUs
             x = tf.pad(x, [[0, 0], [self.pad, self.pad], [self.pad, self.pad], [0, 0]])
             x = tf.nn.conv2d(x, self.kernel, self.stride, "VALID")
+        state = (self.gamma, self.beta, self.mean, self.variance)
         y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            x,
-            self.gamma,
-            self.beta,
-            self.mean,
-            self.variance,
-            1.001e-5,
-            is_training=training,
-            exponential_avg_factor=0.1,
+            x, *state, 1.001e-5, is_training=training, exponential_avg_factor=0.1
         )
         if training:
             self.mean.assign(mean)
@@ -63,10 +57,8 @@ class ResNet20(tf.Module):
         self.stem = ConvNorm(3, 16, 3, 1)
         widths, strides = [16] * 3 + [32] * 3 + [64] * 3, [1, 1, 1, 2, 1, 1, 2, 1, 1]
         self.blocks = list(map(Block, [16, *widths], widths, strides))
-        self.weight, self.bias = (
-            tf.Variable(tf.random.normal((64, classes), stddev=0.01)),
-            tf.Variable(tf.zeros(classes)),
-        )
+        self.weight = tf.Variable(tf.random.normal((64, classes), stddev=0.01))
+        self.bias = tf.Variable(tf.zeros(classes))
 
     def __call__(self, x, training):
         x = tf.nn.relu(self.stem(x, training))
