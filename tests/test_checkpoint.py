@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from crowd import together
 from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
-from hvdkit import tasks
 from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
-from hvdkit.core import metrics
-from hvdkit.core.mesh import Mesh
-from hvdkit.core.session import Session
-from hvdkit.core.state import digest, parameters_of
 from hvdkit.core.step_plan import Progress
-from hvdkit.core.topology import Topology
-from hvdkit.core.trainer import Loop, drive
-from hvdkit.data.batches import open_dataset
 from hvdkit.errors import RequestError, RunError
-from hvdkit.recipe.schema import Checkpointing, Recipe
-from hvdkit.results.train import kept_lines, read_result
+from hvdkit.recipe.schema import Checkpointing
+from hvdkit.results.train import kept_lines
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
 
@@ -311,141 +296,3 @@ def test_ranks_that_speak_json_go_on_too(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(local, "allgather_object", lambda value, name="": [json.loads(json.dumps(value))])
     resumed = local_run(tmp_path / "run", local_recipe(), resume=True)
     assert resumed and (resumed.first_step, resumed.steps) == (8, 45)
-
-
-# What is kept without being asked for, and where it is
-
-
-def test_a_run_keeps_its_last_and_its_best_weights_by_default(tmp_path: Path) -> None:
-    recipe = local_recipe()
-    recipe = Recipe.model_validate(recipe.model_dump(exclude={"checkpoint"}))
-    folder = tmp_path / "a run"
-    result = local_run(folder, recipe)
-    assert result and result == read_result(folder / "result.json")
-    ends = [line for line in lines(folder) if line["ends_epoch"]]
-    best = max(ends, key=lambda line: (line["val_accuracy"], line["step"]))
-    steps = {"last": result.steps, "best": best["step"]}
-    assert result.checkpoints == {name: f"checkpoints/step-{step:08}" for name, step in steps.items()}
-    for name, step in steps.items():
-        found = snapshots.read(folder / "checkpoints" / name)
-        assert found.record.progress.step == step and found.record.progress.evaluated
-        again = snapshots.read(folder / result.checkpoints[name])
-        assert again.record == found.record
-    assert digest(parameters_of(snapshots.read(folder / "checkpoints" / "last").state)) == result.final_weights_sha256
-    *places, command = kept_lines(result, folder)
-    assert places == [f"weights: {folder}/checkpoints/{name} (step-{step:08})" for name, step in steps.items()]
-    words = shlex.split(command.removeprefix("evaluate them: "))
-    assert words == ["hvdkit", "evaluate", f"{folder}/checkpoints/best", "--framework", "local"]
-
-
-def test_without_images_to_evaluate_on_the_last_is_kept_alone(tmp_path: Path) -> None:
-    data = {"name": "synthetic", "height": 32, "width": 32, "train_images": 96, "val_images": 0}
-    result = local_run(tmp_path / "run", local_recipe(data=data, epochs=1, checkpoint={}))
-    assert result and result.checkpoints == {"last": "checkpoints/step-00000001"}
-    assert kept_lines(result, tmp_path) == [f"weights: {tmp_path}/checkpoints/last (step-00000001)"]
-
-
-def test_the_keys_of_the_progress_stay(tmp_path: Path) -> None:
-    """Other versions read them: samples are `images` in the file, and metrics have the prefix `val_`."""
-    local_run(tmp_path, local_recipe(epochs=1))
-    path = tmp_path / "checkpoints" / "last" / "checkpoint.json"
-    written = json.loads(path.read_text())["progress"]
-    found = snapshots.read(path.parent).record.progress
-    assert (written["images"], written["val_accuracy"]) == (found.samples, found.validation["accuracy"])
-    assert set(written) == {
-        "step", "epoch", "images", "evaluated", "line_loss", "line_steps", "epoch_loss", "epoch_steps", "train_loss",
-        "val_accuracy", "val_loss",
-    }  # fmt: skip
-    unevaluated = written | {"evaluated": False, "val_accuracy": None, "val_loss": None}
-    whole = json.loads(path.read_text()) | {"progress": unevaluated}
-    path.write_text(json.dumps(whole))
-    assert snapshots.read(path.parent).record.progress.validation == {}
-
-
-def test_without_a_folder_nothing_is_kept_and_sigterm_is_nobodys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-    result = local_run(None, local_recipe(epochs=1))
-    assert result and result.steps == 15 and result.checkpoints == {}
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert list(tmp_path.iterdir()) == []
-    kept = local_run(tmp_path / "run", local_recipe(epochs=1))
-    assert kept and kept.final_weights_sha256 == result.final_weights_sha256
-
-
-# Throughput does not count it: by a clock on which a step takes a second, and all that has to do with a checkpoint 1000
-
-
-def test_figures_are_those_of_a_run_that_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-
-    def slow(seconds: float, sound: Callable[..., Any]) -> Callable[..., Any]:
-        def work(*arguments: Any, **options: Any) -> Any:
-            clock[0] += seconds
-            return sound(*arguments, **options)
-
-        return work
-
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter_ns=lambda: round(1e9 * clock[0]), time=time.time))
-    monkeypatch.setattr(Session, "train_step", slow(1.0, Session.train_step))
-    monkeypatch.setattr(local, "cpu_seconds", lambda: clock[0], raising=False)
-    results, speeds = [], []
-    for kept in (None, {}, {"every_steps": 4}):
-        with monkeypatch.context() as patch:
-            if kept is not None:
-                patch.setattr(Session, "state", slow(1000.0, Session.state))  # which is copied for it
-                patch.setattr(snapshots, "save", slow(1000.0, snapshots.save))
-                patch.setattr(Checkpoints, "wait", slow(1000.0, Checkpoints.wait))  # for the disk
-            folder = tmp_path / str(len(results))
-            results.append(local_run(folder, local_recipe(checkpoint=kept, warmup_steps=2, epochs=2)))
-        logged = (folder / "metrics.jsonl").read_text().splitlines()
-        speeds.append([json.loads(line)["images_per_second"] for line in logged])
-    assert (tmp_path / "2" / "checkpoints" / "last").exists() and not (tmp_path / "0" / "checkpoints").exists()
-    for key in ("images_per_second", "step_ms", "step_ms_p50", "step_ms_p99", "cpu_s_per_image", "measured_steps"):
-        assert len({str(getattr(result, key)) for result in results}) == 1, key
-    assert results[0] and set(results[0].step_ms) == {1000.0}
-    assert speeds[0] == speeds[1] == speeds[2] and max(speeds[0]) == 96.0
-    assert clock[0] > 3 * 30 + 3 * 1000, "the clock has seen the writing"
-
-
-def test_no_rank_counts_the_writing_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others would wait for it within their next step."""
-    written_s, own = [0.0], threading.local()
-    now = SimpleNamespace(perf_counter_ns=lambda: 10**9 * round(written_s[0] + own.steps), time=time.time)
-    monkeypatch.setattr(metrics, "time", now)
-    sound, save = Session.train_step, snapshots.save
-
-    def train_step(session: Any, batches: Any) -> Any:
-        own.steps += 1
-        return sound(session, batches)
-
-    def slow_save(tensors: Any) -> bytes:
-        time.sleep(0.05)  # whoever does not wait is well in its next step
-        written_s[0] += 1000
-        return save(tensors)
-
-    monkeypatch.setattr(Session, "train_step", train_step)
-    monkeypatch.setattr(snapshots, "save", slow_save)
-    recipe = local_recipe(steps=12, checkpoint={"every_steps": 3})
-    dataset = open_dataset(recipe.data, 10, recipe.seed)
-
-    def work(adapter: Any, topology: Topology) -> list[float]:
-        own.steps = 0
-        session = Session(adapter, adapter.Linear(3072, 10), recipe.optimizer, recipe.loss)
-        checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy") if topology.is_root else None
-
-        def keep(progress: Progress) -> None:
-            if checkpoints:
-                checkpoints.write(Checkpoint(record(progress.step), session.state()))
-
-        task, mesh = tasks.choose(recipe), Mesh(topology)
-        loop = Loop(adapter, session, task, recipe, mesh, dataset, metrics.MetricsFile(None), keep=keep)
-        drive(session, loop)
-        if checkpoints:
-            checkpoints.wait()
-        return loop.clock.seconds
-
-    assert together(2, work) == [[1.0] * 12] * 2
-    assert written_s[0] >= 4000 and (tmp_path / "last").readlink() == Path("step-00000012")

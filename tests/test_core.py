@@ -293,35 +293,6 @@ def test_threads_are_shared_among_the_ranks_of_a_host() -> None:
     assert threads_per_rank(None, 10**6) == 1
 
 
-# The mesh
-
-
-def test_each_axis_divides_the_ranks_into_groups() -> None:
-    """12 ranks as 2 parts of each layer × 2 replicas × 3 stages."""
-    meshes = [Mesh(Topology(rank, 12), pipeline_size=3, tensor_size=2) for rank in range(12)]
-    axes = {"data": 2, "pipeline": 3, "tensor": 2}
-    for name, size in axes.items():
-        found = [getattr(mesh, name) for mesh in meshes]
-        assert all(axis.size == size and axis.ranks[axis.index] == rank for rank, axis in enumerate(found))
-        groups = {axis.ranks for axis in found}
-        assert sorted(rank for group in groups for rank in group) == list(range(12)), "each rank is in one group"
-    assert meshes[0].tensor.ranks == (0, 1) and meshes[0].data.ranks == (0, 2) and meshes[0].pipeline.ranks == (0, 4, 8)
-    coordinates = {tuple(getattr(mesh, name).index for name in axes) for mesh in meshes}
-    assert len(coordinates) == 12
-    assert {(mesh.shard.rank, mesh.shard.size) for mesh in meshes} == {(0, 2), (1, 2)}
-
-
-def test_by_default_all_ranks_are_on_the_data_axis() -> None:
-    mesh = Mesh(Topology(2, 5))
-    assert mesh.data.ranks == (0, 1, 2, 3, 4) and mesh.data.index == 2
-    assert mesh.pipeline.ranks == mesh.tensor.ranks == (2,)
-
-
-def test_ranks_that_do_not_fill_the_mesh_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"-np: expected a multiple of 6 ranks .* got 8"):
-        Mesh(Topology(0, 8), pipeline_size=3, tensor_size=2)
-
-
 # The loop
 
 
