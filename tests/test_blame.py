@@ -323,7 +323,7 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
         for each in order:
             workers.note(each, clock.now)
             workers.note({**each, "event": "started", "pid": 4_000_000 + each["rank"]}, clock.now)
-        workers.horovodrun_end = {"exit_code": 1, "signal": None, "tail": ""}
+        workers.launcher_end = {"exit_code": 1, "signal": None, "tail": ""}
         heard.add(str(workers.fault()))
     assert len(heard) == 1 and "the first lost: rank 1 on localhost was killed by SIGKILL" in heard.pop()
 

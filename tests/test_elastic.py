@@ -19,7 +19,7 @@ from conftest import ROOT, Hvdkit
 from conftest import run as run_command
 from launching import wait_until
 
-from hvdkit.checkpoint.elastic import Commits, hang_up, noting_lines
+from hvdkit.checkpoint.elastic import Commits, close_peer_sockets, recording_peer_sockets
 from hvdkit.errors import RunError
 from hvdkit.launch.agents import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
@@ -317,10 +317,10 @@ def test_a_recovery_lasts_from_the_first_loss_to_the_next_update() -> None:
 
 def test_lines_to_other_ranks_are_hung_up_and_no_others() -> None:
     own, others = socket.socketpair()
-    with noting_lines():
+    with recording_peer_sockets():
         line, peer = socket.socketpair()
     with own, others, line, peer:
-        hang_up()
+        close_peer_sockets()
         assert peer.recv(1) == b"" and line.fileno() >= 0
         own.send(b"x")
         assert others.recv(1) == b"x"

@@ -50,7 +50,7 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
     assert len(recipes) >= 5
     assert len(constraints) == 4
-    assert len(templates) == 4
+    assert len(templates) == 7
     assert {name for name in names if ".dist-info/" not in name} == (
         code | templates | clusters | constraints | recipes | {"hvdkit/py.typed", "hvdkit/runtimes/edits.yaml"}
     )

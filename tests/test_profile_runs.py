@@ -135,7 +135,7 @@ def test_ranks_that_meet_now_and_then(hvdkit: Hvdkit, recipe: Path, tmp_path: Pa
     assert "1 communication every 3 steps" in done.stdout
     exposed, compression = made.step.exposed_communication_ms, made.step.compression_ms
     assert exposed.mean > 0 and exposed.median == 0, "two steps of three send nothing"
-    assert compression and compression.mean > compression.median
+    assert compression and compression.mean > 0
     whole = sum(part.mean for part in made.step.parts().values())
     assert whole == pytest.approx(made.step.step_ms.mean, rel=0.05)
 

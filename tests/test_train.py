@@ -232,7 +232,7 @@ def test_a_missing_recipe_and_a_missing_command(hvdkit: Hvdkit) -> None:
 def test_what_only_a_rank_can_find_is_told_as_clearly(hvdkit: Hvdkit, recipe: Path) -> None:
     done = hvdkit("train", recipe, "--framework", "mxnet", "-np", 2, "batch_size=1000")
     assert done.returncode == 2
-    assert "batch_size: expected at most 1437 images over 2 ranks, got 1000" in done.stderr
+    assert "batch_size: expected at most 1437 samples over 2 ranks, got 1000" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -264,7 +264,7 @@ def test_one_value_a_channel_is_one_line(framework: str, recipe: Path, tmp_path:
     try:
         found = ranks.do("train", **case, overrides=["batch_size=1", "threads=1", data.format(width=4)])
         assert found["status"] == 2, found
-        assert found["message"].startswith("batch_size: resnet20 makes one value a channel of 4×4 pixels"), found
+        assert found["message"].startswith("batch_size: resnet20 reduces images of 4×4 pixels to 1×1"), found
         assert ranks.do("train", **case, overrides=["batch_size=1", "threads=1", data.format(width=5)])["steps"] == 64
     finally:
         ranks.end()

@@ -32,7 +32,7 @@ _peer_sockets: set[str] = set()
 
 
 @contextlib.contextmanager
-def noting_lines() -> Iterator[None]:
+def recording_peer_sockets() -> Iterator[None]:
     """Record the sockets opened in the block as connections to the other ranks."""
     before = set(_sockets().values())
     try:
@@ -42,7 +42,7 @@ def noting_lines() -> Iterator[None]:
         _peer_sockets.update(set(_sockets().values()) - before)
 
 
-def hang_up() -> None:
+def close_peer_sockets() -> None:
     """Shut down the sockets to the other ranks, so that they notice that this rank has left Horovod.
 
     Horovod 0.28.1 keeps the sockets of its process sets open until it is initialized again (their GlooContext is not
@@ -103,7 +103,7 @@ class Commits:
             self._since = None
 
 
-def persist(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat: Heartbeat) -> T:
+def run_until_done(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat: Heartbeat) -> T:
     """Call `attempt`, again whenever ranks are lost or join, until it returns; returns its result.
 
     An attempt starts with `adapter.init`. Exceptions with another cause are raised to the caller.
@@ -125,5 +125,5 @@ def persist(adapter: Adapter, attempt: Callable[[Commits], T], heartbeat: Heartb
         heartbeat.beat(WAITING)
         with contextlib.suppress(Exception):  # shutdown may fail because its peers are gone
             adapter.shutdown()
-        hang_up()
+        close_peer_sockets()
         hosts.forget()

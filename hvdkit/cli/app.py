@@ -106,8 +106,7 @@ def evaluate(
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         result = evaluate_.run(plan, checkpoint, folder)
-        found = f"correct {result.correct} of {result.total} ({100 * result.accuracy:.2f} %), loss {result.loss:.6f}"
-        typer.echo(f"{result.framework} {result.framework_version}, step {result.step} by {result.trained_by}: {found}")
+        typer.echo(result.line)
         typer.echo(f"written to {folder / 'evaluate.json'}")
 
 

@@ -112,18 +112,18 @@ def proof(
     recipe: Recipe,
     frameworks: list[str],
     file: Path | None,
-    none: bool,
+    skip: bool,
     placement: Placement,
     rival_names: list[str] | None = None,
 ) -> ParityPlan | Parity | None:
     """The proof that all do the same work: a short run to make; or an earlier one of the same recipe, in `file`.
 
-    `none` leaves it out. Raises RequestError where both are given, where the file is missing, damaged or no proof for
+    `skip` leaves it out. Raises RequestError where both are given, where the file is missing, damaged or no proof for
     this recipe, these frameworks and rivals, and as `parity.plan` does.
     """
-    if none and file:
+    if skip and file:
         raise RequestError("--parity, --no-parity: expected one of them, got both")
-    if none:
+    if skip:
         return None
     named = [name for name in rival_names or [] if registry.RIVALS[name].averaging]
     if file is None:
@@ -149,7 +149,7 @@ def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resum
 
 @dataclass(frozen=True)
 class Baseline:
-    """An earlier comparison to compare with. A loss must exceed `margin`, a fraction."""
+    """An earlier comparison to compare with. A slowdown counts only beyond `margin`, a fraction."""
 
     old: Comparison
     margin: float
@@ -180,7 +180,7 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Bas
     """Check that the planned runs can be compared with those in `path`.
 
     Raises RequestError where the file is missing or damaged, is of another machine or recipe, has none of the planned
-    runs, or the margin is none.
+    runs, or the margin is not in [0, 1).
     """
     if not 0 <= margin < 1:
         raise RequestError(f"--margin {margin}: expected a fraction from 0 to below 1, such as 0.05")

@@ -28,9 +28,9 @@ class Mesh:
 
     Ranks along the data axis hold the same parameters and read different samples; collectives over it average
     gradients, losses and statistics. Those along the pipeline axis hold different layers, those along the tensor axis
-    different parts of each layer; both read the same samples. As in Megatron-LM (Narayanan et al. 2021, section 3),
-    neighboring ranks are neighbors on the tensor axis, then on the data axis. Raises RequestError if the world's size
-    is not a multiple of `pipeline` × `tensor`.
+    different parts of each layer; both read the same samples. So far recipes use the data axis only. As in Megatron-LM
+    (Narayanan et al. 2021, section 3), neighboring ranks are neighbors on the tensor axis, then on the data axis.
+    Raises RequestError if the world's size is not a multiple of `pipeline_size` × `tensor_size`.
     """
 
     world: Topology

@@ -30,6 +30,7 @@ def scalars(line: MetricLine) -> dict[str, float]:
             "epoch/train_loss": line.loss,
             "validation/accuracy": line.val_accuracy,
             "validation/loss": line.val_loss,
+            **{f"validation/{name}": value for name, value in (line.validation or {}).items()},
         }
     else:
         found = {

@@ -20,7 +20,7 @@ from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Dataset, Split
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.train import MetricLine
+from hvdkit.results.train import MetricLine, scores
 from hvdkit.tasks.task import Metrics, Task
 
 LOOK_S = 5.0  # between two checks whether a rank was asked to stop
@@ -94,14 +94,14 @@ class Loop:
         return self.plan.groups(self._dataset.train, self._mesh.shard, epoch, samples, sizes)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Start the clock. Epochs count from 0."""
+        """Prepare an epoch: its groups of batches, the strategy and the clock. Epochs count from 0."""
         self._report("input", self.progress.step)
         self.enter_epoch(epoch)
         self._strategy.begin_epoch(epoch)
         self.clock.resume()
 
     def begin_step(self) -> None:
-        """Set the step's learning rate."""
+        """Prepare an update: its learning rate, and the strategy."""
         self._report("train step", self.progress.step)
         self._session.set_learning_rate(self.rate(self.progress.step))
         self._strategy.begin_step(self.progress.step, self.plan.steps_per_epoch)
@@ -154,8 +154,7 @@ class Loop:
         speed = self._speed(progress.epoch_steps)
         progress.validation = self.evaluate()
         progress.evaluated = True
-        validation = {f"val_{name}": value for name, value in progress.validation.items()}
-        self._write(progress.train_loss, speed, ends_epoch=True, **validation)
+        self._write(progress.train_loss, speed, ends_epoch=True, **scores(progress.validation))
         if self._mesh.is_root:
             summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {self._task.unit}/s"
             if progress.validation:

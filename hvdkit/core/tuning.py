@@ -114,7 +114,7 @@ def _idle(recipe: Recipe, environment: Mapping[str, str]) -> Choice:
         return Choice(None, "Horovod's own, a wake each cycle: no core is short where GPUs compute")
     if CYCLE in environment:
         return Choice(None, f"Horovod's own, a wake each cycle, whose time the environment gives ({CYCLE})")
-    return Choice(IDLE_MS, "a tensor wakes it; each other wake takes time from the network's cores")
+    return Choice(IDLE_MS, "a tensor wakes it; each other wake takes time from the cores that compute")
 
 
 def _cycle(recipe: Recipe) -> Choice:
@@ -130,16 +130,20 @@ def _cycle(recipe: Recipe) -> Choice:
         return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
     return Choice(
         LONGER_CYCLE_MS,
-        f"for a Horovod that does not know {IDLE}: each wake takes time from the network's cores, while gradients wait "
-        "for it at most a cycle more",
+        f"for a Horovod that does not know {IDLE}: each wake takes time from the cores that compute, while gradients "
+        "wait for it at most a cycle more",
     )
 
 
 def _fusion(recipe: Recipe) -> Choice:
     """The fusion threshold: how many bytes are reduced together."""
-    whole = 8 * parameter_count(tasks.choose(recipe).network())
-    if recipe.tune == "none" or whole <= _FUSION_BYTES or recipe.elastic:
-        return Choice(None, f"Horovod's own, {_FUSION_BYTES >> 20} MiB: it holds all gradients of most networks")
+    whole, own = 8 * parameter_count(tasks.choose(recipe).network()), f"Horovod's own, {_FUSION_BYTES >> 20} MiB"
+    if recipe.tune == "none":
+        return Choice(None, f"{own}: tune is none")
+    if whole <= _FUSION_BYTES:
+        return Choice(None, f"{own}: it holds all gradients of the network")
+    if recipe.elastic:
+        return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
     return Choice(whole, "all gradients of the network, in float64 too, as one")
 
 
@@ -148,7 +152,9 @@ def _cache(recipe: Recipe) -> Choice:
     parameters = len(tasks.choose(recipe).network().parameter_shapes())
     # At the start parameters, about as many running statistics, and slots are broadcast; each step reduces gradients.
     needed = (3 + len(slot_names(recipe.optimizer))) * parameters
-    if recipe.tune == "none" or needed <= _CACHED:
+    if recipe.tune == "none":
+        return Choice(None, f"Horovod's own, {_CACHED} tensors: tune is none")
+    if needed <= _CACHED:
         return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this network's {needed} fit")
     return Choice(
         needed, f"Horovod's own, {_CACHED}, would forget some of this network's {needed} tensors at every step"

@@ -77,7 +77,7 @@ class Agents:
         self._pids: dict[str, int] = {}
         self.hangs: dict[str, Hang] = {}
         self.ends: dict[str, exits.RankEnd] = {}
-        self.horovodrun_end: dict[str, Any] | None = None
+        self.launcher_end: dict[str, Any] | None = None
 
     def run(self, commands: list[AgentCommand], on_tick: Tick | None) -> None:
         """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
@@ -105,7 +105,7 @@ class Agents:
             finally:
                 # Whatever happened, an exception of on_tick too, no process is left.
                 self.end()
-        fault = None if self.left_in_order else _by_signal(caught) if caught else self.fault()
+        fault = None if self.stops_gracefully else _by_signal(caught) if caught else self.fault()
         try:
             exits.write_exits(self._job.log_dir / "exits.json", self.all_ends())
         except RunError:
@@ -166,8 +166,8 @@ class Agents:
         return len(self.ends) == len(self._ranks)
 
     @property
-    def left_in_order(self) -> bool:
-        """Whether all ranks have ended by themselves after SIGTERM."""
+    def stops_gracefully(self) -> bool:
+        """Whether the ranks were asked to end by SIGTERM, and none was killed."""
         return self._preempted_at is not None and self._stopped_at is None
 
     def fault(self) -> BaseException | None:
@@ -237,7 +237,7 @@ class Agents:
         self._clocks.note(name, clock, report.get("boot"), received)
         if report["rank"] is None:
             if event == "ended":
-                self.horovodrun_end = report
+                self.launcher_end = report
         elif event == "left":
             self._to_clean.discard(name)
         else:
@@ -305,7 +305,7 @@ class Agents:
         """After `stop`: end horovodrun as soon as its ranks are gone, and kill agents that take too long."""
         if self._stopped_at is None:
             return
-        if self.horovodrun_end is None and self.all_gone and not self._to_clean and not self._hurried:
+        if self.launcher_end is None and self.all_gone and not self._to_clean and not self._hurried:
             self._hurried = True
             self._signal_all(signal.SIGTERM)
         if time.monotonic() > self._stopped_at + self._job.grace_s + _LAUNCHER_GRACE_S + _MARGIN_S:

@@ -42,8 +42,8 @@ class _Ranks(Agents):
         return blame.decided(self.ends.values(), len(self._ranks), time.monotonic(), self._job.settle_s)
 
     @property
-    def left_in_order(self) -> bool:
-        return super().left_in_order and self.all_gone and not any(end.failed for end in self.ends.values())
+    def stops_gracefully(self) -> bool:
+        return super().stops_gracefully and self.all_gone and not any(end.failed for end in self.ends.values())
 
     def note_link_down(self, report: dict[str, Any]) -> None:
         since = self._clocks.here(report["name"], report["clock"]) - DOWN_S
@@ -67,7 +67,7 @@ class _Ranks(Agents):
                 return partition
             if self.hangs:
                 return hang_failure(self._job, list(self.hangs.values()), ends)
-        launcher = self.horovodrun_end
+        launcher = self.launcher_end
         explained = verdict is not None and (verdict.end.known or verdict.lost_by)
         if launcher is not None and launcher["exit_code"] != 0 and not explained:
             return self._horovodrun_failure(launcher, [end for end in ends if not end.known])

@@ -24,7 +24,7 @@ from hvdkit.worker.profile import RECORD, TIMELINE
 
 @dataclass(frozen=True)
 class Findings:
-    """A run's records by rank 0's clock. Steps of each kind are by step, then by rank."""
+    """A run's records in rank 0's time: `marked[i][r]` is step i of rank r, and so are the other kinds of steps."""
 
     record: RunRecord
     clocks: list[Clock]

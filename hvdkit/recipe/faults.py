@@ -40,7 +40,7 @@ def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[s
 
 
 def _place(fault: Any, root: type[BaseModel]) -> tuple[list[str], type[BaseModel], list[type[BaseModel]]]:
-    """The key of a fault, the section that it is in, and the kinds of section of which none was chosen there."""
+    """The key of a fault, the section that it is in, and the union members that are still possible."""
     key: list[str] = []
     section = root
     kinds: list[type[BaseModel]] = []

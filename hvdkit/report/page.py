@@ -34,7 +34,7 @@ _OF_A_COMPARISON = ("learning", "steps", "parity", "extra", "scaling", "memory",
 
 @dataclass(frozen=True)
 class Section:
-    """A section. `text` are its paragraphs; a section without charts and tables says why."""
+    """A section. `text` are its paragraphs; if there are no charts and no tables, they say why."""
 
     key: str
     title: str

@@ -8,7 +8,11 @@ from hvdkit.results.json_files import Figures, read
 
 
 class EvaluationResult(Figures):
-    """`evaluate.json`: a checkpoint `trained_by` one framework and evaluated by `framework`. `loss` is a mean."""
+    """`evaluate.json`: a checkpoint `trained_by` one framework and evaluated by `framework` on `total` samples.
+
+    `metrics` are the means of the task's metrics by name. Those of a classifier are `accuracy` and `loss` too, and
+    `correct` counts its right answers.
+    """
 
     framework: str
     framework_version: str
@@ -18,10 +22,19 @@ class EvaluationResult(Figures):
     np: int
     trained_by: str
     step: int
-    correct: int
+    correct: int | None = None
     total: int
-    accuracy: float
-    loss: float
+    accuracy: float | None = None
+    loss: float | None = None
+    metrics: dict[str, float] | None = None
+
+    @property
+    def line(self) -> str:
+        """The result in a line."""
+        found = ", ".join(f"{name} {value:.6g}" for name, value in (self.metrics or {}).items())
+        if self.accuracy is not None and self.loss is not None:
+            found = f"correct {self.correct} of {self.total} ({100 * self.accuracy:.2f} %), loss {self.loss:.6f}"
+        return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}: {found}"
 
 
 def read_evaluation(path: Path) -> EvaluationResult:

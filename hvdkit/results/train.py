@@ -15,13 +15,20 @@ from pydantic import Field, field_validator
 from hvdkit.results.json_files import Count, Figures, read
 
 
+def scores(validation: dict[str, float]) -> dict[str, Any]:
+    """The fields for a task's validation metrics, which are empty without validation samples."""
+    accuracy, loss = validation.get("accuracy"), validation.get("loss")
+    return {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
+
+
 class MetricLine(Figures):
     """One line of `metrics.jsonl`: a logged step or, if `ends_epoch`, the end of an epoch.
 
     `step` counts finished updates out of `total_steps`, `epoch` counts from 0. `loss` is the mean over all ranks and
     the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
-    `images_per_second` is measured by rank 0's clock. `val_loss` is without label smoothing. `bytes_per_step` is what
-    one rank sends of gradients and weights for an update, on average since the process started.
+    `images_per_second` is measured by rank 0's clock. `validation` has the task's metrics by name at the end of an
+    epoch; those of a classifier are `val_accuracy` and `val_loss` (without label smoothing) too. `bytes_per_step` is
+    what one rank sends of gradients and weights for an update, on average since the process started.
     """
 
     step: Count
@@ -34,6 +41,7 @@ class MetricLine(Figures):
     bytes_per_step: float | None = None
     val_accuracy: float | None = None
     val_loss: float | None = None
+    validation: dict[str, float] | None = None
 
 
 class Recovery(Figures):
@@ -55,9 +63,9 @@ class TrainResult(Figures):
 
     `parameters` counts the trainable ones. `batch_size` (images) and `threads` are per rank. `steps` counts updates.
     The first `warmup_steps` of them do not count for `images_per_second` and for `step_ms_…`, the percentiles over the
-    `measured_steps`. `train_loss` is the last epoch's mean. `val_…` are measured at the end, None without validation
-    images. `peak_rss_mib` is the largest rank's. `train_s` is rank 0's, with evaluation and checkpoints, which are not
-    part of a step.
+    `measured_steps`. `train_loss` is the last epoch's mean. `validation` and `val_…`, as in `MetricLine`, are measured
+    at the end, None without validation samples. `peak_rss_mib` is the largest rank's. `train_s` is rank 0's, with
+    evaluation and checkpoints, which are not part of a step.
 
     `rival` is the other method that trained it (`hvdkit.baselines.registry`), None for hvdkit itself. `round` counts
     the rounds of a comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly
@@ -117,6 +125,7 @@ class TrainResult(Figures):
     train_loss: float
     val_accuracy: float | None
     val_loss: float | None
+    validation: dict[str, float] | None = None
     peak_rss_mib: float
     train_s: float
     corrupt_images: int = 0

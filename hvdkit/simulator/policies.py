@@ -75,7 +75,7 @@ def grouped(gradients: Gradients) -> Buckets:
 def filled(gradients: Gradients) -> Buckets:
     """PyTorch's DistributedDataParallel (Li et al. 2020): a bucket ends once it has reached its size.
 
-    The first bucket has 1 MiB at most.
+    The first bucket ends at 1 MiB, or at the bucket size if that is smaller.
     """
     closes = np.zeros(gradients.ready.shape, bool)
     held = np.zeros(gradients.ready.shape[1])

@@ -1,7 +1,7 @@
 """Builds the graph of a training step from a workload, a network and settings.
 
-The detailed graph of one case has a task for every layer and every part of a bucket's way. The lean graph of many cases
-has arrays as durations, and takes equally long for each case.
+The detailed graph of one case has a task for every layer and each stage of sending a bucket. The lean graph of many
+cases has arrays as durations, and takes equally long for each case.
 """
 
 from __future__ import annotations

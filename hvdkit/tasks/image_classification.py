@@ -64,8 +64,8 @@ class ImageClassification:
         network = self.network(shape)
         if self._recipe.batch_size == 1 and network.last_map(height, width) == (1, 1):
             raise RequestError(
-                f"batch_size: {network.name} makes one value a channel of {height}×{width} pixels, of which batch "
-                "norm knows no variance; expected 2 or more images a rank and step, or larger ones"
+                f"batch_size: {network.name} reduces images of {height}×{width} pixels to 1×1, and one value per "
+                "channel has no variance for batch norm; expected batch_size 2 or more, or larger images"
             )
 
 

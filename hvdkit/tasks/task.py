@@ -69,8 +69,8 @@ class Metrics:
 class Task(Protocol):
     """What a recipe trains: samples, a network, and metrics.
 
-    `unit` names samples in the plural, such as images. Of the checkpoints, the one with the highest metric `best` is
-    kept.
+    `unit` names samples in the plural, such as images. The checkpoint with the highest metric
+    `best` is kept as the best one.
     """
 
     unit: str
@@ -81,7 +81,7 @@ class Task(Protocol):
         """The recipe's data set. Raises RequestError if it cannot be opened or does not fit the network."""
 
     def network(self, shape: tuple[int, ...] | None = None) -> Network:
-        """The recipe's network, for samples of `shape`; None for the usual one."""
+        """The recipe's network, for samples of `shape`; None for the task's usual ones."""
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise RequestError if the network cannot be trained on the recipe's batches of samples of `shape`."""

@@ -36,9 +36,9 @@ def evaluate(
     on_batch = partial(heartbeat.beat, "evaluation")
     split, shard = setup.dataset.val, setup.mesh.shard
     sums, total = trainer.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
-    if not math.isfinite(sums["loss"]):  # JSON cannot represent it
+    if not all(map(math.isfinite, sums.values())):  # JSON cannot represent it
         raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
-    versions = adapter.versions()
+    versions, means = adapter.versions(), {name: value / total for name, value in sums.items()}
     result = EvaluationResult(
         framework=adapter.NAME,
         framework_version=versions["framework"],
@@ -48,10 +48,11 @@ def evaluate(
         np=setup.mesh.world.size,
         trained_by=found.record.framework,
         step=found.record.progress.step,
-        correct=round(sums["accuracy"]),
+        correct=round(sums["accuracy"]) if "accuracy" in sums else None,
         total=total,
-        accuracy=sums["accuracy"] / total,
-        loss=sums["loss"] / total,
+        accuracy=means.get("accuracy"),
+        loss=means.get("loss"),
+        metrics=means,
     )
     if setup.mesh.is_root and out:
         write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")

@@ -28,9 +28,8 @@ from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.communication import Uncompressed
 from hvdkit.recipe.schema import Recipe
-from hvdkit.worker import deviation as diagnosis
+from hvdkit.worker import deviation
 from hvdkit.worker.parity_trace import (
-    INCOMPARABLE,
     Arrays,
     Figures,
     Part,
@@ -110,7 +109,7 @@ class Participant:
             self._save_state(step + 1)
         self._wait("steps")
         self._exact.load_state(load_file(part.state(self._steps)))  # rank 0's running statistics everywhere
-        figures.correct, figures.total, figures.val_loss = self._evaluate()
+        figures.metrics, _ = self._evaluate()
         if root:
             save_arrays(part.folder / "evaluation.safetensors", {"logits": self._eval_logits()})
             write_atomic(part.figures, json.dumps(asdict(figures)) + "\n")
@@ -132,10 +131,10 @@ class Participant:
         forced = self._forced_steps()
 
         self._exact.load_state(load_file(part.state(self._steps)))
-        correct, total, val_loss = self._evaluate()
+        found_metrics, total = self._evaluate()
         logits = load_file(part.folder / "evaluation.safetensors")["logits"]
         eval_logits = error(self._eval_logits(), logits)
-        evaluation = eval_logits if (correct, total) == (expected.correct, expected.total) else INCOMPARABLE
+        apart = [error(np.array([found_metrics[name]]), np.array([value])) for name, value in expected.metrics.items()]
 
         losses = [error(np.array([a]), np.array([b])) for a, b in zip(free, expected.losses, strict=False)]
         found: dict[str, Any] = {
@@ -146,21 +145,21 @@ class Participant:
             "batches_equal": batches == expected.batches,
             "initial_weights_equal": same(self._initial, start),
             "logits_f64": error(exact.outputs, reference.outputs),
-            "gradients_f64": self._by_layer(exact.own, reference.own),
+            "gradients_f64": self._in_network_order(exact.own, reference.own),
             "applied_f64": applied,
             "buffers_f64": errors(buffers(first), buffers(after)),
             "weights_f64": errors(weights(first), weights(after)),
             "losses_f64": losses,
             "step_f64": [max(each.values()) for each in forced],
-            "evaluation_f64": max(evaluation, abs(val_loss - expected.val_loss) / abs(expected.val_loss)),
+            "evaluation_f64": max(eval_logits, *apart),
             "logits_f32": logits_f32,
             "gradients_f32": gradients_f32,
             "reference_logits_f32": expected.logits_f32,
             "reference_gradients_f32": expected.gradients_f32,
-            "correct": correct,
+            "correct": round(found_metrics.get("accuracy", 0.0) * total),
             "total": total,
         }
-        evidence = diagnosis.Evidence(
+        evidence = deviation.Evidence(
             recipe=self._recipe,
             network=self._network,
             rate=self._plan.rate(0),
@@ -174,10 +173,10 @@ class Participant:
             eval_logits=eval_logits,
             evaluation=found["evaluation_f64"],
         )
-        deviation = diagnosis.first_deviation(evidence)
+        cause = deviation.first_deviation(evidence)
         return found | {
-            "first_deviation": deviation.tensor if deviation else None,
-            "likely_cause": deviation.cause if deviation else None,
+            "first_deviation": cause.tensor if cause else None,
+            "likely_cause": cause.cause if cause else None,
         }
 
     def _free_run(self) -> tuple[list[float], Arrays]:
@@ -199,7 +198,7 @@ class Participant:
             found.append(errors(self._exact.state(), load_file(self._part.state(step + 1))))
         return found
 
-    def _by_layer(self, got: Arrays, reference: Arrays) -> dict[str, float]:
+    def _in_network_order(self, got: Arrays, reference: Arrays) -> dict[str, float]:
         """Errors by parameter, in order from the network's input to its output."""
         found = errors(got, reference)
         return {name: found[name] for name in self._network.parameter_shapes()}
@@ -237,7 +236,7 @@ class Participant:
             single = self._single.gradients(batch)
             reference = unnamed(load_file(self._part.probe(number)))
             logits.append(error(single.outputs, reference.outputs))
-            gradients.append(self._by_layer(single.own, reference.own))
+            gradients.append(self._in_network_order(single.own, reference.own))
         return max(logits), gradients
 
     def _mean_of_own(self, gradients: Gradients) -> dict[str, np.ndarray]:
@@ -274,11 +273,10 @@ class Participant:
             count -= 1
         return _FirstOf(split, count)
 
-    def _evaluate(self) -> tuple[int, int, float]:
-        """(correct, total, mean loss) over all ranks."""
+    def _evaluate(self) -> tuple[dict[str, float], int]:
+        """The means of the task's metrics over all ranks, and the number of samples."""
         split, batch_size = self._evaluation_split(), self._recipe.batch_size
-        found = evaluate(self._adapter, self._exact, self._task.metrics, split, batch_size, self._mesh.shard)
-        return round(found["accuracy"] * len(split)), len(split), found["loss"]
+        return evaluate(self._adapter, self._exact, self._task.metrics, split, batch_size, self._mesh.shard), len(split)
 
     def _eval_logits(self) -> np.ndarray:
         return self._exact.predict(self._first_batch().inputs)

@@ -58,9 +58,7 @@ class Figures:
     losses: list[float] = field(default_factory=list)
     logits_f32: float = 0.0
     gradients_f32: list[dict[str, float]] = field(default_factory=list)
-    correct: int = 0
-    total: int = 0
-    val_loss: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def error(got: np.ndarray, reference: np.ndarray) -> float:

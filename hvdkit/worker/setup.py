@@ -80,7 +80,7 @@ def start(adapter: Adapter, build: Build, recipe: Recipe) -> Setup:
         tuning.apply(recipe)
     threads = None if recipe.threads == "auto" else recipe.threads
     restart_names()
-    with _noting_lines_if_elastic(recipe):
+    with _recording_sockets_if_elastic(recipe):
         world = adapter.init(recipe.device, threads)
     mesh = Mesh(world)
     each = threads_per_rank(threads, world.local_size)
@@ -93,12 +93,12 @@ def start(adapter: Adapter, build: Build, recipe: Recipe) -> Setup:
     return Setup(adapter, build, recipe, mesh, dataset, task, task.network(dataset.shape))
 
 
-def _noting_lines_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:
+def _recording_sockets_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:
     if recipe.elastic is None:
         return nullcontext()
     from hvdkit.checkpoint import elastic
 
-    return elastic.noting_lines()
+    return elastic.recording_peer_sockets()
 
 
 def check_alike(adapter: Adapter, topology: Topology, settings: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from hvdkit.core.trainer import Loop
 from hvdkit.errors import Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.train import TrainResult, kept_lines
+from hvdkit.results.train import TrainResult, kept_lines, scores
 from hvdkit.strategies.dense import Dense
 from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.setup import Build, Setup, start
@@ -56,7 +56,7 @@ def train(
         from hvdkit.checkpoint import elastic
 
         if elastic.active():
-            return elastic.persist(adapter, attempt, heartbeat)
+            return elastic.run_until_done(adapter, attempt, heartbeat)
     return attempt(None, resume)
 
 
@@ -240,8 +240,7 @@ def _result(
         cpu_s_per_image=measured.cpu_s_per_sample,
         **measured.figures,
         train_loss=progress.train_loss,
-        val_accuracy=progress.validation.get("accuracy"),
-        val_loss=progress.validation.get("loss"),
+        **scores(progress.validation),
         train_s=train_s,
         corrupt_images=len(corrupt),
         native_pipeline=setup.dataset.native,

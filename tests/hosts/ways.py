@@ -13,6 +13,7 @@ import numpy as np
 
 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
 from hvdkit import adapters
+from hvdkit.core.mesh import Mesh
 from hvdkit.strategies.transports import TRANSPORTS
 
 CALLS, ELEMENTS = 5, 500_000
@@ -29,7 +30,7 @@ def sent() -> int:
 mine = np.arange(ELEMENTS, dtype=np.float32) % 1000 * (topology.rank + 1)
 expected = np.arange(ELEMENTS) % 1000 * 2.5
 for way, make in TRANSPORTS.items():
-    transport = make(adapter, topology, f"ways.{way}")
+    transport = make(adapter, Mesh(topology), f"ways.{way}")
     mean = adapter.to_numpy(transport.mean(adapter.from_numpy(mine)))
     assert np.allclose(mean, expected, rtol=1e-6), way
     before, began = sent(), time.perf_counter()

@@ -49,12 +49,12 @@ class _Workers(Agents):
         return self._fatal or self._hung is not None
 
     @property
-    def left_in_order(self) -> bool:
-        return super().left_in_order and self._succeeded
+    def stops_gracefully(self) -> bool:
+        return super().stops_gracefully and self._succeeded
 
     @property
     def _succeeded(self) -> bool:
-        return self.horovodrun_end is not None and self.horovodrun_end["exit_code"] == 0
+        return self.launcher_end is not None and self.launcher_end["exit_code"] == 0
 
     def fault(self) -> BaseException | None:
         fatal = blame.judge(end for end in self.ended if end.failed and end.record is not None and not end.secondary)
@@ -62,7 +62,7 @@ class _Workers(Agents):
             return blame.failure(self._job, fatal)
         if self._hung is not None:
             return RunError(self._hung)
-        driver = self.horovodrun_end
+        driver = self.launcher_end
         if self._succeeded:
             return None
         if driver is None or driver["signal"]:
