@@ -90,6 +90,8 @@ class Hooks(Protocol):
         """After an epoch's last step."""
 
 
+# The recipe's cross-entropy, or a function in the framework's operations: (outputs, targets) -> mean loss, one element.
+AnyLoss = Loss | Callable[[Any, Any], Any]
 UpdateKernel = Callable[[list[Tensor], list[Tensor], list[tuple[Tensor, ...]], Any, tuple[Any, Any]], None]
 Stamp = Callable[[tuple[str, ...], list[Tensor]], list[Tensor]]
 
@@ -255,9 +257,10 @@ class Adapter(Protocol):
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """The values of all ranks, in rank order."""
 
-    def bind(self, model: Any, loss: Loss, precision: str) -> Trainable:
+    def bind(self, model: Any, loss: AnyLoss, precision: str) -> Trainable:
         """Prepare a model of this framework for training, in a precision that `CAPABILITIES` lists.
 
+        A batch with a tuple of inputs calls the model with as many arguments.
         If the framework cannot change a model's dtypes later, the model must already have them. Raises RequestError
         for a model that cannot be trained, for example because variables share a name.
         """

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.core.seam import Adapter, Hooks, Tensor
+from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
 from hvdkit.core.state import check_fits, from_canonical, to_canonical
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update import Update, scalar
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import Loss, Optimizer
+from hvdkit.recipe.schema import Optimizer
 
 _TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
 _TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
@@ -52,7 +52,7 @@ class Session:
         adapter: Adapter,
         model: Any,
         optimizer: Optimizer,
-        loss: Loss,
+        loss: AnyLoss,
         strategy: Strategy | None = None,
         precision: str = "fp32",
     ) -> None:

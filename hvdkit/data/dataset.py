@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 T = TypeVar("T")
+Inputs = Any  # an array, or a tuple of arrays
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs` (n, …), such as float32 images, and their `targets` (n, …), such as int64 labels."""
+    """`inputs` (n, …), such as float32 images, or a tuple of them for a network with several inputs, and their
+    `targets` (n, …), such as int64 labels."""
 
-    inputs: np.ndarray
+    inputs: Inputs
     targets: np.ndarray
 
 
@@ -40,6 +42,16 @@ class PooledBatch(Batch):
         return np.take(self.pool.targets, self.indices, axis=0)
 
 
+def mapped(function: Callable[[Any], Any], inputs: Inputs) -> Any:
+    """The function's result for the inputs, for several a tuple."""
+    return tuple(map(function, inputs)) if isinstance(inputs, tuple) else function(inputs)
+
+
+def arguments(inputs: Any) -> tuple[Any, ...]:
+    """The inputs as the arguments of a network."""
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
 def on_device(
     batch: Batch,
     pools: dict[int, T],
@@ -51,7 +63,8 @@ def on_device(
     `pools` holds the pools that are on the device, one dict for each session.
     """
     if not isinstance(batch, PooledBatch):
-        return put(batch.inputs)
+        found: T = mapped(put, batch.inputs)
+        return found
     if id(batch.pool) not in pools:
         pools[id(batch.pool)] = put(batch.pool.inputs)
     return pick(pools[id(batch.pool)], batch.indices)
@@ -96,9 +109,9 @@ class BatchedSplit(Split, Protocol):
 
 @dataclass(frozen=True)
 class ArraySplit:
-    """A split held in memory."""
+    """A split held in memory; `inputs` as in `Batch`."""
 
-    inputs: np.ndarray
+    inputs: Inputs
     targets: np.ndarray
 
     def __len__(self) -> int:
@@ -106,7 +119,7 @@ class ArraySplit:
 
     def batch(self, indices: np.ndarray) -> Batch:
         """The samples at `indices`, in that order."""
-        return Batch(self.inputs[indices], self.targets[indices])
+        return Batch(mapped(lambda each: each[indices], self.inputs), self.targets[indices])
 
 
 @dataclass(frozen=True)

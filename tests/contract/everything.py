@@ -5,4 +5,5 @@ from __future__ import annotations
 
 import collectives
 import grown
+import own_losses
 import squeezed

@@ -76,3 +76,61 @@ def _mxnet(dtype: str) -> Any:
             return self.fc(self.hidden(x))
 
     return Tiny()
+
+
+def two_inputs(framework: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """A linear layer over features (n, 12) and whole numbers (n, 2), in float64, and weights for it."""
+    random = np.random.default_rng(7)
+    weight = random.standard_normal((3, FEATURES + 2)).astype(np.float32)
+    makers = {"pytorch": _two_pytorch, "tensorflow": _two_tensorflow, "keras": _two_keras, "mxnet": _two_mxnet}
+    return makers[framework](), {"fc.weight": weight, "fc.bias": np.zeros(3, np.float32)}
+
+
+def _two_pytorch() -> Any:
+    import torch
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(FEATURES + 2, 3)
+
+        def forward(self, left: Any, right: Any) -> Any:
+            return self.fc(torch.cat([left, right.to(left.dtype)], 1))
+
+    return Two()
+
+
+def _two_tensorflow() -> Any:
+    import tensorflow as tf
+
+    class Two(tf.Module):
+        def __init__(self) -> None:
+            self.kernel = tf.Variable(tf.zeros((FEATURES + 2, 3), "float64"), name="fc.kernel")
+            self.bias = tf.Variable(tf.zeros(3, "float64"), name="fc.bias")
+
+        def __call__(self, left: Any, right: Any, training: bool) -> Any:
+            return tf.concat([left, tf.cast(right, left.dtype)], 1) @ self.kernel + self.bias
+
+    return Two()
+
+
+def _two_keras() -> Any:
+    import keras
+
+    left, right = keras.Input((FEATURES,), dtype="float64"), keras.Input((2,), dtype="int64")
+    joined = keras.ops.concatenate([left, keras.ops.cast(right, "float64")], 1)
+    return keras.Model([left, right], keras.layers.Dense(3, name="fc", dtype="float64")(joined))
+
+
+def _two_mxnet() -> Any:
+    from mxnet.gluon import nn
+
+    class Two(nn.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Dense(3, in_units=FEATURES + 2)
+
+        def hybrid_forward(self, F: Any, left: Any, right: Any) -> Any:
+            return self.fc(F.concat(left, F.cast(right, "float64"), dim=1))
+
+    return Two()

@@ -24,8 +24,7 @@ from hvdkit.adapters.tensorflow import (
     to_numpy,
     watch_hosts,
 )
-from hvdkit.core.seam import Observer, Session
-from hvdkit.recipe.schema import Loss
+from hvdkit.core.seam import AnyLoss, Observer, Session
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
 
@@ -67,7 +66,7 @@ def seed(value: int) -> None:
     keras.utils.set_random_seed(value)
 
 
-def bind(model: keras.Model, loss: Loss, precision: str) -> training.Network:
+def bind(model: keras.Model, loss: AnyLoss, precision: str) -> training.Network:
     return training.Network(model, loss, precision)
 
 

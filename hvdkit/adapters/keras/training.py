@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from hvdkit.adapters.tensorflow.training import Network as TensorFlowNetwork
-from hvdkit.adapters.tensorflow.training import cross_entropy
 from hvdkit.core import trace_events
-from hvdkit.core.seam import Hooks
+from hvdkit.core.seam import AnyLoss, Hooks
 from hvdkit.core.state import canonical_name
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Loss
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
 import tensorflow as tf  # isort: skip
@@ -26,31 +24,31 @@ import tensorflow as tf  # isort: skip
 class Network(TensorFlowNetwork):
     """A model in training. It is compiled when it is bound, so that its own losses are included."""
 
-    def __init__(self, model: keras.Model, loss: Loss, precision: str) -> None:
+    def __init__(self, model: keras.Model, loss: AnyLoss, precision: str) -> None:
         variables = [(_name(variable), variable.value) for variable in model.variables]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model = model
         with floatx(self.dtype):  # the dtype of the sum of losses
             model.compile(
                 optimizer=DistributedOptimizer(self),
-                loss=_CrossEntropy(self),
+                loss=_Loss(self),
                 jit_compile=False,  # Horovod's operations do not support XLA here
                 auto_scale_loss=False,  # with Keras's own scaling, each rank would check only its own gradients
             )
         model.optimizer.build(model.trainable_variables)
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
-        return tf.cast(self.model(inputs, training=training), self.dtype)
+        return tf.cast(self.model(_listed(inputs), training=training), self.dtype)
 
     def loss(self, inputs: tf.Tensor, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        return self.model.compute_loss(x=inputs, y=targets, y_pred=logits)
+        return self.model.compute_loss(x=_listed(inputs), y=targets, y_pred=logits)
 
-    def mean_loss(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """Mean cross-entropy of the batch; `labels` (n,), `logits` (n, classes)."""
-        return cross_entropy(logits, tf.cast(labels, tf.int64), self._smoothing)
+    def mean_loss(self, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        """The batch's mean loss, without the model's own losses."""
+        return self._loss(logits, self.as_dtype(targets))
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model.predict_on_batch(inputs), self.dtype)
+        return np.asarray(self.model.predict_on_batch(_listed(inputs)), self.dtype)
 
     def fit(self, hooks: Hooks) -> None:
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.
@@ -77,7 +75,7 @@ class Network(TensorFlowNetwork):
         for epoch in range(first, last):
             for group in hooks.groups(epoch):
                 for batch in group:
-                    yield self.on_device(batch), batch.targets
+                    yield _listed(self.on_device(batch)), batch.targets
 
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
@@ -116,17 +114,17 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self.iterations.assign_add(1)
 
 
-class _CrossEntropy(keras.losses.Loss):
-    """The loss in the parameters' dtype. Keras casts the labels to it too, which is exact for class numbers."""
+class _Loss(keras.losses.Loss):
+    """The session's loss in the parameters' dtype."""
 
     def __init__(self, network: Network) -> None:
-        super().__init__(name="cross_entropy", dtype=network.dtype)
+        super().__init__(name="loss", dtype=network.dtype)
         self._network = network
 
-    def call(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """The batch's mean loss."""
-        (logits,) = self._network.stamp((trace_events.FORWARD,), [logits])
-        return self._network.mean_loss(labels, logits)
+    def __call__(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> tf.Tensor:
+        """The batch's mean loss. Keras's own `__call__` would make integer targets floating."""
+        (y_pred,) = self._network.stamp((trace_events.FORWARD,), [y_pred])
+        return self._network.mean_loss(y_true, y_pred)
 
 
 class _HooksCallback(keras.callbacks.Callback):
@@ -179,6 +177,10 @@ def floatx(dtype: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_floatx(before)
+
+
+def _listed(inputs: Any) -> Any:
+    return list(inputs) if isinstance(inputs, tuple) else inputs
 
 
 def _name(variable: keras.Variable) -> str:

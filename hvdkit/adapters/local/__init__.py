@@ -13,7 +13,7 @@ from hvdkit.adapters import capabilities, timing
 from hvdkit.adapters.local import tensors
 from hvdkit.adapters.network import Network as EagerNetwork
 from hvdkit.core import trace_events
-from hvdkit.core.seam import HostWatch, Observer, Op, Session
+from hvdkit.core.seam import AnyLoss, HostWatch, Observer, Op, Session
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
@@ -114,14 +114,16 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return [value]
 
 
-def bind(model: Linear, loss: Loss, precision: str) -> Network:
+def bind(model: Linear, loss: AnyLoss, precision: str) -> Network:
     return Network(model, loss)
 
 
 class Network(EagerNetwork):
     """A `Linear` model in training."""
 
-    def __init__(self, model: Linear, loss: Loss) -> None:
+    def __init__(self, model: Linear, loss: AnyLoss) -> None:
+        if not isinstance(loss, Loss):
+            raise RequestError("loss: expected a recipe's loss, as the local adapter differentiates no functions")
         self.model, self._smoothing = model, loss.label_smoothing
         self.parameters, self.buffers = model.parameters, {}
         self.stamp = _stamp

@@ -17,9 +17,8 @@ import numpy as np
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.mxnet import tensors, timing, training
-from hvdkit.core.seam import Observer, Op, Session
+from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
-from hvdkit.recipe.schema import Loss
 
 NAME = "mxnet"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -98,7 +97,7 @@ def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
     return tensor.astype(dtype)
 
 
-def bind(model: mx.gluon.Block, loss: Loss, precision: str) -> training.Network:
+def bind(model: mx.gluon.Block, loss: AnyLoss, precision: str) -> training.Network:
     return training.Network(model, loss, precision, _context)
 
 

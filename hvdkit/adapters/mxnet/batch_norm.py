@@ -14,6 +14,9 @@ from mxnet.gluon import nn
 _KERNEL_TENSORS = 60  # the most that one call of MXNet's multi-tensor kernels takes
 
 
+Shapes = tuple[tuple[int, ...], ...]  # of a network's inputs
+
+
 class BatchNorm(nn.BatchNorm):
     """Gluon's batch norm; hvdkit corrects its running statistics after each training step. `keep` is the momentum."""
 
@@ -32,8 +35,8 @@ class Statistics:
     `_old` are the values of `_running` before the batch; `_counts` are the batch's values per channel of each norm.
     """
 
-    def __init__(self, network: nn.HybridBlock, norms: list[BatchNorm], shape: tuple[int, ...]) -> None:
-        values = _values_a_channel(network, shape)
+    def __init__(self, network: nn.HybridBlock, norms: list[BatchNorm], shapes: Shapes) -> None:
+        values = _values_a_channel(network, shapes)
         self._keep = norms[0].keep
         self._counts = [values[norm.name] for norm in norms]
         self._running = self._watched(norms)
@@ -78,23 +81,24 @@ class ExactStatistics(Statistics):
             new += self._keep * old
 
 
-def statistics_of(network: mx.gluon.Block, dtype: str) -> Callable[[tuple[int, ...]], Statistics | None]:
-    """A function of the images' shape that returns `Statistics`, or None if the network has no `BatchNorm`."""
+def statistics_of(network: mx.gluon.Block, dtype: str) -> Callable[[Shapes], Statistics | None]:
+    """A function of the inputs' shapes that returns `Statistics`, or None if the network has no `BatchNorm`."""
     norms: list[BatchNorm] = []
     network.apply(lambda block: norms.append(block) if isinstance(block, BatchNorm) else None)
     if not norms:
-        return lambda shape: None
+        return lambda shapes: None
     if dtype == "float64":
         for norm in norms:
             norm.leave_statistics()
-        return lambda shape: ExactStatistics(network, norms, shape)
-    return lambda shape: Statistics(network, norms, shape)
+        return lambda shapes: ExactStatistics(network, norms, shapes)
+    return lambda shapes: Statistics(network, norms, shapes)
 
 
-def _values_a_channel(network: nn.HybridBlock, shape: tuple[int, ...]) -> dict[str, int]:
-    """The number of values per channel of each layer for images of `shape`, by the layer's name."""
-    inside = network(mx.sym.var("images")).get_internals()
-    _, shapes, _ = inside.infer_shape(images=shape)
+def _values_a_channel(network: nn.HybridBlock, inputs: Shapes) -> dict[str, int]:
+    """The number of values per channel of each layer for inputs of these shapes, by the layer's name."""
+    names = [f"input{number}" for number in range(len(inputs))]
+    inside = network(*map(mx.sym.var, names)).get_internals()
+    _, shapes, _ = inside.infer_shape(**dict(zip(names, inputs, strict=True)))
     sizes = zip(inside.list_outputs(), shapes, strict=True)
     return {
         output.removesuffix("_fwd_output"): size[0] * size[2] * size[3]

@@ -12,10 +12,10 @@ from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
 from hvdkit.adapters.network import Network as EagerNetwork
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import UpdateKernel
+from hvdkit.core.seam import AnyLoss, UpdateKernel
 from hvdkit.core.state import canonical_name
 from hvdkit.core.update_rules import decay_of
-from hvdkit.data.dataset import Batch, on_device
+from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 
@@ -25,12 +25,12 @@ _KERNEL_TENSORS = 60  # the most that one call of MXNet's multi-tensor kernels t
 class Network(EagerNetwork):
     """A hybridized block with static memory and shapes: one engine call for a step instead of one per operation."""
 
-    def __init__(self, model: mx.gluon.Block, loss: Loss, precision: str, context: mx.Context) -> None:
-        self.model, self._context, self._smoothing = model, context, loss.label_smoothing
+    def __init__(self, model: mx.gluon.Block, loss: AnyLoss, precision: str, context: mx.Context) -> None:
+        self.model, self._context = model, context
         self.dtype = PRECISIONS[precision].parameters
         model.cast(self.dtype)
         _initialize(model, context)
-        self._statistics: dict[tuple[int, ...], Statistics | None] = {}  # by the shape of a batch of inputs
+        self._statistics: dict[tuple[tuple[int, ...], ...], Statistics | None] = {}  # by the shapes of a batch's inputs
         self._statistics_of = statistics_of(model, self.dtype)
         model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of networks created before.
@@ -38,7 +38,7 @@ class Network(EagerNetwork):
         self._trained = {name: each for name, each in named.items() if each.grad_req != "null"}
         self.parameters = {name: each.data() for name, each in self._trained.items()}
         self.buffers = {name: each.data() for name, each in named.items() if name not in self._trained}
-        self._criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=self._smoothing == 0)
+        self._loss = _CrossEntropy(loss.label_smoothing) if isinstance(loss, Loss) else loss
         self.stamp = timing.stamp
         self._pools: dict[int, mx.nd.NDArray] = {}  # of inputs that stay on the device
 
@@ -46,19 +46,20 @@ class Network(EagerNetwork):
         def pick(pool: mx.nd.NDArray, indices: np.ndarray) -> mx.nd.NDArray:
             return mx.nd.take(pool, self._array(indices.astype(np.int64)))
 
-        return on_device(batch, self._pools, self._put, pick), self._array(batch.targets)
+        return on_device(batch, self._pools, self._put, pick), self._as_dtype(batch.targets)
 
     def backward(
         self, inputs: mx.nd.NDArray, targets: mx.nd.NDArray, scale: float | None
     ) -> tuple[mx.nd.NDArray, mx.nd.NDArray, dict[str, mx.nd.NDArray]]:
-        if inputs.shape not in self._statistics:
-            self._statistics[inputs.shape] = self._statistics_of(inputs.shape)
-        statistics = self._statistics[inputs.shape]
+        shapes = tuple(each.shape for each in arguments(inputs))
+        if shapes not in self._statistics:
+            self._statistics[shapes] = self._statistics_of(shapes)
+        statistics = self._statistics[shapes]
         if statistics:
             statistics.before_step()
         with mx.autograd.record():
-            logits = self.model(inputs)
-            loss = self._criterion(logits, self._smoothed(targets, logits.shape[1])).mean()
+            logits = self.model(*arguments(inputs))
+            loss = self._loss(logits, targets)
             scaled = loss if scale is None else loss * scale
         self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede
         scaled.backward()
@@ -72,7 +73,7 @@ class Network(EagerNetwork):
         return logits, loss, {name: parameter.grad() for name, parameter in self._trained.items()}
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model(self._put(inputs)).asnumpy())
+        return np.asarray(self.model(*arguments(mapped(self._put, inputs))).asnumpy())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         """SGD by multi-tensor kernels; with single operations, a small network's update takes a tenth of its step.
@@ -84,21 +85,33 @@ class Network(EagerNetwork):
             return None
         return partial(_sgd, settings, [mx.nd.zeros_like(weight) for weight in self.parameters.values()])
 
-    def _smoothed(self, labels: mx.nd.NDArray, classes: int) -> mx.nd.NDArray:
-        if self._smoothing == 0:
-            return labels
-        hot = mx.nd.one_hot(labels, classes, dtype=self.dtype)
-        return hot * (1 - self._smoothing) + self._smoothing / classes
-
     def _put(self, inputs: np.ndarray) -> mx.nd.NDArray:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
         if inputs.ndim == 4:
             inputs = inputs.transpose(0, 3, 1, 2)
-        dtype = self.dtype if np.issubdtype(inputs.dtype, np.floating) else inputs.dtype
-        return self._array(np.ascontiguousarray(inputs, dtype))
+        return self._as_dtype(inputs)
+
+    def _as_dtype(self, array: np.ndarray) -> mx.nd.NDArray:
+        dtype = self.dtype if np.issubdtype(array.dtype, np.floating) else array.dtype
+        return self._array(np.ascontiguousarray(array, dtype))
 
     def _array(self, array: np.ndarray) -> mx.nd.NDArray:
         return mx.nd.array(array, ctx=self._context, dtype=array.dtype)
+
+
+class _CrossEntropy:
+    """Mean softmax cross-entropy of logits (n, classes) and labels (n,), with label smoothing."""
+
+    def __init__(self, smoothing: float) -> None:
+        self._smoothing = smoothing
+        self._criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=smoothing == 0)
+
+    def __call__(self, logits: mx.nd.NDArray, labels: mx.nd.NDArray) -> mx.nd.NDArray:
+        if self._smoothing == 0:
+            return self._criterion(logits, labels).mean()
+        classes = logits.shape[1]
+        hot = mx.nd.one_hot(labels, classes, dtype=logits.dtype)
+        return self._criterion(logits, hot * (1 - self._smoothing) + self._smoothing / classes).mean()
 
 
 def _initialize(model: mx.gluon.Block, context: mx.Context) -> None:

@@ -12,9 +12,8 @@ import torch
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.pytorch import tensors, timing, training
 from hvdkit.adapters.pytorch.collectives import WaitingCollectives
-from hvdkit.core.seam import Observer, Session
+from hvdkit.core.seam import AnyLoss, Observer, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
-from hvdkit.recipe.schema import Loss
 
 NAME = "pytorch"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -84,7 +83,7 @@ def cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(getattr(torch, dtype))
 
 
-def bind(model: torch.nn.Module, loss: Loss, precision: str) -> training.Network:
+def bind(model: torch.nn.Module, loss: AnyLoss, precision: str) -> training.Network:
     return training.Network(model, loss, precision, _device)
 
 

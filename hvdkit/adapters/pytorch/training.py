@@ -14,9 +14,9 @@ from hvdkit.adapters.pytorch import timing
 from hvdkit.adapters.pytorch.collectives import start_average
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import UpdateKernel
+from hvdkit.core.seam import AnyLoss, UpdateKernel
 from hvdkit.core.update_rules import decay_of
-from hvdkit.data.dataset import Batch, on_device
+from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
 # A GPU computes while Horovod sends, so each gradient is sent there as soon as it is ready. On a CPU, sending during
@@ -34,7 +34,7 @@ class Network(EagerNetwork):
     def __init__(
         self,
         model: torch.nn.Module,
-        loss: Loss,
+        loss: AnyLoss,
         precision: str,
         device: torch.device,
         layout: torch.memory_format = torch.channels_last,
@@ -44,7 +44,9 @@ class Network(EagerNetwork):
         self.model = model.to(device, self._dtype)
         self.forward: Any = self.model
         self._device, self._layout = device, layout
-        self._criterion = torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing)
+        self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+            torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
+        )
         self.trained = dict(model.named_parameters())
         self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
         self.buffers = {  # without PyTorch's count of batches, which nothing reads here
@@ -61,7 +63,7 @@ class Network(EagerNetwork):
             return pool[torch.from_numpy(indices).to(self._device)].contiguous(memory_format=self._layout)
 
         inputs = on_device(batch, self._pools, self._put, pick)
-        return inputs, torch.from_numpy(batch.targets).to(self._device)
+        return inputs, self._as_dtype(torch.from_numpy(batch.targets).to(self._device))
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, scale: float | None
@@ -74,10 +76,10 @@ class Network(EagerNetwork):
         return logits.detach(), loss.detach(), self.gradients()
 
     def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and mean loss of a batch in training mode."""
+        """Outputs and mean loss of a batch in training mode."""
         self.model.train()
         with self._autocast():
-            logits = self.forward(inputs)
+            logits = self.forward(*arguments(inputs))
         logits = logits.to(self._dtype)
         return logits, self._criterion(logits, targets)
 
@@ -91,7 +93,7 @@ class Network(EagerNetwork):
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         self.model.eval()
         with torch.inference_mode(), self._autocast():
-            logits = self.model(self._put(inputs))
+            logits = self.model(*arguments(mapped(self._put, inputs)))
         return np.array(logits.to(self._dtype).cpu())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
@@ -115,7 +117,9 @@ class Network(EagerNetwork):
         tensor = torch.from_numpy(np.ascontiguousarray(inputs))
         if inputs.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2).contiguous(memory_format=self._layout)
-        tensor = tensor.to(self._device)
+        return self._as_dtype(tensor.to(self._device))
+
+    def _as_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
 

@@ -18,9 +18,8 @@ import numpy as np
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.tensorflow import tensors, timing, training
-from hvdkit.core.seam import Observer, Op, Session
+from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
-from hvdkit.recipe.schema import Loss
 
 NAME = "tensorflow"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -101,7 +100,7 @@ def cast(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(tensor, dtype)
 
 
-def bind(model: tf.Module, loss: Loss, precision: str) -> training.Network:
+def bind(model: tf.Module, loss: AnyLoss, precision: str) -> training.Network:
     return training.ModuleNetwork(model, loss, precision)
 
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 from hvdkit.adapters.network import Network as EagerNetwork
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import Tensor, UpdateKernel
+from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel
 from hvdkit.core.state import canonical_name, check_distinct
 from hvdkit.core.update_rules import decay_of
-from hvdkit.data.dataset import Batch, on_device
+from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 
@@ -32,14 +32,14 @@ class Network(EagerNetwork):
 
     traced = transposed = True
 
-    def __init__(self, variables: Variables, trained: list[str], loss: Loss, precision: str) -> None:
+    def __init__(self, variables: Variables, trained: list[str], loss: AnyLoss, precision: str) -> None:
         check_distinct([name for name, _ in variables])
         named = dict(variables)
         self.parameters = {name: named[name] for name in trained}
         self.buffers = {name: variable for name, variable in named.items() if name not in self.parameters}
         self.dtype = PRECISIONS[precision].parameters
         _check_dtypes(self.parameters, self.dtype, precision)
-        self._smoothing = loss.label_smoothing
+        self._loss = partial(cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         self.stamp = unmarked
         self._pools: dict[int, tf.Tensor] = {}  # of inputs that stay on the device
         self._predict: Any = None
@@ -50,14 +50,18 @@ class Network(EagerNetwork):
 
     def loss(self, inputs: tf.Tensor, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """The batch's mean loss. Traced into a graph."""
-        return cross_entropy(logits, targets, self._smoothing)
+        return self._loss(logits, targets)
 
     def inputs(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.on_device(batch), tf.constant(batch.targets)
+        return self.on_device(batch), self.as_dtype(tf.constant(batch.targets))
 
     def on_device(self, batch: Batch) -> tf.Tensor:
         """A batch's inputs on the device."""
         return on_device(batch, self._pools, tf.constant, tf.gather)
+
+    def as_dtype(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor; in the parameters' dtype if it is floating."""
+        return tf.cast(tensor, self.dtype) if tensor.dtype.is_floating else tensor
 
     def backward(
         self, inputs: tf.Tensor, targets: tf.Tensor, scale: tf.Tensor | None
@@ -77,7 +81,7 @@ class Network(EagerNetwork):
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         self._predict = self._predict or self.compile(lambda inputs: self.logits(inputs, False))
-        return np.array(self._predict(tf.constant(inputs)))
+        return np.array(self._predict(mapped(tf.constant, inputs)))
 
     def compile(self, function: Function) -> Function:
         # AutoGraph would convert all functions, including Horovod's, which is half of a run's start-up time.
@@ -95,14 +99,14 @@ class Network(EagerNetwork):
 class ModuleNetwork(Network):
     """A `tf.Module` in training, which is called with inputs and `training`."""
 
-    def __init__(self, model: tf.Module, loss: Loss, precision: str) -> None:
+    def __init__(self, model: tf.Module, loss: AnyLoss, precision: str) -> None:
         variables = [(_name(variable), variable) for variable in model.variables]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model = model
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
-        inputs = tf.cast(inputs, self.dtype) if inputs.dtype.is_floating else inputs
-        return tf.cast(self.model(inputs, training=training), self.dtype)
+        given = arguments(mapped(self.as_dtype, inputs))
+        return tf.cast(self.model(*given, training=training), self.dtype)
 
 
 def unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
