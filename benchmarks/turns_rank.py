@@ -30,7 +30,7 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.entry import end_as_rank
-from hvdkit.worker.setup import Setup, start
+from hvdkit.worker.setup import Script, Setup, start
 
 
 class Turn(Loop):
@@ -70,7 +70,7 @@ def opened(
     adapter: Adapter, base: Path, asked: dict[str, tuple[list[str], int, int]], heartbeat: Heartbeat
 ) -> tuple[Setup, dict[str, Side]]:
     """Start the rank and open the sides. Each has had a short turn, which compiles what is compiled."""
-    setup = start(adapter, recipe_of(adapter.NAME).build, schema.load(base))
+    setup = start(adapter, Script(recipe_of(adapter.NAME).build), schema.load(base))
     sides: dict[str, Side] = {}
     for name, (keys, warmup, measured) in asked.items():
         heartbeat.beat("building the networks")

@@ -35,7 +35,7 @@ def main(framework: str, weights: Path, folder: Path, out: Path, archive: Path |
 
     found = snapshots.read(folder)
     recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
-    begun = setup.start(adapter, module.build, recipe)
+    begun = setup.start(adapter, setup.Script(module.build), recipe)
     session, dataset, network = begun.session(recipe), begun.dataset, begun.network
     batch_size, shard = recipe.batch_size, begun.mesh.shard
     sums, _ = trainer.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, shard)

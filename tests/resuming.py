@@ -22,7 +22,7 @@ from hvdkit.core.session import Session
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult
 from hvdkit.tasks import resnet
-from hvdkit.worker import train
+from hvdkit.worker import setup, train
 
 
 def local_recipe(**changes: Any) -> Recipe:
@@ -67,7 +67,8 @@ def local_run(
         patch.setattr(Session, "train_step", train_step)
         patch.setattr(resnet.ResNet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
         try:
-            return train.train(adapter, lambda table: Network(3072, 10), recipe, folder, Heartbeat(), resume)
+            script = setup.Script(lambda table: Network(3072, 10))
+            return train.train(adapter, script, recipe, folder, Heartbeat(), resume)
         except Killed:
             for writer in (each for each in threading.enumerate() if each.name == "checkpoint"):
                 writer.join()  # no process has ended here, so neither has it

@@ -187,7 +187,7 @@ TOPK = "compression={method: topk, ratio: 0.01, momentum_correction: true}"
         ),
         (
             ["compression=topq"],
-            "compression: expected compression.method to be 'none', 'fp16', 'bf16', 'int8', 'topk', ",
+            "compression.method: expected 'none', 'fp16', 'bf16', 'int8', 'topk', ",
         ),
         (["compression={method: powersgd, rank: 0}"], "compression.rank: expected greater than or equal to 1, got 0"),
         (["compression={method: int8, bucket_mib: 0}"], "compression.bucket_mib: expected greater than 0, got 0"),

@@ -18,7 +18,7 @@ from hvdkit.data.batches import open_dataset
 from hvdkit.profiling import assemble
 from hvdkit.recipe import schema
 from hvdkit.worker import profile
-from hvdkit.worker.setup import Setup
+from hvdkit.worker.setup import Script, Setup
 
 
 def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     session = Session(local, local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
     part = profile.Part(tmp_path, 8)
     task = tasks.choose(recipe)
-    begun = Setup(local, local.Linear, recipe, Mesh(Topology()), dataset, task, task.network(dataset.shape))
+    begun = Setup(local, Script(local.Linear), recipe, Mesh(Topology()), dataset, task, task.network(dataset.shape))
     profile.Participant(begun, session, part, lambda phase, step: None).take_part()
     found = assemble.read(tmp_path, recipe)
     kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]

@@ -134,7 +134,10 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 class Checkpoints:
-    """A run's folder of checkpoints, used on rank 0. It keeps the newest few, and the one with the highest `metric`."""
+    """A run's folder of checkpoints, used on rank 0. It keeps the newest few and the best one.
+
+    `metric` is the task's (`tasks.task.Task.best`).
+    """
 
     def __init__(self, folder: Path, settings: Checkpointing, metric: str) -> None:
         self._folder, self._settings, self._metric = folder, settings, metric
@@ -215,7 +218,10 @@ class Checkpoints:
 
     def _score(self, place: Path) -> float | None:
         progress = _progress(place)
-        return progress.validation.get(self._metric) if progress is not None and progress.evaluated else None
+        if progress is None or not progress.evaluated:
+            return None
+        score = progress.validation.get(self._metric.removeprefix("-"))
+        return -score if score is not None and self._metric.startswith("-") else score
 
     def _link(self, name: str, place: Path) -> None:
         link = self._folder / f".{name}"

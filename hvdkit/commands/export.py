@@ -11,7 +11,7 @@ from hvdkit import paths
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands.plan import Plan, launch, make_plan
-from hvdkit.errors import Faults, HvdkitError
+from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
@@ -46,6 +46,8 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
         record = snapshots.read(folder).record
         if out.suffix in _WRITTEN_BY:
             recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe")
+            if recipe.model.name == "own":
+                raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
             recipe = recipe.model_copy(update={"elastic": None})  # one rank writes, whatever trained it
             ready = make_plan(recipe, _WRITTEN_BY[out.suffix], Placement())
     faults.report()

@@ -79,6 +79,11 @@ def plan(
             faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
     if not 1 <= steps <= MOST_STEPS:
         faults.append(f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}")
+    if recipe.model.name == "own":
+        faults.append(
+            "model own: parity needs the same network under every framework, as hvdkit has them; choose one "
+            "of their networks, or compare with --no-parity"
+        )
     if recipe.data.name == "native":
         faults.append(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "

@@ -20,7 +20,7 @@ from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
-from hvdkit.recipe.schema import Recipe
+from hvdkit.recipe.schema import Model, OwnModel, Recipe
 from hvdkit.results.train import MetricLine
 from hvdkit.runtimes.store import Runtime, find
 
@@ -78,6 +78,8 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
         faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
     if rival is not None:
         faults += registry.check([rival], [framework], [np])
+    if isinstance(recipe.model, OwnModel) and not (script := _script(recipe.model, framework)).is_file():
+        faults.append(f"model.script: {script}: no such file; expected a Python script (docs/own-model.md)")
     faults.report()
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
@@ -101,7 +103,7 @@ def launch(
     """
     placement, bounds = plan.placement, plan.recipe.elastic
     rival = ["--rival", plan.rival] if plan.rival else []
-    script = plan.script or paths.script(plan.framework, plan.recipe.model.SCRIPT)
+    script = plan.script or _script(plan.recipe.model, plan.framework)
     job = Job(
         python=plan.runtime.python,
         arguments=[str(script), str(recipe), *arguments, *rival],
@@ -117,6 +119,11 @@ def launch(
         LAUNCHERS[placement.launcher](job, on_tick)
     except RankFailure as failure:
         raise _with_remedy(failure, plan) from None
+
+
+def _script(model: Model | OwnModel, framework: str) -> Path:
+    """The program of the ranks."""
+    return Path(model.script).expanduser() if isinstance(model, OwnModel) else paths.script(framework, model.SCRIPT)
 
 
 def _environment(plan: Plan) -> dict[str, str]:

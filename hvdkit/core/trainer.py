@@ -158,7 +158,8 @@ class Loop:
         if self._mesh.is_root:
             summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {self._task.unit}/s"
             if progress.validation:
-                summary += f", validation {self._task.best} {progress.validation[self._task.best]:.4f}"
+                best = self._task.best.removeprefix("-")
+                summary += f", validation {best} {progress.validation[best]:.4f}"
             print(f"epoch {progress.epoch + 1}/{self.epochs}: {summary}", flush=True)
         settings = self._recipe.checkpoint
         if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):

@@ -140,6 +140,8 @@ def _fusion(recipe: Recipe) -> Choice:
     whole, own = 8 * parameter_count(tasks.choose(recipe).network()), f"Horovod's own, {_FUSION_BYTES >> 20} MiB"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
+    if not whole:
+        return Choice(None, f"{own}: only the script knows the network's size")
     if whole <= _FUSION_BYTES:
         return Choice(None, f"{own}: it holds all gradients of the network")
     if recipe.elastic:
@@ -154,6 +156,8 @@ def _cache(recipe: Recipe) -> Choice:
     needed = (3 + len(slot_names(recipe.optimizer))) * parameters
     if recipe.tune == "none":
         return Choice(None, f"Horovod's own, {_CACHED} tensors: tune is none")
+    if not parameters:
+        return Choice(None, f"Horovod's own, {_CACHED} tensors: only the script knows the network's size")
     if needed <= _CACHED:
         return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this network's {needed} fit")
     return Choice(

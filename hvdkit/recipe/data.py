@@ -15,8 +15,8 @@ class Strict(BaseModel):
 
 
 def by_value(key: str, kinds: Iterable[Any]) -> dict[str, Any]:
-    """Sections of which one is chosen, by the only value that their `key` can have."""
-    return {get_args(kind.model_fields[key].annotation)[0]: kind for kind in kinds}
+    """Sections of which one is chosen, by the values that their `key` can have."""
+    return {value: kind for kind in kinds for value in get_args(kind.model_fields[key].annotation)}
 
 
 class _Data(Strict):
@@ -97,4 +97,11 @@ class Native(Strict):
     augment: ClassVar[str] = "none"
 
 
-AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Native
+class OwnData(Strict):
+    """The samples of a script of the user's own; see docs/own-model.md."""
+
+    name: Literal["own"]
+    augment: ClassVar[str] = "none"
+
+
+AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Native | OwnData

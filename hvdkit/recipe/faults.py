@@ -27,6 +27,8 @@ def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[s
             lines |= dict.fromkeys(fault["msg"].splitlines())
             continue
         key, section, kinds = _place(fault, root)
+        if fault["type"] == "union_tag_invalid":
+            key = [*key, _choice(kinds)]
         for union, bounds in _AUTO_OR_NUMBER.items():
             if key[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
                 key = list(union)
@@ -73,8 +75,7 @@ def _reason(fault: Any, key: list[str], section: type[BaseModel], kinds: list[ty
     if kind in ("model_type", "model_attributes_type"):
         return f"expected keys with values (a mapping), got {received}"
     if kind == "union_tag_invalid":
-        context = fault["ctx"]
-        return f"expected {key[0]}.{_choice(kinds)} to be {context['expected_tags']}, got {brief(context['tag'])}"
+        return f"expected {fault['ctx']['expected_tags']}, got {brief(fault['ctx']['tag'])}"
     if kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME:
         return f"expected letters, digits, '.', '_' or '-', at most 100, the first a letter or digit; got {received}"
     if kind == "missing":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from hvdkit.errors import RequestError
@@ -21,8 +21,10 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Cifar10,
     Digits,
     ImageFolder,
+    Location,
     Mnist5k,
     Native,
+    OwnData,
     Strict,
     Synthetic,
 )
@@ -57,6 +59,28 @@ class Model(Strict):
         if self.new_head and self.weights is None:
             raise ValueError("expected new_head only where weights are given, got new_head true and no weights")
         return self
+
+
+class OwnModel(Strict):
+    """A network of the user's, with its data, loss and metrics: a script with a `hvdkit.tasks.own.Own`."""
+
+    TASK: ClassVar[str] = "own"
+    weights: ClassVar[None] = None
+    new_head: ClassVar[bool] = False
+
+    name: Literal["own"]
+    script: Location = Field(description="Python file that trains it under one framework; see docs/own-model.md")
+    classes: int = Field(10, ge=2, le=1_000_000, description="for data sets of hvdkit")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="handed to the script as they are")
+
+
+def _kind_of_model(value: Any) -> str:
+    """`own`, or else a name of hvdkit's networks, so that all faults of the section are found."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return "own" if name == "own" else "resnet20"
+
+
+AnyModel = Annotated[Annotated[Model, Tag("resnet20")] | Annotated[OwnModel, Tag("own")], Discriminator(_kind_of_model)]
 
 
 class Schedule(Strict):
@@ -140,7 +164,7 @@ class Recipe(Strict):
     """Everything that determines what is computed, except the framework and the number of ranks."""
 
     name: str = Field(pattern=NAME)
-    model: Model
+    model: AnyModel
     data: Annotated[AnyData, Field(discriminator="name")]
     batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
     epochs: int = Field(1, ge=1, le=100_000)
@@ -170,8 +194,10 @@ class Recipe(Strict):
     warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
 
     @model_validator(mode="after")
-    def _communication_goes_together(self) -> Recipe:
+    def _keys_go_together(self) -> Recipe:
         found = communication.faults(self)
+        if isinstance(self.data, OwnData) and not isinstance(self.model, OwnModel):
+            found.append(f"data.name: own needs a script; expected model.name own, got {self.model.name}")
         if found:
             raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(found)})
         return self

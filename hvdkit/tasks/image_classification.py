@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Recipe
+from hvdkit.recipe.schema import Model, Recipe
 from hvdkit.tasks import resnet
 from hvdkit.tasks.task import Metrics
 
@@ -43,18 +43,19 @@ class ImageClassification:
     best = "accuracy"
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+        assert isinstance(recipe.model, Model)
+        self._recipe, self._model, self.loss = recipe, recipe.model, None
 
     def open_data(self, shard: Shard) -> Dataset:
         """The recipe's images. Raises RequestError if the model has too few classes, or files are missing or wrong."""
         from hvdkit.data.batches import open_dataset
 
         recipe = self._recipe
-        return open_dataset(recipe.data, recipe.model.classes, recipe.seed, shard, recipe.batch_size)
+        return open_dataset(recipe.data, self._model.classes, recipe.seed, shard, recipe.batch_size)
 
     def network(self, shape: tuple[int, ...] | None = None) -> resnet.ResNet:
         """The recipe's ResNet, for images of `shape`; None for those with three channels."""
-        model = self._recipe.model
+        model = self._model
         table = resnet.architecture(model.name, model.classes, shape[2] if shape else 3)
         return replace(table, zero_init_residual=model.zero_init_residual)
 

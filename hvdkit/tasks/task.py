@@ -70,12 +70,16 @@ class Task(Protocol):
     """What a recipe trains: samples, a network, and metrics.
 
     `unit` names samples in the plural, such as images. The checkpoint with the highest metric
-    `best` is kept as the best one.
+    `best` is kept as the best one; with a minus sign before its name, the one with the lowest.
     """
 
     unit: str
     metrics: Metrics
     best: str
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any] | None:
+        """A function (outputs, targets) -> mean loss in the framework's operations; None: the recipe's loss."""
 
     def open_data(self, shard: Shard) -> Dataset:
         """The recipe's data set. Raises RequestError if it cannot be opened or does not fit the network."""

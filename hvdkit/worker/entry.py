@@ -10,21 +10,29 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdkit.core.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import HvdkitError, RequestError, Stopped
 from hvdkit.recipe import schema
-from hvdkit.worker.setup import Build
+from hvdkit.worker.setup import Script
+
+if TYPE_CHECKING:
+    from hvdkit.tasks.own import Own
 
 
-def main(adapter: Adapter, build: Build, argv: list[str]) -> NoReturn:
+def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoReturn:
     """Run one rank and end its process, as `end_as_rank` does.
 
     `build` makes the framework's network from the architecture table.
     """
-    end_as_rank(lambda heartbeat: _run(adapter, build, argv, heartbeat))
+    end_as_rank(lambda heartbeat: _run(adapter, Script(build), argv, heartbeat))
+
+
+def run_task(adapter: Adapter, task: type[Own]) -> NoReturn:
+    """Run one rank of a task of the user's own, by the process's command line, as `main` does."""
+    end_as_rank(lambda heartbeat: _run(adapter, Script(task.build, task), sys.argv[1:], heartbeat))
 
 
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
@@ -54,7 +62,7 @@ def _report_crashes() -> None:
     faulthandler.enable()
 
 
-def _run(adapter: Adapter, build: Build, argv: list[str], heartbeat: Heartbeat) -> None:
+def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat) -> None:
     arguments = _parse(argv)
     recipe = schema.load(arguments.recipe, arguments.overrides)
     if arguments.rival:
@@ -66,20 +74,20 @@ def _run(adapter: Adapter, build: Build, argv: list[str], heartbeat: Heartbeat) 
         from hvdkit.worker import parity
 
         request = parity.Part(arguments.parity, arguments.steps, arguments.leads)
-        parity.take_part(adapter, build, recipe, request, heartbeat)
+        parity.take_part(adapter, script, recipe, request, heartbeat)
     elif arguments.profile:
         from hvdkit.worker import profile
 
         part = profile.Part(arguments.profile, arguments.steps, arguments.own_profile)
-        profile.profile(adapter, build, recipe, part, heartbeat)
+        profile.profile(adapter, script, recipe, part, heartbeat)
     elif arguments.evaluate:
         from hvdkit.worker.evaluate import evaluate
 
-        evaluate(adapter, build, recipe, arguments.evaluate, arguments.out, heartbeat)
+        evaluate(adapter, script, recipe, arguments.evaluate, arguments.out, heartbeat)
     else:
         from hvdkit.worker.train import train
 
-        train(adapter, build, recipe, arguments.out, heartbeat, arguments.resume)
+        train(adapter, script, recipe, arguments.out, heartbeat, arguments.resume)
 
 
 def _exit_status(work: Callable[[Heartbeat], None]) -> int:

@@ -16,18 +16,18 @@ from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.evaluate import EvaluationResult
-from hvdkit.worker.setup import Build, start
+from hvdkit.worker.setup import Script, start
 
 
 def evaluate(
-    adapter: Adapter, build: Build, recipe: Recipe, folder: Path, out: Path | None, heartbeat: Heartbeat
+    adapter: Adapter, script: Script, recipe: Recipe, folder: Path, out: Path | None, heartbeat: Heartbeat
 ) -> None:
     """Evaluate the checkpoint in `folder` on the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
 
     Raises RequestError if the checkpoint cannot be read or does not fit the recipe, or if there are no validation
     samples; RunError if the loss is NaN or infinite.
     """
-    setup = start(adapter, build, recipe)
+    setup = start(adapter, script, recipe)
     if len(setup.dataset.val) == 0:
         raise RequestError("data: expected validation samples, got none")
     session = setup.session(recipe)

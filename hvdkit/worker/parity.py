@@ -42,7 +42,7 @@ from hvdkit.worker.parity_trace import (
     unnamed,
     weights,
 )
-from hvdkit.worker.setup import Build, Setup, start
+from hvdkit.worker.setup import Script, Setup, start
 
 if TYPE_CHECKING:
     from hvdkit.core.heartbeat import Heartbeat
@@ -294,10 +294,10 @@ class _FirstOf:
         return self.split.batch(indices)
 
 
-def take_part(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
+def take_part(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit parity` in float64. Raises the same errors as `Participant`."""
     recipe = recipe.model_copy(update={"precision": "fp64"})
-    setup = start(adapter, build, recipe)
+    setup = start(adapter, script, recipe)
     setup.check_trainable()
     Participant(setup, part, heartbeat).take_part()
     heartbeat.beat("leaving Horovod")

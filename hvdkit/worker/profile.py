@@ -28,7 +28,7 @@ from hvdkit.core.trainer import Loop
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.recording import TRACED, Kind, RankRecord, RunRecord, Samples, StepRecord, TensorRecord
-from hvdkit.worker.setup import Build, Setup, start
+from hvdkit.worker.setup import Script, Setup, start
 
 RECORD, TIMELINE, OWN = "record.json", "timeline.json", "own-profile"
 TURNS = 4  # of plain steps, and as many of steps with trace events
@@ -74,9 +74,9 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     return [*order, Turn("detailed", count, max(3, steps // 3)), Turn(TRACED, count + 1, traced)]
 
 
-def profile(adapter: Adapter, build: Build, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
+def profile(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit profile`. Raises the same errors as `train.train`."""
-    setup = start(adapter, build, recipe)
+    setup = start(adapter, script, recipe)
     heartbeat.beat("building the network")
     setup.check_trainable()
     session = setup.session(recipe, setup.strategy(recipe))

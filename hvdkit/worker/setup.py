@@ -24,7 +24,13 @@ from hvdkit.strategies.dense import restart_names
 from hvdkit.tasks.task import Network, Task
 from hvdkit.worker import startup
 
-Build = Callable[[Any], Any]  # from a task's table (`tasks.task.Network`) to the framework's network
+
+@dataclass(frozen=True)
+class Script:
+    """What a rank's script provides: the framework's network from a table (`tasks.task.Network`), and the task."""
+
+    build: Callable[[Any], Any]
+    task: Callable[[Recipe], Task] = tasks.choose
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Setup:
     """A rank that has started: its place among the others, its data, and the network that it will build."""
 
     adapter: Adapter
-    build: Build
+    script: Script
     recipe: Recipe
     mesh: Mesh
     dataset: Dataset
@@ -59,19 +65,20 @@ class Setup:
             self.network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
         )
         make = getattr(self.adapter, "session_class", Session)
-        built = self.build(network)
-        session: Session = make(self.adapter, built, recipe.optimizer, recipe.loss, strategy, recipe.precision)
+        built, loss = self.script.build(network), self.task.loss or recipe.loss
+        session: Session = make(self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision)
         state = network.initial_state(recipe.seed)
         if recipe.model.weights:
             from hvdkit.checkpoint import weights
 
             state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
-        session.load_state(state)
+        if state:
+            session.load_state(state)
         startup.done()
         return session
 
 
-def start(adapter: Adapter, build: Build, recipe: Recipe) -> Setup:
+def start(adapter: Adapter, script: Script, recipe: Recipe) -> Setup:
     """Start Horovod, check that the recipe can run here, open its data set and describe its network.
 
     Raises RequestError if the recipe cannot run here, ranks have different recipes, or the data set cannot be opened.
@@ -88,9 +95,9 @@ def start(adapter: Adapter, build: Build, recipe: Recipe) -> Setup:
     adapter.seed(recipe.seed)
     check_can(adapter, recipe, world)
     check_alike(adapter, world, flat(recipe))
-    task = tasks.choose(recipe)
+    task = script.task(recipe)
     dataset = task.open_data(mesh.shard)
-    return Setup(adapter, build, recipe, mesh, dataset, task, task.network(dataset.shape))
+    return Setup(adapter, script, recipe, mesh, dataset, task, task.network(dataset.shape))
 
 
 def _recording_sockets_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -27,15 +28,14 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, scores
 from hvdkit.strategies.dense import Dense
-from hvdkit.tasks.task import parameter_count
-from hvdkit.worker.setup import Build, Setup, start
+from hvdkit.worker.setup import Script, Setup, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
 
 
 def train(
-    adapter: Adapter, build: Build, recipe: Recipe, out: Path | None, heartbeat: Heartbeat, resume: bool = False
+    adapter: Adapter, script: Script, recipe: Recipe, out: Path | None, heartbeat: Heartbeat, resume: bool = False
 ) -> TrainResult:
     """Train a recipe; rank 0 writes `metrics.jsonl`, `result.json`, checkpoints and TensorBoard events into `out`.
 
@@ -51,7 +51,7 @@ def train(
         from hvdkit.core import tensorboard
 
         tensorboard.check_installed()
-    attempt = partial(_train, adapter, build, recipe, out, heartbeat)
+    attempt = partial(_train, adapter, script, recipe, out, heartbeat)
     if recipe.elastic:
         from hvdkit.checkpoint import elastic
 
@@ -62,14 +62,14 @@ def train(
 
 def _train(
     adapter: Adapter,
-    build: Build,
+    script: Script,
     recipe: Recipe,
     out: Path | None,
     heartbeat: Heartbeat,
     commits: Commits | None,
     resume: bool = True,
 ) -> TrainResult:
-    setup = start(adapter, build, recipe)
+    setup = start(adapter, script, recipe)
     mesh, dataset = setup.mesh, setup.dataset
     heartbeat.beat("building the network")
     setup.check_trainable()
@@ -219,7 +219,7 @@ def _result(
         hvdkit_version=hvdkit.__version__,
         recipe=recipe.name,
         model=recipe.model.name,
-        parameters=parameter_count(setup.network),
+        parameters=sum(math.prod(shape) for shape in session.shapes.values()),
         np=measured.processes,
         launcher=os.environ.get("HVDKIT_LAUNCHER") or ("horovodrun" if "HOROVOD_RANK" in os.environ else "none"),
         device=world.device,

@@ -169,7 +169,9 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     dataset = task.open_data(mesh.shard)
 
     def take_part(leads: bool) -> None:
-        begun = setup.Setup(adapter, module.build, recipe, mesh, dataset, task, task.network(dataset.shape))
+        begun = setup.Setup(
+            adapter, setup.Script(module.build), recipe, mesh, dataset, task, task.network(dataset.shape)
+        )
         parity.Participant(begun, parity.Part(trace, STEPS, leads), Heartbeat()).take_part()
 
     if leads:
