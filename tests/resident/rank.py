@@ -27,6 +27,7 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.worker.evaluate import evaluate as evaluate_
+from hvdkit.worker.setup import Script
 from hvdkit.worker.train import train as train_
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ class Holding(Heartbeat):
 
 @cache
 def loaded(framework: str) -> tuple[Any, Any]:
-    """Adapter and network builder; the adapter enters Horovod once and does not leave it."""
+    """Adapter and script; the adapter enters Horovod once and does not leave it."""
     adapter: Any = adapters.load(framework)
     enter, shutdown = adapter.init, adapter.shutdown
 
@@ -64,7 +65,7 @@ def loaded(framework: str) -> tuple[Any, Any]:
     assert spec and spec.loader
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    return adapter, script.build
+    return adapter, Script(script.build)
 
 
 def train(
@@ -81,8 +82,8 @@ def train(
 def evaluate(framework: str, checkpoint: str, recipe: dict[str, Any], out: str) -> None:
     """What `hvdkit evaluate` has its ranks do."""
     Path(out).mkdir(parents=True, exist_ok=True)
-    adapter, build = loaded(framework)
-    evaluate_(adapter, build, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Heartbeat())
+    adapter, script = loaded(framework)
+    evaluate_(adapter, script, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Heartbeat())
 
 
 WORK: dict[str, Callable[..., Any]] = {"train": train, "evaluate": evaluate}
