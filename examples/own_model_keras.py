@@ -1,4 +1,4 @@
-"""Your own Keras network on hvdkit's core: horovodrun -np 2 python examples/own_model_keras.py"""
+"""Your own Keras model on hvdkit's core: horovodrun -np 2 python examples/own_model_keras.py"""
 
 import sys
 
@@ -24,8 +24,8 @@ digits = load_digits()
 images = digits.images[..., None].astype("float32") / 16
 train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:360], digits.target[:360])
 
-network = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10)])
-session = Session(adapter, network, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
+model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10)])
+session = Session(adapter, model, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
 session.broadcast_state(root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)
@@ -33,14 +33,14 @@ rate = scaled_rate(RATE, plan, batch_size=BATCH_SIZE, size=topology.size, epochs
 
 
 def set_rate(batch, logs):
-    session.set_learning_rate(rate(int(network.optimizer.iterations)))
+    session.set_learning_rate(rate(int(model.optimizer.iterations)))
 
 
 by_step = keras.callbacks.LambdaCallback(on_train_batch_begin=set_rate)
 for epoch in range(EPOCHS):
     shard = epoch_batches(train, BATCH_SIZE, SEED, epoch, topology.rank, topology.size)
     batches = ((batch.inputs, batch.targets) for batch in shard)
-    network.fit(batches, steps_per_epoch=steps, callbacks=[by_step], verbose=0)
+    model.fit(batches, steps_per_epoch=steps, callbacks=[by_step], verbose=0)
     found = evaluate(adapter, session, METRICS, test, BATCH_SIZE, topology)
     if topology.is_root:
         print(f"epoch {epoch + 1}: accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}", flush=True)

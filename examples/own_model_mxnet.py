@@ -1,4 +1,4 @@
-"""Your own Gluon network on hvdkit's core: horovodrun -np 2 python examples/own_model_mxnet.py"""
+"""Your own Gluon model on hvdkit's core: horovodrun -np 2 python examples/own_model_mxnet.py"""
 
 import sys
 
@@ -23,9 +23,9 @@ digits = load_digits()
 images = digits.images[..., None].astype("float32") / 16
 train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:360], digits.target[:360])
 
-network = nn.HybridSequential()
-network.add(nn.Conv2D(16, 3, padding=1, in_channels=1, activation="relu"), nn.MaxPool2D(2), nn.Dense(10, in_units=256))
-session = Session(adapter, network, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
+model = nn.HybridSequential()
+model.add(nn.Conv2D(16, 3, padding=1, in_channels=1, activation="relu"), nn.MaxPool2D(2), nn.Dense(10, in_units=256))
+session = Session(adapter, model, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
 session.broadcast_state(root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)

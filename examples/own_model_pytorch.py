@@ -1,4 +1,4 @@
-"""Your own PyTorch network on hvdkit's core: horovodrun -np 2 python examples/own_model_pytorch.py"""
+"""Your own PyTorch model on hvdkit's core: horovodrun -np 2 python examples/own_model_pytorch.py"""
 
 import sys
 
@@ -23,8 +23,8 @@ digits = load_digits()
 images = digits.images[..., None].astype("float32") / 16
 train, test = ArraySplit(images[360:], digits.target[360:]), ArraySplit(images[:360], digits.target[:360])
 
-network = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10))
-session = Session(adapter, network, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
+model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10))
+session = Session(adapter, model, Sgd(learning_rate=RATE), Loss(), Dense(adapter, topology.size, half=True))
 session.broadcast_state(root_rank=0)
 steps = steps_per_epoch(len(train), BATCH_SIZE, topology.size)
 plan = Schedule(base_batch_size=32, warmup_epochs=1)

@@ -1,4 +1,4 @@
-"""Your own TensorFlow network on hvdkit's core: horovodrun -np 2 python examples/own_model_tensorflow.py"""
+"""Your own TensorFlow model on hvdkit's core: horovodrun -np 2 python examples/own_model_tensorflow.py"""
 
 import sys
 

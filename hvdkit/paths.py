@@ -36,7 +36,7 @@ def recipes() -> Path:
 
 
 def script(framework: str, name: str = "resnet") -> Path:
-    """The recipe script of one framework that builds the networks of this name."""
+    """The recipe script of one framework that builds the models of this name."""
     return recipes() / framework / f"{name}.py"
 
 

@@ -2,7 +2,7 @@
 
     python tests/export_rank.py FRAMEWORK WEIGHTS.safetensors CHECKPOINT OUT.json [ARCHIVE.keras]
 
-Writes how many validation images the network counts right that starts from `model.weights`, and for Keras how far the
+Writes how many validation images the model counts right that starts from `model.weights`, and for Keras how far the
 archive's logits are off those of the adapter's `eval_step` on the checkpoint.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
 from hvdkit.core import trainer
-from hvdkit.core.state import network_of
+from hvdkit.core.state import model_state
 from hvdkit.recipe import schema
 from hvdkit.worker import setup
 
@@ -36,19 +36,19 @@ def main(framework: str, weights: Path, folder: Path, out: Path, archive: Path |
     found = snapshots.read(folder)
     recipe = schema.revise(found.record.recipe, "test", [f"model.weights={weights}", "seed=99", "device=cpu"])
     begun = setup.start(adapter, setup.Script(module.build), recipe)
-    session, dataset, network = begun.session(recipe), begun.dataset, begun.network
+    session, dataset, architecture = begun.session(recipe), begun.dataset, begun.architecture
     batch_size, shard = recipe.batch_size, begun.mesh.shard
     sums, _ = trainer.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, shard)
     told: dict[str, Any] = {"correct": round(sums["accuracy"])}
-    if framework == "pytorch":  # as torchvision's networks are loaded
+    if framework == "pytorch":  # as torchvision's models are loaded
         from safetensors.torch import load_file
 
-        module.build(network).load_state_dict(load_file(weights), strict=True)
+        module.build(architecture).load_state_dict(load_file(weights), strict=True)
     if archive:
         import keras
 
         images = np.random.default_rng(3).standard_normal((7, 32, 32, dataset.shape[2])).astype(np.float32)
-        session.load_state(network_of(found.state))
+        session.load_state(model_state(found.state))
         expected = session.predict(images)
         got = keras.models.load_model(archive).predict(images, verbose=0)
         told["dtype"] = str(got.dtype)

@@ -167,11 +167,11 @@ def test_one_step_is_the_same_as_pytorchs(framework: str, report: Any) -> None:
 @pytest.mark.parametrize("framework", adapters.NAMES)
 def test_signatures_are_the_protocols(framework: str, report: Any) -> None:
     if framework == "local":
-        adapter, network = signatures(adapters.load("local")), signatures(local_session().network, Trainable)
+        adapter, model = signatures(adapters.load("local")), signatures(local_session().trainable, Trainable)
     else:
-        adapter, network = report(framework)[0]["signatures"], report(framework)[0]["network"]
+        adapter, model = report(framework)[0]["signatures"], report(framework)[0]["model"]
     assert adapter == signatures(Adapter) and len(adapter) > 15
-    assert network == signatures(Trainable, Trainable) and len(network) > 5
+    assert model == signatures(Trainable, Trainable) and len(model) > 5
 
 
 @pytest.mark.check

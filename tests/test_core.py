@@ -62,21 +62,21 @@ def test_imagenet_networks_have_torchvisions_parameter_counts(name: str, count: 
 
 @pytest.mark.parametrize(("name", "layers"), [(f"resnet{n}", n) for n in (20, 32, 44, 56, 110)])
 def test_cifar_networks_have_as_many_layers_as_their_name_says(name: str, layers: int) -> None:
-    network = resnet.architecture(name, 10)
-    assert 1 + sum(len(block.convs) for block in network.blocks) + 1 == layers
+    model = resnet.architecture(name, 10)
+    assert 1 + sum(len(block.convs) for block in model.blocks) + 1 == layers
     if layers == 20:
-        assert parameter_count(network) == 272_474
+        assert parameter_count(model) == 272_474
 
 
 def test_bottlenecks_have_their_stride_in_the_3x3() -> None:
-    network = resnet.architecture("resnet50", 1000)
-    strided = [row for _, _, row in network.convolutions() if row.stride == 2 and row.name.startswith("conv")]
+    model = resnet.architecture("resnet50", 1000)
+    strided = [row for _, _, row in model.convolutions() if row.stride == 2 and row.name.startswith("conv")]
     assert {row.kernel for row in strided} == {3, 7}
 
 
 def test_initial_weights_are_he_normal_by_fan_out_and_depend_on_the_seed_alone() -> None:
-    network = resnet.architecture("resnet50", 1000)
-    state = network.initial_state(1)
+    model = resnet.architecture("resnet50", 1000)
+    state = model.initial_state(1)
     kernel = state["layer3.0.conv2.weight"]
     assert kernel.dtype == np.float32
     assert abs(kernel.std() / np.sqrt(2 / (256 * 9)) - 1) < 0.01

@@ -221,7 +221,7 @@ def test_a_rank_lost_before_it_met_the_others_is_not_waited_for(start: Any) -> N
 
 
 def test_a_ranks_own_fault_ends_the_run_at_once(start: Any) -> None:
-    """It would fail again: images of 100 classes for a network of 10."""
+    """It would fail again: images of 100 classes for a model of 10."""
     run = start("mxnet", *ONE_KILLED, "-np", "2", "data={name: cifar10, path: /nowhere}")
     status, out = run.end()
     assert status == 2 and "/nowhere" in out and "Traceback" not in out, out

@@ -1,4 +1,4 @@
-"""The examples for own networks: on two real ranks, short, and they learn."""
+"""The examples for own models: on two real ranks, short, and they learn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
 from hvdkit.tasks.image_classification import cross_entropy
 
-ACCURACY = 0.9  # of 360 digits after ten epochs; a small network that has learned nothing has 0.1
+ACCURACY = 0.9  # of 360 digits after ten epochs; a small model that has learned nothing has 0.1
 EPOCH = re.compile(r"^epoch (\d+): accuracy ([\d.]+), loss ([\d.]+)$", re.MULTILINE)
 
 
@@ -45,7 +45,7 @@ def test_own_network_learns_on_two_ranks(framework: str, tmp_path: Path) -> None
     assert float(epochs[-1][1]) > ACCURACY
     assert float(epochs[-1][2]) < float(epochs[0][2])
     assert not EPOCH.search(job.log(1).read_text())  # the root alone prints
-    # what it has saved is the network of the last line, whichever framework reads it
+    # what it has saved is the model of the last line, whichever framework reads it
     kept = tmp_path / "new" / "own.safetensors"
     assert f"weights: {kept}" in job.log(0).read_text().splitlines()
     accuracy, loss = evaluated(load_file(kept))

@@ -1,4 +1,4 @@
-"""Exported files hold the checkpoint's network: bit by bit as safetensors, with the same logits as a Keras archive."""
+"""Exported files hold the checkpoint's model: bit by bit as safetensors, with the same logits as a Keras archive."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_wrong_requests_are_lines_and_write_nothing(checkpoint_40: Path, hvdkit:
 def test_an_archive_that_cannot_be_made_leaves_the_old_file(
     checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path
 ) -> None:
-    """The recipe says another network than the weights are of."""
+    """The recipe says another model than the weights are of."""
     broken = tmp_path / "broken"
     broken.mkdir()
     for path in checkpoint_40.iterdir():

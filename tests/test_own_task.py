@@ -1,4 +1,4 @@
-"""Tasks of the user's own: a script with a network, data, a loss and metrics, under hvdkit's commands."""
+"""Tasks of the user's own: a script with a model, data, a loss and metrics, under hvdkit's commands."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_nothing_is_claimed_of_a_network_that_only_the_script_knows() -> None:
     recipe = Recipe.model_validate(DOCUMENT)
     chosen = tuning.choose(recipe, {})
     assert "only the script knows" in chosen[tuning.FUSION].why and "only the script knows" in chosen[tuning.CACHE].why
-    assert tasks.choose(recipe).network().parameter_shapes() == {}
+    assert tasks.choose(recipe).architecture().parameter_shapes() == {}
 
 
 @pytest.mark.check
@@ -92,7 +92,7 @@ def test_a_script_that_is_not_there_and_a_parity_that_cannot_be(hvdkit: Hvdkit) 
     assert done.returncode == 2
     assert "model.script: nowhere.py: no such file; expected a Python script" in done.stderr
     done = hvdkit("parity", REGRESSION, "--framework", "pytorch")
-    assert done.returncode == 2 and "model own: parity needs the same network under every framework" in done.stderr
+    assert done.returncode == 2 and "model own: parity needs the same model under every framework" in done.stderr
 
 
 def test_the_regression_learns_on_two_ranks_is_resumed_and_evaluated(hvdkit: Hvdkit, tmp_path: Path) -> None:

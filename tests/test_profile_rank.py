@@ -32,7 +32,8 @@ def test_a_rank_records_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     session = Session(local, local.Linear(height * width * channels, 10), recipe.optimizer, recipe.loss)
     part = profile.Part(tmp_path, 8)
     task = tasks.choose(recipe)
-    begun = Setup(local, Script(local.Linear), recipe, Mesh(Topology()), dataset, task, task.network(dataset.shape))
+    architecture = task.architecture(dataset.shape)
+    begun = Setup(local, Script(local.Linear), recipe, Mesh(Topology()), dataset, task, architecture)
     profile.Participant(begun, session, part, lambda phase, step: None).take_part()
     found = assemble.read(tmp_path, recipe)
     kinds = [step.kind for step in found.record.ranks[0].steps if step.turn >= 0]

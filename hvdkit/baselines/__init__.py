@@ -1,4 +1,4 @@
-"""Baselines: other ways to train a recipe, with hvdkit's network, data, training loop and timing.
+"""Baselines: other ways to train a recipe, with hvdkit's model, data, training loop and timing.
 
 There is one module for each framework. Its `RIVALS` maps names of `registry.RIVALS` to subclasses of `base.Baseline`.
 """

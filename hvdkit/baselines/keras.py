@@ -24,7 +24,7 @@ class Plain(base.Baseline):
         return Dense(self.own, mesh.data.size, half=recipe.compression.method == "fp16")
 
 
-class _Network(tf_baselines.InReplica, training.Network):
+class _ReplicaModel(tf_baselines.InReplica, training.TrainableModel):
     def fit(self, hooks: Hooks) -> None:
         trainer.drive(self.session, hooks)
 
@@ -35,7 +35,7 @@ class MultiWorker(tf_baselines.MultiWorker):
     `fit` fails because a "PerReplica" value cannot be converted to a tensor (Keras 3.15).
     """
 
-    network_class = _Network
+    model_class = _ReplicaModel
 
 
 RIVALS = {"plain": Plain, "multiworker": MultiWorker, "independent": base.Independent}

@@ -63,12 +63,12 @@ class KeyValue(Strategy):
 
     def __init__(self, store: mx.kv.KVStore, mesh: Mesh) -> None:
         self._store, self._size, self._rank = store, mesh.data.size, mesh.data.index
-        self._prefix = f"network.{next(_strategies)}"
+        self._prefix = f"model.{next(_strategies)}"
         self._keys: list[str] = []
 
     def average(self, session: Any, gradients: Gradients) -> Gradients:
         tensors = list(gradients.values())
-        if session.network.dtype == "float32":
+        if session.trainable.dtype == "float32":
             self._average(tensors)
         else:
             self._average_exactly(tensors)

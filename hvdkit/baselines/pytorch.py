@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvdkit.adapters import pytorch as own
-from hvdkit.adapters.pytorch.training import Network
+from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines import base
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
@@ -30,14 +30,14 @@ _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 class _ByHand:
     """Shared by the baselines: PyTorch's default layout of images, as in usual scripts."""
 
-    def bind(self, model: torch.nn.Module, loss: Loss, precision: str) -> Network:
-        return Network(model, loss, precision, own.device(), torch.contiguous_format)
+    def bind(self, model: torch.nn.Module, loss: Loss, precision: str) -> TrainableModel:
+        return TrainableModel(model, loss, precision, own.device(), torch.contiguous_format)
 
 
 class _Session(Session):
     """A usual script's training step: PyTorch accumulates gradients over the batches; subclasses average them."""
 
-    network: Network
+    trainable: TrainableModel
 
     def train_step(self, batches: Sequence[Batch]) -> torch.Tensor:
         self._begin(len(batches))
@@ -51,27 +51,27 @@ class _Session(Session):
 
     def gradients(self, batch: Batch) -> Gradients:
         """Own gradients of a first backward pass without communication, averaged ones of a second pass."""
-        statistics = [buffer.clone() for buffer in self.network.buffers.values()]
+        statistics = [buffer.clone() for buffer in self.trainable.buffers.values()]
         self._begin(2)
         with self._without_communication():
             logits, loss = self._backward_of(batch, 1)
-        mine = self._arrays(self.update.unscaled(self.network.gradients()))
-        for buffer, before in zip(self.network.buffers.values(), statistics, strict=True):
+        mine = self._arrays(self.update.unscaled(self.trainable.gradients()))
+        for buffer, before in zip(self.trainable.buffers.values(), statistics, strict=True):
             buffer.copy_(before)  # the second pass must not update them again
-        for parameter in self.network.trained.values():
+        for parameter in self.trainable.trained.values():
             parameter.grad = None
         self._backward_of(batch, 1)
         self._synchronize()
-        averaged = self._arrays(self.update.unscaled(self.network.gradients()))
+        averaged = self._arrays(self.update.unscaled(self.trainable.gradients()))
         return Gradients(own.to_numpy(logits), float(loss), mine, averaged)
 
     def _begin(self, parts: int) -> None:
-        for parameter in self.network.trained.values():
+        for parameter in self.trainable.trained.values():
             parameter.grad = None
 
     def _backward_of(self, batch: Batch, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, targets = self.network.inputs(batch)
-        logits, loss = self.network.loss_of(inputs, targets)
+        inputs, targets = self.trainable.inputs(batch)
+        logits, loss = self.trainable.loss_of(inputs, targets)
         (loss * (self._scale or 1.0) / parts).backward()
         return logits.detach(), loss.detach()
 
@@ -83,7 +83,7 @@ class _Session(Session):
         """Wait until all gradients are averaged."""
 
     def _step(self) -> None:
-        self.update(self.network.gradients())
+        self.update(self.trainable.gradients())
 
 
 class _PlainSession(_Session):
@@ -91,7 +91,7 @@ class _PlainSession(_Session):
 
     def __init__(self, adapter: Adapter, model: Any, optimizer: Optimizer, *others: Any) -> None:
         super().__init__(adapter, model, optimizer, *others)
-        self._settings, named = optimizer, self.network.trained
+        self._settings, named = optimizer, self.trainable.trained
         half = getattr(self.strategy, "half", False)
         plain = _torch_optimizer(optimizer, list(named.values()))
         # fp16 scales the loss and may skip a step on all ranks, which core does
@@ -115,7 +115,7 @@ class _PlainSession(_Session):
             super()._step()
             return
         if self._settings.clip_norm is not None:
-            gradients = list(self.network.gradients().values())
+            gradients = list(self.trainable.gradients().values())
             for gradient, clipped in zip(
                 gradients, clip(gradients, self._settings.clip_norm, self.adapter.tensors), strict=True
             ):
@@ -123,7 +123,7 @@ class _PlainSession(_Session):
         for group in self._optimizer.param_groups:
             group["lr"] = self.update.rate.get()
         steps = self.update.steps.get()
-        for name, parameter in self.network.trained.items():
+        for name, parameter in self.trainable.trained.items():
             slots = self.update.slots[name]
             if isinstance(self._settings, AdamW):
                 self._optimizer.state[parameter] = {
@@ -168,10 +168,10 @@ class Plain(_ByHand, base.Baseline):
 class _DdpSession(_Session):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.network.forward = DistributedDataParallel(self.network.model, broadcast_buffers=False)
+        self.trainable.forward = DistributedDataParallel(self.trainable.model, broadcast_buffers=False)
 
     def _without_communication(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.network.forward.no_sync()
+        context: AbstractContextManager[Any] = self.trainable.forward.no_sync()
         return context
 
 

@@ -59,7 +59,7 @@ class AllReduceInReplica(Strategy):
 
 
 class InReplica:
-    """A network whose functions are compiled to run in the strategy's replica; each process has one replica."""
+    """A model whose functions are compiled to run in the strategy's replica; each process has one replica."""
 
     distribution: tf.distribute.Strategy
 
@@ -67,18 +67,18 @@ class InReplica:
         return tf.function(lambda *arguments: self.distribution.run(function, args=arguments), autograph=False)
 
 
-class _Network(InReplica, training.ModuleNetwork):
+class _ReplicaModel(InReplica, training.ModuleModel):
     pass
 
 
 class MultiWorker(base.WithoutHorovod):
     """tf.distribute.MultiWorkerMirroredStrategy in a custom loop: `strategy.run`, gradients by `all_reduce` in it.
 
-    Each process has one replica, so the network's variables need not be mirrored. TensorFlow chooses the communication.
+    Each process has one replica, so the model's variables need not be mirrored. TensorFlow chooses the communication.
     """
 
     distribution: tf.distribute.Strategy
-    network_class: type[Any] = _Network
+    model_class: type[Any] = _ReplicaModel
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         return AllReduceInReplica()
@@ -96,9 +96,9 @@ class MultiWorker(base.WithoutHorovod):
         return topology
 
     def bind(self, model: Any, loss: Loss, precision: str) -> Any:
-        network = self.network_class(model, loss, precision)
-        network.distribution = self.distribution
-        return network
+        model = self.model_class(model, loss, precision)
+        model.distribution = self.distribution
+        return model
 
     def synchronize(self) -> None:
         """Fetch a value that the device computes last; TensorFlow's own function does not work in a cluster."""

@@ -1,4 +1,4 @@
-"""A network's weights as one safetensors file with torchvision's names and layouts: saving and loading."""
+"""A model's weights as one safetensors file with torchvision's names and layouts: saving and loading."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from hvdkit.core.state import check_fits, network_of
+from hvdkit.core.state import check_fits, model_state
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 
@@ -26,12 +26,12 @@ def save_weights(state: Mapping[str, np.ndarray], path: Path | str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another path") from error
-    write_atomic(path, save(network_of(state), metadata={"format": "pt"}))  # readers of PyTorch files ask for it
+    write_atomic(path, save(model_state(state), metadata={"format": "pt"}))  # readers of PyTorch files ask for it
     return path
 
 
 def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) -> dict[str, np.ndarray]:
-    """The network's `initial` state with its tensors replaced by those of the file, in the initial state's dtypes.
+    """The model's `initial` state with its tensors replaced by those of the file, in the initial state's dtypes.
 
     With `new_head` the last layer keeps its initial values. PyTorch's `num_batches_tracked` is ignored.
     Raises RequestError, naming the file and the tensor, if the file cannot be read or does not fit.

@@ -116,7 +116,7 @@ def export(
     out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors or FILE.keras")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file")] = False,
 ) -> None:
-    """Write a checkpoint's network as one file: safetensors in torchvision's layout, or a Keras archive."""
+    """Write a checkpoint's model as one file: safetensors in torchvision's layout, or a Keras archive."""
     from hvdkit.commands import export as export_
 
     size = export_.run(export_.plan(checkpoint, out, overwrite))

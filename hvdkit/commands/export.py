@@ -1,4 +1,4 @@
-"""A checkpoint's network as one file for others: safetensors in torchvision's layout, or a Keras archive."""
+"""A checkpoint's model as one file for others: safetensors in torchvision's layout, or a Keras archive."""
 
 from __future__ import annotations
 

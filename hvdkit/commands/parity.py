@@ -81,8 +81,8 @@ def plan(
         faults.append(f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}")
     if recipe.model.name == "own":
         faults.append(
-            "model own: parity needs the same network under every framework, as hvdkit has them; choose one "
-            "of their networks, or compare with --no-parity"
+            "model own: parity needs the same model under every framework, as hvdkit has them; choose one "
+            "of their models, or compare with --no-parity"
         )
     if recipe.data.name == "native":
         faults.append(
@@ -230,7 +230,7 @@ def _worst(errors: Mapping[str, float]) -> tuple[str, float]:
 def _check_room(plan: ParityPlan, folder: Path) -> None:
     slots = len(slot_names(plan.recipe.optimizer))
     states, probes = (1 + slots) * (plan.steps + 1), 2 * min(plan.steps, SINGLE_BATCHES)
-    needed = 8 * parameter_count(tasks.choose(plan.recipe).network()) * (states + probes)
+    needed = 8 * parameter_count(tasks.choose(plan.recipe).architecture()) * (states + probes)
     if needed > (free := shutil.disk_usage(folder).free):
         raise RunError(
             f"{folder}: up to {needed / 2**20:,.0f} MiB are needed for the states of {plan.steps} steps, "

@@ -52,7 +52,7 @@ class Mesh:
 
     @property
     def pipeline(self) -> Axis:
-        """The ranks that hold the other stages of this rank's network."""
+        """The ranks that hold the other stages of this rank's model."""
         return self._axis(self.world.size // self.pipeline_size, self.pipeline_size)
 
     @property

@@ -42,7 +42,7 @@ class Gradients:
 
 
 class Session:
-    """`network` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
+    """`trainable` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
 
     Raises RequestError for a model that cannot be trained, for example because two variables share a name.
     """
@@ -57,19 +57,19 @@ class Session:
         precision: str = "fp32",
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
-        self.network = adapter.bind(model, loss, precision)
-        self.network.session = self
+        self.trainable = adapter.bind(model, loss, precision)
+        self.trainable.session = self
         settings = self.strategy.optimizer(optimizer)
-        self.update = Update(adapter, self.network, settings, precision)
-        parameters = sorted(self.network.parameters.items())
+        self.update = Update(adapter, self.trainable, settings, precision)
+        parameters = sorted(self.trainable.parameters.items())
         self.shapes = {name: self._turned_shape(parameter) for name, parameter in parameters}
         self.dtype = adapter.dtype(parameters[0][1])
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
         self._sums: dict[str, Tensor] = {}  # sums of the gradients of an update's earlier batches
         self._parts = 1  # batches in the current update
         self._sends = False  # whether gradients from `_ready` belong to the update's last batch
-        if self.network.overlaps and self.strategy.overlaps:
-            self.network.on_ready(self._ready)
+        if self.trainable.overlaps and self.strategy.overlaps:
+            self.trainable.on_ready(self._ready)
         self._compiled: dict[Any, dict[str, Any]] = defaultdict(dict)
 
     # The step
@@ -92,7 +92,7 @@ class Session:
         return loss
 
     def _whole(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        _, loss, gradients = self.network.backward(inputs, targets, self._scale)
+        _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
         self.take(gradients)
         return loss
 
@@ -102,7 +102,7 @@ class Session:
         return self.compiled(self._accumulate)(*self._inputs(batch))
 
     def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        _, loss, gradients = self.network.backward(inputs, targets, self._scale)
+        _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
         self.add(gradients)
         return loss
 
@@ -116,7 +116,7 @@ class Session:
         """The sums of gradients since the last update, created on first use."""
         if not self._sums:
             ops = self.adapter.tensors
-            self._sums = {name: ops.variable(parameter) for name, parameter in self.network.parameters.items()}
+            self._sums = {name: ops.variable(parameter) for name, parameter in self.trainable.parameters.items()}
         return self._sums
 
     def finish(self, count: int) -> None:
@@ -157,14 +157,14 @@ class Session:
         return Gradients(to_numpy(outputs), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
 
     def _probe(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        outputs, loss, gradients = self.network.backward(inputs, targets, self._scale)
+        outputs, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
         averaged = self.strategy.average(self, gradients)
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """The network's outputs in the parameters' dtype for inputs (n, …), in evaluation mode."""
-        return self.network.predict(inputs)
+        """The model's outputs in the parameters' dtype for inputs (n, …), in evaluation mode."""
+        return self.trainable.predict(inputs)
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate of the next updates."""
@@ -172,7 +172,7 @@ class Session:
 
     def fit(self, hooks: Hooks) -> None:
         """Train: call the loop's hooks in this framework's usual way."""
-        self.network.fit(hooks)
+        self.trainable.fit(hooks)
 
     @property
     def _scale(self) -> Any:
@@ -180,34 +180,34 @@ class Session:
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         self._mark(trace_events.BEGIN)
-        inputs = self.network.inputs(batch)
+        inputs = self.trainable.inputs(batch)
         self._mark(trace_events.INPUTS)
         return inputs
 
     # Trace events for the profiler
 
     def compiled(self, function: Any) -> Any:
-        """A method of the step, compiled by the framework once for each `network.stamp`."""
-        made, name = self._compiled[self.network.stamp], function.__name__
+        """A method of the step, compiled by the framework once for each `trainable.stamp`."""
+        made, name = self._compiled[self.trainable.stamp], function.__name__
         if name not in made:
-            made[name] = self.network.compile(function)
+            made[name] = self.trainable.compile(function)
         return made[name]
 
     def _stamped(self, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(zip(tensors, self.network.stamp(names, list(tensors.values())), strict=True))
+        return dict(zip(tensors, self.trainable.stamp(names, list(tensors.values())), strict=True))
 
     def _mark(self, name: str) -> None:
         """Record a trace event between two compiled functions."""
-        if self.network.traced:
+        if self.trainable.traced:
             trace_events.mark(name)
         else:
-            self.network.stamp((name,), [])
+            self.trainable.stamp((name,), [])
 
     def _mark_updated(self) -> None:
-        if self.network.traced:
+        if self.trainable.traced:
             trace_events.mark(trace_events.UPDATED)
         else:
-            self.network.stamp((trace_events.UPDATED,), list(self.network.parameters.values()))
+            self.trainable.stamp((trace_events.UPDATED,), list(self.trainable.parameters.values()))
 
     # The state
 
@@ -229,7 +229,7 @@ class Session:
         check_fits({name: self._turned_shape(tensor) for name, tensor in tensors.items()}, state)
         for name, tensor in tensors.items():
             if name in state:
-                array = from_canonical(state[name]) if self.network.transposed else state[name]
+                array = from_canonical(state[name]) if self.trainable.transposed else state[name]
                 adapter.tensors.assign(tensor, adapter.from_numpy(array.astype(adapter.dtype(tensor))))
         for name, (number, _) in self.update.numbers().items():
             if name in state:
@@ -254,7 +254,7 @@ class Session:
         return self.compiled(self._packed_weights)()
 
     def _packed_weights(self) -> Tensor:
-        return self.pack(self.network.parameters)
+        return self.pack(self.trainable.parameters)
 
     def set_weights(self, weights: Tensor) -> None:
         """Set the parameters from a vector such as `weights` returns."""
@@ -262,7 +262,7 @@ class Session:
 
     def _set_weights(self, weights: Tensor) -> None:
         for name, value in self.unpack(weights).items():
-            self.adapter.tensors.assign(self.network.parameters[name], value)
+            self.adapter.tensors.assign(self.trainable.parameters[name], value)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors of the parameters, such as gradients, as one vector: by sorted names, in the layouts of `state`."""
@@ -272,22 +272,22 @@ class Session:
         """The inverse of `pack`, in the order of the parameters."""
         parts = self.adapter.tensors.part(vector, list(self.shapes.values()))
         named = {name: self._turned(part, _TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
-        return {name: named[name] for name in self.network.parameters}
+        return {name: named[name] for name in self.trainable.parameters}
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {**self.network.parameters, **self.network.buffers, **self.update.tensors()}
+        return {**self.trainable.parameters, **self.trainable.buffers, **self.update.tensors()}
 
     def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in tensors.items()}
-        return {name: to_canonical(array) for name, array in arrays.items()} if self.network.transposed else arrays
+        return {name: to_canonical(array) for name, array in arrays.items()} if self.trainable.transposed else arrays
 
     def _turned(self, tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
         dimensions = len(tensor.shape)
-        if not self.network.transposed or dimensions not in axes:
+        if not self.trainable.transposed or dimensions not in axes:
             return tensor
         return self.adapter.tensors.transpose(tensor, axes[dimensions])
 
     def _turned_shape(self, tensor: Tensor) -> tuple[int, ...]:
         shape = tuple(int(size) for size in tensor.shape)
-        axes = _TURNED.get(len(shape)) if self.network.transposed else None
+        axes = _TURNED.get(len(shape)) if self.trainable.transposed else None
         return tuple(shape[axis] for axis in axes) if axes else shape

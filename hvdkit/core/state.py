@@ -19,7 +19,7 @@ _LEAVES = {
     "moving_variance": "running_var",
 }
 
-_MOST_LISTED = 5  # tensors that do not fit; another network's state has hundreds of them
+_MOST_LISTED = 5  # tensors that do not fit; another model's state has hundreds of them
 
 
 def canonical_name(name: str) -> str:
@@ -34,11 +34,11 @@ def layer_of(tensor: str) -> str:
 
 
 def check_distinct(names: list[str]) -> None:
-    """Check that no two tensors of a network share a name. Raises RequestError naming those that do."""
+    """Check that no two tensors of a model share a name. Raises RequestError naming those that do."""
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise RequestError(
-            f"network: expected a name of its own for each variable, got {', '.join(twice)} more than once; "
+            f"model: expected a name of its own for each variable, got {', '.join(twice)} more than once; "
             "give each variable a `name`"
         )
 
@@ -59,7 +59,7 @@ def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value for name, value in state.items() if name in trained}
 
 
-def network_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def model_state(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Parameters and running statistics, without the state of the optimizer and of communication."""
     return {name: value for name, value in state.items() if not name.startswith(("optimizer.", "communication."))}
 
@@ -92,7 +92,7 @@ def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.nda
     slots = any(name.startswith("optimizer.") for name in given)
     needed = [name for name in wanted if slots or not name.startswith("optimizer.")]
     faults = [f"tensor {name} is missing" for name in needed if name not in state]
-    faults += [f"tensor {name} is unknown to this network and optimizer" for name in given if name not in wanted]
+    faults += [f"tensor {name} is unknown to this model and optimizer" for name in given if name not in wanted]
     faults += [
         f"tensor {name}: expected shape {wanted[name]}, got {state[name].shape}"
         for name in needed
@@ -100,7 +100,7 @@ def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.nda
     ]
     if len(faults) > _MOST_LISTED:
         more = len(faults) - _MOST_LISTED
-        faults[_MOST_LISTED:] = [f"and {more} more tensors that do not fit; is it another network's state?"]
+        faults[_MOST_LISTED:] = [f"and {more} more tensors that do not fit; is it another model's state?"]
     if faults:
         raise RequestError("\n".join(faults))
 

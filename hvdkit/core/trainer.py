@@ -269,7 +269,7 @@ def drive(session: Session, loop: Hooks) -> None:
 def merge_statistics(adapter: Adapter, session: Session, mesh: Mesh) -> None:
     """Average batch norm's running statistics over all ranks; collective.
 
-    Each rank's statistics come from its own batches. Averaging makes the ranks evaluate and save the same network.
+    Each rank's statistics come from its own batches. Averaging makes the ranks evaluate and save the same model.
     """
     if mesh.data.size == 1:
         return

@@ -137,29 +137,27 @@ def _cycle(recipe: Recipe) -> Choice:
 
 def _fusion(recipe: Recipe) -> Choice:
     """The fusion threshold: how many bytes are reduced together."""
-    whole, own = 8 * parameter_count(tasks.choose(recipe).network()), f"Horovod's own, {_FUSION_BYTES >> 20} MiB"
+    whole, own = 8 * parameter_count(tasks.choose(recipe).architecture()), f"Horovod's own, {_FUSION_BYTES >> 20} MiB"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
     if not whole:
-        return Choice(None, f"{own}: only the script knows the network's size")
+        return Choice(None, f"{own}: only the script knows the model's size")
     if whole <= _FUSION_BYTES:
-        return Choice(None, f"{own}: it holds all gradients of the network")
+        return Choice(None, f"{own}: it holds all gradients of the model")
     if recipe.elastic:
         return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
-    return Choice(whole, "all gradients of the network, in float64 too, as one")
+    return Choice(whole, "all gradients of the model, in float64 too, as one")
 
 
 def _cache(recipe: Recipe) -> Choice:
     """The cache capacity: for how many tensors Horovod caches the negotiation."""
-    parameters = len(tasks.choose(recipe).network().parameter_shapes())
+    parameters = len(tasks.choose(recipe).architecture().parameter_shapes())
     # At the start parameters, about as many running statistics, and slots are broadcast; each step reduces gradients.
     needed = (3 + len(slot_names(recipe.optimizer))) * parameters
     if recipe.tune == "none":
         return Choice(None, f"Horovod's own, {_CACHED} tensors: tune is none")
     if not parameters:
-        return Choice(None, f"Horovod's own, {_CACHED} tensors: only the script knows the network's size")
+        return Choice(None, f"Horovod's own, {_CACHED} tensors: only the script knows the model's size")
     if needed <= _CACHED:
-        return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this network's {needed} fit")
-    return Choice(
-        needed, f"Horovod's own, {_CACHED}, would forget some of this network's {needed} tensors at every step"
-    )
+        return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this model's {needed} fit")
+    return Choice(needed, f"Horovod's own, {_CACHED}, would forget some of this model's {needed} tensors at every step")

@@ -24,8 +24,8 @@ class Update:
     learning rate of the next update, `scale` the loss scale (None if the precision needs none).
     """
 
-    def __init__(self, adapter: Adapter, network: Trainable, settings: Optimizer, precision: str) -> None:
-        self._adapter, self._settings, self._parameters = adapter, settings, network.parameters
+    def __init__(self, adapter: Adapter, trainable: Trainable, settings: Optimizer, precision: str) -> None:
+        self._adapter, self._settings, self._parameters = adapter, settings, trainable.parameters
         ops = self._ops = adapter.tensors
         self.slots = {
             name: tuple(ops.variable(parameter) for _ in slot_names(settings))
@@ -35,7 +35,7 @@ class Update:
         scales = PRECISIONS[precision].scales_loss
         self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
         self.good_steps = ops.number(0.0)
-        self._kernel = network.update_kernel(settings)
+        self._kernel = trainable.update_kernel(settings)
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> None:
         """Update by averaged gradients of the scaled loss, equal on all ranks: all ranks skip a step or none does."""

@@ -14,7 +14,7 @@ Inputs = Any  # an array, or a tuple of arrays
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs` (n, …), such as float32 images, or a tuple of them for a network with several inputs, and their
+    """`inputs` (n, …), such as float32 images, or a tuple of them for a model with several inputs, and their
     `targets` (n, …), such as int64 labels."""
 
     inputs: Inputs
@@ -48,7 +48,7 @@ def mapped(function: Callable[[Any], Any], inputs: Inputs) -> Any:
 
 
 def arguments(inputs: Any) -> tuple[Any, ...]:
-    """The inputs as the arguments of a network."""
+    """The inputs as the arguments of a model."""
     return inputs if isinstance(inputs, tuple) else (inputs,)
 
 

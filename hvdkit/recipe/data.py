@@ -69,7 +69,7 @@ class ImageFolder(Strict):
 
     name: Literal["imagefolder"]
     path: Location = Field(description="folder with `train` and `val`")
-    size: int = Field(224, ge=8, le=4096, description="height and width of what the network sees")
+    size: int = Field(224, ge=8, le=4096, description="height and width of what the model sees")
     resize: int = Field(256, ge=8, le=8192, description="shorter side before the centre is cut out for evaluation")
     augment: Literal["none", "resized-crop-flip"] = Field(
         "resized-crop-flip", description="training images: a random part of random shape, mirrored by chance"

@@ -39,10 +39,10 @@ ModelName = Literal[
 
 
 class Model(Strict):
-    """The network; its layers are in `hvdkit/tasks/resnet.py`."""
+    """The model; its layers are in `hvdkit/tasks/resnet.py`."""
 
     TASK: ClassVar[str] = "image_classification"  # the module in `hvdkit/tasks/`
-    SCRIPT: ClassVar[str] = "resnet"  # the module in `recipes/<framework>/` that builds the network
+    SCRIPT: ClassVar[str] = "resnet"  # the module in `recipes/<framework>/` that builds the model
 
     name: ModelName
     classes: int = Field(10, ge=2, le=1_000_000)
@@ -62,7 +62,7 @@ class Model(Strict):
 
 
 class OwnModel(Strict):
-    """A network of the user's, with its data, loss and metrics: a script with a `hvdkit.tasks.own.Own`."""
+    """A model of the user's, with its data, loss and metrics: a script with a `hvdkit.tasks.own.Own`."""
 
     TASK: ClassVar[str] = "own"
     weights: ClassVar[None] = None
@@ -75,7 +75,7 @@ class OwnModel(Strict):
 
 
 def _kind_of_model(value: Any) -> str:
-    """`own`, or else a name of hvdkit's networks, so that all faults of the section are found."""
+    """`own`, or else a name of hvdkit's models, so that all faults of the section are found."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return "own" if name == "own" else "resnet20"
 
@@ -177,7 +177,7 @@ class Recipe(Strict):
     sync: Sync | None = Field(None, description="updates by a rank's own gradients between two synchronizations")
     allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="by which way sums are made")
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
-        "fp32", description="of the network's arithmetic; weights are fp32, under fp64 fp64"
+        "fp32", description="of the model's arithmetic; weights are fp32, under fp64 fp64"
     )
     accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")

@@ -34,7 +34,7 @@ class Compressed(Strategy):
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks; gradients are averaged as one vector."""
-        means: dict[str, Tensor] = session.unpack(session.network.outside(self._mean, session.pack(gradients)))
+        means: dict[str, Tensor] = session.unpack(session.trainable.outside(self._mean, session.pack(gradients)))
         return means
 
     def _mean(self, vector: Tensor) -> Tensor:

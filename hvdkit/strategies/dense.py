@@ -66,25 +66,25 @@ class Dense(Strategy):
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks by name; waits for gradients that `begin` has sent."""
-        if session.network.overlaps:
+        if session.trainable.overlaps:
             return self._awaited(session, gradients)
         sent = {name: on_wire(self._adapter, gradient, self._half) for name, gradient in gradients.items()}
-        packed = session.network.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
+        packed = session.trainable.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
         means = self._adapter.allreduce(packed, "average", self._name, overwrite=True)
-        means = session.network.stamp((trace_events.RECEIVED,), means)
+        means = session.trainable.stamp((trace_events.RECEIVED,), means)
         return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> None:
         """Start averaging one gradient."""
         tensor, dtype = on_wire(self._adapter, gradient, self._half)
-        self._under_way[name] = session.network.start_average(tensor, f"{self._name}.{name}"), dtype
+        self._under_way[name] = session.trainable.start_average(tensor, f"{self._name}.{name}"), dtype
 
     def _awaited(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, gradient in gradients.items():
             if name not in self._under_way:  # unused in this batch, but maybe used on other ranks
                 self.begin(session, name, gradient)
-        session.network.stamp((trace_events.SENT,), [])
+        session.trainable.stamp((trace_events.SENT,), [])
         means = {name: (self._under_way[name][0](), self._under_way[name][1]) for name in gradients}
-        session.network.stamp((trace_events.RECEIVED,), [])
+        session.trainable.stamp((trace_events.RECEIVED,), [])
         self._under_way.clear()
         return {name: from_wire(self._adapter, mean, dtype) for name, (mean, dtype) in means.items()}

@@ -1,4 +1,4 @@
-"""Tasks: what a recipe trains. Core, data and the ranks know networks and metrics only as `task.Task`."""
+"""Tasks: what a recipe trains. Core, data and the ranks know models and metrics only as `task.Task`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from hvdkit.tasks.task import Task
 
 
 def choose(recipe: Recipe) -> Task:
-    """The task of the recipe's network: `TASK` of the module that the network's schema names."""
+    """The task of the recipe's model: `TASK` of the module that the model's schema names."""
     task: Task = import_module(f"hvdkit.tasks.{recipe.model.TASK}").TASK(recipe)
     return task

@@ -36,7 +36,7 @@ METRICS = Metrics(("accuracy", "loss"), _sums)
 
 
 class ImageClassification:
-    """The task of recipes whose network is a ResNet. Samples are (height, width, channels), targets labels (n,)."""
+    """The task of recipes whose model is a ResNet. Samples are (height, width, channels), targets labels (n,)."""
 
     unit = "images"
     metrics = METRICS
@@ -53,7 +53,7 @@ class ImageClassification:
         recipe = self._recipe
         return open_dataset(recipe.data, self._model.classes, recipe.seed, shard, recipe.batch_size)
 
-    def network(self, shape: tuple[int, ...] | None = None) -> resnet.ResNet:
+    def architecture(self, shape: tuple[int, ...] | None = None) -> resnet.ResNet:
         """The recipe's ResNet, for images of `shape`; None for those with three channels."""
         model = self._model
         table = resnet.architecture(model.name, model.classes, shape[2] if shape else 3)
@@ -62,10 +62,10 @@ class ImageClassification:
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that each batch norm has more than one value per channel, as one has no variance."""
         height, width, _ = shape
-        network = self.network(shape)
-        if self._recipe.batch_size == 1 and network.last_map(height, width) == (1, 1):
+        architecture = self.architecture(shape)
+        if self._recipe.batch_size == 1 and architecture.last_map(height, width) == (1, 1):
             raise RequestError(
-                f"batch_size: {network.name} reduces images of {height}×{width} pixels to 1×1, and one value per "
+                f"batch_size: {architecture.name} reduces images of {height}×{width} pixels to 1×1, and one value per "
                 "channel has no variance for batch norm; expected batch_size 2 or more, or larger images"
             )
 

@@ -1,4 +1,4 @@
-"""A task of the user's own: their network with its data, loss and metrics (docs/own-model.md)."""
+"""A task of the user's own: their model with its data, loss and metrics (docs/own-model.md)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Own:
         self.recipe, self.options, self.dtype = recipe, recipe.model.options, "float32"
 
     def model(self) -> Any:
-        """The network, in the framework's own way. Its initial weights are those of rank 0."""
+        """The model, in the framework's own way. Its initial weights are those of rank 0."""
         raise NotImplementedError
 
     def samples(self) -> tuple[Split, Split]:
@@ -56,23 +56,23 @@ class Own:
         train, val = self.samples()
         return Dataset(train, val, (), recipe.model.classes)
 
-    def network(self, shape: tuple[int, ...] | None = None) -> OwnNetwork:
-        """The network, of which only the script knows the parameters."""
-        return OwnNetwork(self)
+    def architecture(self, shape: tuple[int, ...] | None = None) -> OwnArchitecture:
+        """The architecture: only the script knows its parameters."""
+        return OwnArchitecture(self)
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Nothing is known that could be checked."""
 
     @staticmethod
-    def build(network: OwnNetwork) -> Any:
-        """The model of a table from `network`."""
-        network.task.dtype = network.dtype
-        return network.task.model()
+    def build(architecture: OwnArchitecture) -> Any:
+        """The model of a table from `architecture`."""
+        architecture.task.dtype = architecture.dtype
+        return architecture.task.model()
 
 
 @dataclass(frozen=True)
-class OwnNetwork:
-    """A network without a table: it is built, and its weights are initialized, by the user's code."""
+class OwnArchitecture:
+    """An architecture without a table: it is built, and its weights are initialized, by the user's code."""
 
     task: Own
     dtype: str = "float32"

@@ -1,4 +1,4 @@
-"""ResNet as data: the table from which each framework builds its network, and the initial weights for all of them.
+"""ResNet as data: the table from which each framework builds its model, and the initial weights for all of them.
 
 Two families: the CIFAR form (He et al. 2016, section 4.2; 6n+2 layers, projection shortcuts) and the ImageNet form
 (table 1), whose bottleneck has the stride in the 3×3 convolution ("v1.5"). Names and layouts are torchvision's.
@@ -56,7 +56,7 @@ class ResNet:
 
     `dtype` is that of the parameters, `compute_dtype` that of everything between the images and the pooled features,
     except batch norm's statistics, which are computed in the parameters' dtype. With `recompute` each block stores only
-    its input and recomputes its activations in backward (Chen et al. 2016). A framework that casts networks itself
+    its input and recomputes its activations in backward (Chen et al. 2016). A framework that casts models itself
     need not read these. With `zero_init_residual` each block starts as its shortcut: `initial_state` sets the scale of
     its last batch norm to 0.
     """
@@ -148,7 +148,7 @@ NAMES = (*_CIFAR, *_IMAGENET)
 
 
 def architecture(name: str, classes: int, channels: int = 3) -> ResNet:
-    """The table of a network; `channels` is the number of image channels. Raises KeyError for a name not in NAMES."""
+    """The table of a model; `channels` is the number of image channels. Raises KeyError for a name not in NAMES."""
     small = name in _CIFAR
     stages, bottleneck = ((_CIFAR[name],) * 3, False) if small else _IMAGENET[name]
     width = 16 if small else 64

@@ -1,4 +1,4 @@
-"""The interfaces of a task and of its network, which every task in this folder implements."""
+"""The interfaces of a task and of its architecture, which every task in this folder implements."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Layer(NamedTuple):
     cause: str = ""
 
 
-class Network(Protocol):
-    """A network as data: the table from which a recipe's script builds it. A frozen dataclass.
+class Architecture(Protocol):
+    """A model as data: the table from which a recipe's script builds it. A frozen dataclass.
 
     `dtype` is that of the parameters, `compute_dtype` that of the activations. With `recompute` blocks compute their
     activations again in backward.
@@ -59,7 +59,7 @@ class Metrics:
     """What evaluation measures: for each name the mean of a value over all samples.
 
     `sums(outputs, targets)` returns the sum of each value over a batch, in the order of `names`. `outputs` are the
-    network's in evaluation mode.
+    model's in evaluation mode.
     """
 
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ class Metrics:
 
 
 class Task(Protocol):
-    """What a recipe trains: samples, a network, and metrics.
+    """What a recipe trains: samples, a model, and metrics.
 
     `unit` names samples in the plural, such as images. The checkpoint with the highest metric
     `best` is kept as the best one; with a minus sign before its name, the one with the lowest.
@@ -82,15 +82,15 @@ class Task(Protocol):
         """A function (outputs, targets) -> mean loss in the framework's operations; None: the recipe's loss."""
 
     def open_data(self, shard: Shard) -> Dataset:
-        """The recipe's data set. Raises RequestError if it cannot be opened or does not fit the network."""
+        """The recipe's data set. Raises RequestError if it cannot be opened or does not fit the model."""
 
-    def network(self, shape: tuple[int, ...] | None = None) -> Network:
-        """The recipe's network, for samples of `shape`; None for the task's usual ones."""
+    def architecture(self, shape: tuple[int, ...] | None = None) -> Architecture:
+        """The architecture of the recipe's model, for samples of `shape`; None for the task's usual ones."""
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise RequestError if the network cannot be trained on the recipe's batches of samples of `shape`."""
+        """Raise RequestError if the model cannot be trained on the recipe's batches of samples of `shape`."""
 
 
-def parameter_count(network: Network) -> int:
+def parameter_count(architecture: Architecture) -> int:
     """The number of trainable parameters."""
-    return sum(prod(shape) for shape in network.parameter_shapes().values())
+    return sum(prod(shape) for shape in architecture.parameter_shapes().values())

@@ -16,7 +16,7 @@ from hvdkit.core.session import Gradients
 from hvdkit.core.state import is_statistic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.image_classification import cross_entropy
-from hvdkit.tasks.task import Network
+from hvdkit.tasks.task import Architecture
 
 Arrays = Mapping[str, np.ndarray]
 TOLERANCE = 1e-9  # in float64; correct frameworks are a thousand times closer, and every known fault is far beyond
@@ -41,7 +41,7 @@ class Evidence:
     """
 
     recipe: Recipe
-    network: Network
+    architecture: Architecture
     rate: float
     targets: np.ndarray
     batches_equal: bool
@@ -90,7 +90,7 @@ def _forward(evidence: Evidence) -> Deviation | None:
     if _close(got.outputs, expected.outputs):
         return None
     before = "the inputs"
-    for layer in evidence.network.normalized_layers():
+    for layer in evidence.architecture.normalized_layers():
         mean = f"{layer.norm}.running_mean"
         if mean in evidence.after[1] and not _close(evidence.after[0][mean], evidence.after[1][mean]):
             if layer.cause:
@@ -107,8 +107,8 @@ def _forward(evidence: Evidence) -> Deviation | None:
 def _statistics(evidence: Evidence) -> Deviation | None:
     """The logits are right, so the update of the running statistics is wrong."""
     start, (got, expected) = evidence.initial[1], evidence.after
-    momentum = evidence.network.norm_momentum
-    for _, norm, _ in evidence.network.normalized_layers():
+    momentum = evidence.architecture.norm_momentum
+    for _, norm, _ in evidence.architecture.normalized_layers():
         for name in (f"{norm}.running_mean", f"{norm}.running_var"):
             if name not in expected or _close(got[name], expected[name]):
                 continue
@@ -138,7 +138,7 @@ def _loss(evidence: Evidence) -> Deviation | None:
 
 def _backward(evidence: Evidence) -> Deviation | None:
     got, expected = evidence.gradients
-    for name in reversed(list(evidence.network.parameter_shapes())):
+    for name in reversed(list(evidence.architecture.parameter_shapes())):
         if not _close(got.own[name], expected.own[name]):
             return Deviation(f"gradient of {name}", "the backward pass of this layer, or a gradient scaled on its way")
     return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoReturn:
     """Run one rank and end its process, as `end_as_rank` does.
 
-    `build` makes the framework's network from the architecture table.
+    `build` makes the framework's model from the architecture table.
     """
     end_as_rank(lambda heartbeat: _run(adapter, Script(build), argv, heartbeat))
 

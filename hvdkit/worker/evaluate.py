@@ -11,7 +11,7 @@ from hvdkit.checkpoint import snapshots
 from hvdkit.core import trainer
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
-from hvdkit.core.state import network_of
+from hvdkit.core.state import model_state
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
@@ -32,7 +32,7 @@ def evaluate(
         raise RequestError("data: expected validation samples, got none")
     session = setup.session(recipe)
     found = snapshots.read(folder)
-    session.load_state(network_of(found.state))
+    session.load_state(model_state(found.state))
     on_batch = partial(heartbeat.beat, "evaluation")
     split, shard = setup.dataset.val, setup.mesh.shard
     sums, total = trainer.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)

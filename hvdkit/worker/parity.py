@@ -64,7 +64,7 @@ class Participant:
         dense = {"compression": Uncompressed(), "sync": None, "allreduce": "ring"}
         recipe = setup.recipe.model_copy(update=dense | {"steps": part.steps, "check_ranks": 0})
         self._adapter, self._mesh, self._dataset = setup.adapter, setup.mesh, setup.dataset
-        self._task, self._network, self._part = setup.task, setup.network, part
+        self._task, self._architecture, self._part = setup.task, setup.architecture, part
         self._recipe, self._heartbeat = recipe, heartbeat
         exact, single = (recipe.model_copy(update={"precision": each}) for each in ("fp64", "fp32"))
         self._exact = setup.session(exact, setup.strategy(exact))
@@ -161,7 +161,7 @@ class Participant:
         }
         evidence = deviation.Evidence(
             recipe=self._recipe,
-            network=self._network,
+            architecture=self._architecture,
             rate=self._plan.rate(0),
             targets=self._first_batch().targets,
             batches_equal=found["batches_equal"],
@@ -199,9 +199,9 @@ class Participant:
         return found
 
     def _in_network_order(self, got: Arrays, reference: Arrays) -> dict[str, float]:
-        """Errors by parameter, in order from the network's input to its output."""
+        """Errors by parameter, in order from the model's input to its output."""
         found = errors(got, reference)
-        return {name: found[name] for name in self._network.parameter_shapes()}
+        return {name: found[name] for name in self._architecture.parameter_shapes()}
 
     def _groups(self) -> Iterator[tuple[int, list[Batch]]]:
         """The number of each update and this rank's batches for it."""

@@ -77,7 +77,7 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
 def profile(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
     """Run one rank of `hvdkit profile`. Raises the same errors as `train.train`."""
     setup = start(adapter, script, recipe)
-    heartbeat.beat("building the network")
+    heartbeat.beat("building the model")
     setup.check_trainable()
     session = setup.session(recipe, setup.strategy(recipe))
     session.broadcast_state()

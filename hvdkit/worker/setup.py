@@ -1,4 +1,4 @@
-"""The start of a rank in every mode: Horovod, the data set, the network, and the sessions that train it."""
+"""The start of a rank in every mode: Horovod, the data set, the model, and the sessions that train it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import restart_names
-from hvdkit.tasks.task import Network, Task
+from hvdkit.tasks.task import Architecture, Task
 from hvdkit.worker import startup
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a rank's script provides: the framework's network from a table (`tasks.task.Network`), and the task."""
+    """What a rank's script provides: the framework's model from a table (`tasks.task.Architecture`), and the task."""
 
     build: Callable[[Any], Any]
     task: Callable[[Recipe], Task] = tasks.choose
@@ -35,7 +35,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Setup:
-    """A rank that has started: its place among the others, its data, and the network that it will build."""
+    """A rank that has started: its place among the others, its data, and the model that it will build."""
 
     adapter: Adapter
     script: Script
@@ -43,10 +43,10 @@ class Setup:
     mesh: Mesh
     dataset: Dataset
     task: Task
-    network: Network
+    architecture: Architecture
 
     def check_trainable(self) -> None:
-        """Raise RequestError if the recipe's network cannot be trained on its batches."""
+        """Raise RequestError if the recipe's model cannot be trained on its batches."""
         self.task.check(self.dataset.shape)
 
     def strategy(self, recipe: Recipe) -> Strategy:
@@ -55,19 +55,19 @@ class Setup:
         return baseline(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe)
 
     def session(self, recipe: Recipe, strategy: Strategy | None = None) -> Session:
-        """A session of the network, with the recipe's optimizer. The initial weights come from the seed or a file.
+        """A session of the model, with the recipe's optimizer. The initial weights come from the seed or a file.
 
         Without a strategy, gradients are not averaged over ranks. Raises RequestError like `Session`, and if `build`
-        returns a network whose tensors differ from the table's.
+        returns a model whose tensors differ from the table's.
         """
         precision = PRECISIONS[recipe.precision]
-        network = replace(
-            self.network, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
+        architecture = replace(
+            self.architecture, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
         )
         make = getattr(self.adapter, "session_class", Session)
-        built, loss = self.script.build(network), self.task.loss or recipe.loss
+        built, loss = self.script.build(architecture), self.task.loss or recipe.loss
         session: Session = make(self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision)
-        state = network.initial_state(recipe.seed)
+        state = architecture.initial_state(recipe.seed)
         if recipe.model.weights:
             from hvdkit.checkpoint import weights
 
@@ -79,7 +79,7 @@ class Setup:
 
 
 def start(adapter: Adapter, script: Script, recipe: Recipe) -> Setup:
-    """Start Horovod, check that the recipe can run here, open its data set and describe its network.
+    """Start Horovod, check that the recipe can run here, open its data set and describe its model.
 
     Raises RequestError if the recipe cannot run here, ranks have different recipes, or the data set cannot be opened.
     """
@@ -97,7 +97,7 @@ def start(adapter: Adapter, script: Script, recipe: Recipe) -> Setup:
     check_alike(adapter, world, flat(recipe))
     task = script.task(recipe)
     dataset = task.open_data(mesh.shard)
-    return Setup(adapter, script, recipe, mesh, dataset, task, task.network(dataset.shape))
+    return Setup(adapter, script, recipe, mesh, dataset, task, task.architecture(dataset.shape))
 
 
 def _recording_sockets_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from hvdkit.core import metrics, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
-from hvdkit.core.state import digest, network_of, parameters_of
+from hvdkit.core.state import digest, model_state, parameters_of
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trainer import Loop
@@ -43,7 +43,7 @@ def train(
     there is none. Without `resume`, `out` must not have checkpoints. Without `out`, nothing is written. Under an
     elastic launcher, training continues when ranks are lost or join.
 
-    Raises RequestError if the framework, device, network, data or checkpoint does not allow what the recipe asks for,
+    Raises RequestError if the framework, device, model, data or checkpoint does not allow what the recipe asks for,
     RunError if a file cannot be written or ranks diverge, Stopped if a rank was asked to stop. Errors of Horovod and
     the framework are not caught.
     """
@@ -71,11 +71,11 @@ def _train(
 ) -> TrainResult:
     setup = start(adapter, script, recipe)
     mesh, dataset = setup.mesh, setup.dataset
-    heartbeat.beat("building the network")
+    heartbeat.beat("building the model")
     setup.check_trainable()
     strategy = setup.strategy(recipe)
     session = setup.session(recipe, strategy)
-    initial = network_of(session.state())
+    initial = model_state(session.state())
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None
     progress, recounted, root = Progress(), False, 0

@@ -1,4 +1,4 @@
-"""A checkpoint's network as a `.keras` archive; `hvdkit export CHECKPOINT --out FILE.keras` runs this:
+"""A checkpoint's model as a `.keras` archive; `hvdkit export CHECKPOINT --out FILE.keras` runs this:
 
     python recipes/keras/export.py RECIPE.yaml CHECKPOINT FILE.keras
 
@@ -14,7 +14,7 @@ from resnet import build  # of this folder
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.state import canonical_name, check_fits, from_canonical, network_of, to_canonical
+from hvdkit.core.state import canonical_name, check_fits, from_canonical, model_state, to_canonical
 from hvdkit.recipe import schema
 from hvdkit.tasks.resnet import architecture
 from hvdkit.worker.entry import end_as_rank
@@ -23,7 +23,7 @@ import keras  # isort: skip  # after resnet, whose adapter quiets TensorFlow's b
 
 
 def restore(recipe: schema.Recipe, state: snapshots.State) -> keras.Model:
-    """The recipe's network with the state's weights. Raises RequestError where they do not fit."""
+    """The recipe's model with the state's weights. Raises RequestError where they do not fit."""
     channels, precision = state["conv1.weight"].shape[1], PRECISIONS[recipe.precision]
     table = architecture(recipe.model.name, recipe.model.classes, channels)
     model = build(replace(table, dtype=precision.parameters, compute_dtype=precision.compute))
@@ -37,7 +37,7 @@ def restore(recipe: schema.Recipe, state: snapshots.State) -> keras.Model:
 def export(heartbeat: Heartbeat) -> None:
     """What this process's command line asks for: RECIPE CHECKPOINT FILE.keras."""
     recipe, folder, file = map(Path, sys.argv[1:])
-    model = restore(schema.load(recipe), network_of(snapshots.read(folder).state))
+    model = restore(schema.load(recipe), model_state(snapshots.read(folder).state))
     heartbeat.beat("writing the archive")
     model.save(file)
 

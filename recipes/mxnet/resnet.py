@@ -52,7 +52,7 @@ class Block(nn.HybridBlock):
 
 
 class ResNet(nn.HybridBlock):
-    """A network from images (n, channels, height, width) to logits (n, classes)."""
+    """A model from images (n, channels, height, width) to logits (n, classes)."""
 
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()

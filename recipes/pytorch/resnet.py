@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A network from images (n, channels, height, width) to logits (n, classes)."""
+    """A model from images (n, channels, height, width) to logits (n, classes)."""
 
     def __init__(self, table: resnet.ResNet) -> None:
         super().__init__()

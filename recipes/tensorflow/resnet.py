@@ -86,7 +86,7 @@ class Block(tf.Module):
 
 
 class ResNet(tf.Module):
-    """A network from images (n, height, width, channels) to logits (n, classes)."""
+    """A model from images (n, height, width, channels) to logits (n, classes)."""
 
     def __init__(self, table: resnet.ResNet) -> None:
         self.compute_dtype, dtype = table.compute_dtype, table.dtype

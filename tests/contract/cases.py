@@ -1,6 +1,6 @@
 """What every adapter promises. Each case runs on all ranks at once, under every framework; `local` runs them alone.
 
-A case gets the adapter, the rank's topology and a `make` that binds a fresh network to its optimizer: ResNet-8, or with
+A case gets the adapter, the rank's topology and a `make` that binds a fresh model to its optimizer: ResNet-8, or with
 `tiny` two dense layers. Importing this file loads no framework. The cases here are of a plain step; the files that
 `everything.py` names add theirs.
 """
@@ -22,7 +22,7 @@ from hvdkit.strategies.dense import from_wire, on_wire
 
 SHAPE = (16, 16, 3)
 CLASSES = 10
-FEATURES = 12  # of the tiny network
+FEATURES = 12  # of the tiny model
 # What one collective can show; the others have cases of their own in grown.py, but for those of a GPU, and those that
 # `hvdkit profile` asks for, which tests/test_profile_runs.py tries.
 _TRAINS = {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute", "exact-sums"}
@@ -72,7 +72,7 @@ def batch(seed: int, count: int = 8) -> Batch:
 
 
 def features(seed: int, count: int = 8) -> Batch:
-    """A batch for the tiny network."""
+    """A batch for the tiny model."""
     random = np.random.default_rng(seed)
     return Batch(random.standard_normal((count, FEATURES)).astype(np.float32), random.integers(0, CLASSES, count))
 
@@ -252,7 +252,7 @@ def the_loss_is_this_ranks_mean(adapter: Adapter, topology: Topology, make: Make
         session = make(label_smoothing=smoothing)
         mine = batch(topology.rank)
         loss = float(adapter.to_numpy(session.train_step([mine])).mean())
-        # the network starts with logits near zero, where the loss is log(classes) whatever the smoothing
+        # the model starts with logits near zero, where the loss is log(classes) whatever the smoothing
         assert abs(loss - np.log(CLASSES)) < 0.2, loss
 
 

@@ -1,4 +1,4 @@
-"""Cases of networks that are no classifiers: a loss of the user's, targets of any shape and dtype, several inputs."""
+"""Cases of models that are no classifiers: a loss of the user's, targets of any shape and dtype, several inputs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def measured(seed: int, count: int = 8) -> Batch:
 def a_loss_of_ones_own_trains_a_network_of_two_inputs(adapter: Adapter, topology: Topology, make: Make) -> None:
     if adapter.NAME == "local":
         return
-    network, state = two_inputs(adapter.NAME)
-    session = Session(adapter, network, Sgd(learning_rate=0.1), squared, Dense(adapter, topology.size), "fp64")
+    model, state = two_inputs(adapter.NAME)
+    session = Session(adapter, model, Sgd(learning_rate=0.1), squared, Dense(adapter, topology.size), "fp64")
     session.load_state(state)
     mine = measured(topology.rank)
     got = session.gradients(mine)

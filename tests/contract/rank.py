@@ -44,7 +44,7 @@ def table(precision: str = "fp32", recompute: bool = False) -> resnet.ResNet:
     )
 
 
-def network(framework: str, table: resnet.ResNet) -> Any:
+def model(framework: str, table: resnet.ResNet) -> Any:
     """The recipe script's own code, building the table."""
     spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
     assert spec and spec.loader
@@ -73,7 +73,7 @@ def main(framework: str, report: Path) -> None:
         if tiny:
             built, state = tiny_network(framework, PRECISIONS[precision].parameters), tiny_state()
         else:
-            built, state = network(framework, table(precision, recompute)), table().initial_state(seed=3)
+            built, state = model(framework, table(precision, recompute)), table().initial_state(seed=3)
         optimizer = optimizer or Sgd(**({"learning_rate": 0.1} | settings))
         loss = Loss(label_smoothing=label_smoothing)
         strategy = strategy or Dense(adapter, topology.size, half=compression == "fp16")
@@ -101,7 +101,7 @@ def main(framework: str, report: Path) -> None:
     if topology.is_root:
         np.savez(report.with_suffix(".npz"), **made)
         told = {"declared": sorted(adapter.CAPABILITIES), "signatures": signatures(adapter)}
-        told["network"] = signatures(session.network, Trainable)
+        told["model"] = signatures(session.trainable, Trainable)
         report.write_text(json.dumps(told | {"cases": outcome, "capabilities": capabilities}))
     adapter.shutdown()
 

@@ -11,7 +11,7 @@ HIDDEN = 8
 
 
 def tiny_network(framework: str, dtype: str) -> Any:
-    """In the dtype given, where the framework's adapter does not cast the network itself."""
+    """In the dtype given, where the framework's adapter does not cast the model itself."""
     return {"pytorch": _pytorch, "tensorflow": _tensorflow, "keras": _keras, "mxnet": _mxnet}[framework](dtype)
 
 

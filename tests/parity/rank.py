@@ -1,8 +1,8 @@
-"""One rank that follows a parity trace with faults planted one after the other into a network or its training:
+"""One rank that follows a parity trace with faults planted one after the other into a model or its training:
 
     python tests/parity/rank.py FRAMEWORK RECIPE.yaml TRACE [--leads]
 
-Each fault's findings go to TRACE/<fault>.json; with `--leads` the sound network leaves the trace first.
+Each fault's findings go to TRACE/<fault>.json; with `--leads` the sound model leaves the trace first.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ Fault = Callable[[Any, Any], AbstractContextManager[None]]  # (adapter, recipe m
 
 
 def built_otherwise(change: Callable[[Any], None]) -> Fault:
-    """Change the network after it has been built."""
+    """Change the model after it has been built."""
 
     @contextmanager
     def fault(adapter: Any, module: Any) -> Iterator[None]:
         sound = module.build
 
         def build(table: resnet.ResNet) -> Any:
-            network = sound(table)
-            change(network)
-            return network
+            model = sound(table)
+            change(model)
+            return model
 
         with mock.patch.object(module, "build", build):
             yield
@@ -86,8 +86,8 @@ def average_of_averages(adapter: Any, module: Any) -> Iterator[None]:
 
 
 def torch_norms(**settings: float) -> Fault:
-    def change(network: Any) -> None:
-        for layer in network.modules():
+    def change(model: Any) -> None:
+        for layer in model.modules():
             if type(layer).__name__ == "BatchNorm2d":
                 for name, value in settings.items():
                     setattr(layer, name, value)
@@ -95,11 +95,11 @@ def torch_norms(**settings: float) -> Fault:
     return built_otherwise(change)
 
 
-def torch_padding(network: Any) -> None:
+def torch_padding(model: Any) -> None:
     """As TensorFlow's "same" pads: the odd pixel behind."""
     from torch.nn.functional import pad
 
-    for layer in network.modules():
+    for layer in model.modules():
         if type(layer).__name__ == "Conv2d" and layer.stride == (2, 2) and layer.kernel_size == (3, 3):
             layer.padding = (0, 0)
             layer.register_forward_pre_hook(lambda _, inputs: (pad(inputs[0], (0, 1, 0, 1)),))
@@ -122,15 +122,15 @@ def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
         yield
 
 
-def tf_padding(network: Any) -> None:
-    for block in network.blocks:
+def tf_padding(model: Any) -> None:
+    for block in model.blocks:
         for convolution in block.convolutions:
             if convolution.stride == 2 and convolution.kernel.shape[0] == 3:
                 convolution.pad = [[0, 0], [0, 1], [0, 1], [0, 0]]
 
 
-def keras_momentum(network: Any) -> None:
-    for layer in network._flatten_layers():
+def keras_momentum(model: Any) -> None:
+    for layer in model._flatten_layers():
         if type(layer).__name__ == "BatchNorm":
             layer.momentum = 0.99
 
@@ -170,7 +170,7 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
 
     def take_part(leads: bool) -> None:
         begun = setup.Setup(
-            adapter, setup.Script(module.build), recipe, mesh, dataset, task, task.network(dataset.shape)
+            adapter, setup.Script(module.build), recipe, mesh, dataset, task, task.architecture(dataset.shape)
         )
         parity.Participant(begun, parity.Part(trace, STEPS, leads), Heartbeat()).take_part()
 

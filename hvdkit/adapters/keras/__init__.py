@@ -66,8 +66,8 @@ def seed(value: int) -> None:
     keras.utils.set_random_seed(value)
 
 
-def bind(model: keras.Model, loss: AnyLoss, precision: str) -> training.Network:
-    return training.Network(model, loss, precision)
+def bind(model: keras.Model, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    return training.TrainableModel(model, loss, precision)
 
 
 def observer(session: Session) -> Observer:

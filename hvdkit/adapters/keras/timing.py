@@ -16,7 +16,7 @@ class Observer(timing.Observer):
 
     def __init__(self, hvd: Any, session: Any) -> None:
         super().__init__(hvd, session)
-        self._model = session.network.model
+        self._model = session.trainable.model
         self._functions: dict[bool, Any] = {}  # the step without (False) and with (True) trace events
         self._marked = False
 

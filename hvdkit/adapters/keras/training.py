@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.adapters.tensorflow.training import Network as TensorFlowNetwork
+from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowModel
 from hvdkit.core import trace_events
 from hvdkit.core.seam import AnyLoss, Hooks
 from hvdkit.core.state import canonical_name
@@ -21,7 +21,7 @@ import keras  # isort: skip  # after the other adapter, which sets TensorFlow's 
 import tensorflow as tf  # isort: skip
 
 
-class Network(TensorFlowNetwork):
+class TrainableModel(TensorFlowModel):
     """A model in training. It is compiled when it is bound, so that its own losses are included."""
 
     def __init__(self, model: keras.Model, loss: AnyLoss, precision: str) -> None:
@@ -88,14 +88,14 @@ class Network(TensorFlowNetwork):
 class DistributedOptimizer(keras.optimizers.Optimizer):
     """Passes Keras's gradients to the session's step when `model.fit` applies them."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, trainable: TrainableModel) -> None:
         super().__init__(learning_rate=0.0, name="distributed")  # the session has the rate
-        self._network = network
+        self._trainable = trainable
         self.accumulates = False  # whether gradients are accumulated for `Session.finish`
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The scaled loss, which Keras differentiates; it reports the unscaled one."""
-        scale = self._network.session.update.scale
+        scale = self._trainable.session.update.scale
         return loss if scale is None else loss * tf.cast(scale.get(), loss.dtype)
 
     def apply(self, grads: list[Any], trainable_variables: list[keras.Variable] | None = None) -> None:
@@ -105,9 +105,9 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         """
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable_variables]:
-            raise RequestError("network: other variables learn than when it was prepared; prepare it again")
-        session = self._network.session
-        (session.add if self.accumulates else session.take)(self._network.named(grads))
+            raise RequestError("model: other variables learn than when it was prepared; prepare it again")
+        session = self._trainable.session
+        (session.add if self.accumulates else session.take)(self._trainable.named(grads))
         for variable in variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
@@ -117,22 +117,22 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 class _Loss(keras.losses.Loss):
     """The session's loss in the parameters' dtype."""
 
-    def __init__(self, network: Network) -> None:
-        super().__init__(name="loss", dtype=network.dtype)
-        self._network = network
+    def __init__(self, trainable: TrainableModel) -> None:
+        super().__init__(name="loss", dtype=trainable.dtype)
+        self._trainable = trainable
 
     def __call__(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> tf.Tensor:
         """The batch's mean loss. Keras's own `__call__` would make integer targets floating."""
-        (y_pred,) = self._network.stamp((trace_events.FORWARD,), [y_pred])
-        return self._network.mean_loss(y_true, y_pred)
+        (y_pred,) = self._trainable.stamp((trace_events.FORWARD,), [y_pred])
+        return self._trainable.mean_loss(y_true, y_pred)
 
 
 class _HooksCallback(keras.callbacks.Callback):
     """Calls core's hooks from `model.fit`. Its steps are batches, and one or more make an update."""
 
-    def __init__(self, hooks: Hooks, network: Network) -> None:
+    def __init__(self, hooks: Hooks, trainable: TrainableModel) -> None:
         super().__init__()
-        self._hooks, self._network = hooks, network
+        self._hooks, self._trainable = hooks, trainable
         self._sizes: Iterator[int] = iter(())
         self._size = 1  # batches in this update
         self._losses: list[float] = []
@@ -142,7 +142,7 @@ class _HooksCallback(keras.callbacks.Callback):
         self._hooks.begin_epoch(epoch)
         self._sizes = iter(self._hooks.group_sizes)
         if max(self._hooks.group_sizes) > 1:
-            self._network.accumulate()
+            self._trainable.accumulate()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Reset the metrics, so that Keras reports the step's loss instead of the epoch's running mean."""
@@ -157,7 +157,7 @@ class _HooksCallback(keras.callbacks.Callback):
         self._losses.append((logs or {})["loss"])
         if len(self._losses) == self._size:
             if self.model.optimizer.accumulates:
-                self._network.session.finish(self._size)
+                self._trainable.session.finish(self._size)
             trace_events.mark(trace_events.UPDATED)
             self._hooks.end_step(np.mean(self._losses))
             self._losses.clear()

@@ -11,7 +11,7 @@ import numpy as np
 
 from hvdkit.adapters import capabilities, timing
 from hvdkit.adapters.local import tensors
-from hvdkit.adapters.network import Network as EagerNetwork
+from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.seam import AnyLoss, HostWatch, Observer, Op, Session
 from hvdkit.core.topology import Topology
@@ -28,7 +28,7 @@ CHOSEN = capabilities.CHOSEN[NAME]
 
 
 class Linear:
-    """Softmax regression on the pixels, in float64: the smallest network that can be trained."""
+    """Softmax regression on the pixels, in float64: the smallest model that can be trained."""
 
     def __init__(self, features: int, classes: int) -> None:
         self.parameters = {"fc.weight": np.zeros((classes, features)), "fc.bias": np.zeros(classes)}
@@ -114,11 +114,11 @@ def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
     return [value]
 
 
-def bind(model: Linear, loss: AnyLoss, precision: str) -> Network:
-    return Network(model, loss)
+def bind(model: Linear, loss: AnyLoss, precision: str) -> TrainableModel:
+    return TrainableModel(model, loss)
 
 
-class Network(EagerNetwork):
+class TrainableModel(EagerModel):
     """A `Linear` model in training."""
 
     def __init__(self, model: Linear, loss: AnyLoss) -> None:

@@ -97,9 +97,9 @@ def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
     return tensor.astype(dtype)
 
 
-def bind(model: mx.gluon.Block, loss: AnyLoss, precision: str) -> training.Network:
-    return training.Network(model, loss, precision, _context)
+def bind(model: mx.gluon.Block, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    return training.TrainableModel(model, loss, precision, _context)
 
 
 def observer(session: Session) -> Observer:
-    return timing.Observer(hvd, list(session.network.parameters))
+    return timing.Observer(hvd, list(session.trainable.parameters))

@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 _KERNEL_TENSORS = 60  # the most that one call of MXNet's multi-tensor kernels takes
 
 
-Shapes = tuple[tuple[int, ...], ...]  # of a network's inputs
+Shapes = tuple[tuple[int, ...], ...]  # of a model's inputs
 
 
 class BatchNorm(nn.BatchNorm):
@@ -30,13 +30,13 @@ class BatchNorm(nn.BatchNorm):
 
 
 class Statistics:
-    """Corrects the running statistics of a network's norms, for batches of one shape.
+    """Corrects the running statistics of a model's norms, for batches of one shape.
 
     `_old` are the values of `_running` before the batch; `_counts` are the batch's values per channel of each norm.
     """
 
-    def __init__(self, network: nn.HybridBlock, norms: list[BatchNorm], shapes: Shapes) -> None:
-        values = _values_a_channel(network, shapes)
+    def __init__(self, model: nn.HybridBlock, norms: list[BatchNorm], shapes: Shapes) -> None:
+        values = _values_a_channel(model, shapes)
         self._keep = norms[0].keep
         self._counts = [values[norm.name] for norm in norms]
         self._running = self._watched(norms)
@@ -81,23 +81,23 @@ class ExactStatistics(Statistics):
             new += self._keep * old
 
 
-def statistics_of(network: mx.gluon.Block, dtype: str) -> Callable[[Shapes], Statistics | None]:
-    """A function of the inputs' shapes that returns `Statistics`, or None if the network has no `BatchNorm`."""
+def statistics_of(model: mx.gluon.Block, dtype: str) -> Callable[[Shapes], Statistics | None]:
+    """A function of the inputs' shapes that returns `Statistics`, or None if the model has no `BatchNorm`."""
     norms: list[BatchNorm] = []
-    network.apply(lambda block: norms.append(block) if isinstance(block, BatchNorm) else None)
+    model.apply(lambda block: norms.append(block) if isinstance(block, BatchNorm) else None)
     if not norms:
         return lambda shapes: None
     if dtype == "float64":
         for norm in norms:
             norm.leave_statistics()
-        return lambda shapes: ExactStatistics(network, norms, shapes)
-    return lambda shapes: Statistics(network, norms, shapes)
+        return lambda shapes: ExactStatistics(model, norms, shapes)
+    return lambda shapes: Statistics(model, norms, shapes)
 
 
-def _values_a_channel(network: nn.HybridBlock, inputs: Shapes) -> dict[str, int]:
+def _values_a_channel(model: nn.HybridBlock, inputs: Shapes) -> dict[str, int]:
     """The number of values per channel of each layer for inputs of these shapes, by the layer's name."""
     names = [f"input{number}" for number in range(len(inputs))]
-    inside = network(*map(mx.sym.var, names)).get_internals()
+    inside = model(*map(mx.sym.var, names)).get_internals()
     _, shapes, _ = inside.infer_shape(**dict(zip(names, inputs, strict=True)))
     sizes = zip(inside.list_outputs(), shapes, strict=True)
     return {

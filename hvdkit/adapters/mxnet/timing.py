@@ -1,7 +1,7 @@
 """MXNet's trace events: operations of its engine that depend on tensors and record the time when these are ready.
 
 Each is a Python call from one of the engine's threads, which needs the interpreter lock of the thread that pushes the
-step's operations. That thread releases it every 5 ms, which is a quarter of a small network's backward, so steps with
+step's operations. That thread releases it every 5 ms, which is a quarter of a small model's backward, so steps with
 trace events shorten this interval.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdkit.adapters.mxnet import timing
 from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
-from hvdkit.adapters.network import Network as EagerNetwork
+from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, UpdateKernel
@@ -22,7 +22,7 @@ from hvdkit.recipe.schema import Loss, Optimizer, Sgd
 _KERNEL_TENSORS = 60  # the most that one call of MXNet's multi-tensor kernels takes
 
 
-class Network(EagerNetwork):
+class TrainableModel(EagerModel):
     """A hybridized block with static memory and shapes: one engine call for a step instead of one per operation."""
 
     def __init__(self, model: mx.gluon.Block, loss: AnyLoss, precision: str, context: mx.Context) -> None:
@@ -33,7 +33,7 @@ class Network(EagerNetwork):
         self._statistics: dict[tuple[tuple[int, ...], ...], Statistics | None] = {}  # by the shapes of a batch's inputs
         self._statistics_of = statistics_of(model, self.dtype)
         model.hybridize(static_alloc=True, static_shape=True)
-        # By canonical name: Gluon's own names depend on the number of networks created before.
+        # By canonical name: Gluon's own names depend on the number of models created before.
         named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}
         self._trained = {name: each for name, each in named.items() if each.grad_req != "null"}
         self.parameters = {name: each.data() for name, each in self._trained.items()}
@@ -76,7 +76,7 @@ class Network(EagerNetwork):
         return np.asarray(self.model(*arguments(mapped(self._put, inputs))).asnumpy())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
-        """SGD by multi-tensor kernels; with single operations, a small network's update takes a tenth of its step.
+        """SGD by multi-tensor kernels; with single operations, a small model's update takes a tenth of its step.
 
         None for float64, as MXNet's multi-tensor kernels round 0.9 to 0.89999998.
         """
@@ -120,7 +120,7 @@ def _initialize(model: mx.gluon.Block, context: mx.Context) -> None:
     shapeless = [name for name, parameter in parameters.items() if not np.prod(parameter.shape or 0)]
     if shapeless:
         raise RequestError(
-            f"network: expected the shapes of all parameters, got none for {', '.join(shapeless)}; "
+            f"model: expected the shapes of all parameters, got none for {', '.join(shapeless)}; "
             "give these layers their in_units or in_channels"
         )
     for parameter in parameters.values():

@@ -83,9 +83,9 @@ def cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(getattr(torch, dtype))
 
 
-def bind(model: torch.nn.Module, loss: AnyLoss, precision: str) -> training.Network:
-    return training.Network(model, loss, precision, _device)
+def bind(model: torch.nn.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    return training.TrainableModel(model, loss, precision, _device)
 
 
 def observer(session: Session) -> Observer:
-    return timing.Observer(hvd, session.network.model, _device)
+    return timing.Observer(hvd, session.trainable.model, _device)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdkit.adapters.network import Network as EagerNetwork
 from hvdkit.adapters.pytorch import timing
 from hvdkit.adapters.pytorch.collectives import start_average
+from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, UpdateKernel
@@ -24,7 +24,7 @@ from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 OVERLAPPED_ON = {"cuda"}
 
 
-class Network(EagerNetwork):
+class TrainableModel(EagerModel):
     """A module in training. Images are channels-last: a step then took 0.83 of the CPU time in one process with AVX2
     (docs/benchmarking.md), and tensor cores prefer it. The weights stay contiguous, as Horovod requires.
 

@@ -100,8 +100,8 @@ def cast(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(tensor, dtype)
 
 
-def bind(model: tf.Module, loss: AnyLoss, precision: str) -> training.Network:
-    return training.ModuleNetwork(model, loss, precision)
+def bind(model: tf.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    return training.ModuleModel(model, loss, precision)
 
 
 def observer(session: Session) -> Observer:

@@ -53,7 +53,7 @@ def _exact(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) ->
     """The normalized `x`, and the batch's mean and biased variance, as exact as PyTorch's on a CPU.
 
     TensorFlow's fused CPU kernel sums one value after the other. The errors of its mean and variance are about 20 times
-    as large, and so are those of a network's logits, since they affect whole channels. Here sums are taken axis by
+    as large, and so are those of a model's logits, since they affect whole channels. Here sums are taken axis by
     axis, which is effectively a tree. The fused kernels do the rest; the backward kernel gets the mean and variance in
     place of the values that the forward kernel would save.
     """

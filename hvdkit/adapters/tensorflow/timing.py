@@ -30,7 +30,7 @@ class Observer(timing.Observer):
 
     def __init__(self, hvd: Any, session: Any) -> None:
         super().__init__(hvd)
-        self._network, self._plain_stamp = session.network, session.network.stamp
+        self._trainable, self._plain_stamp = session.trainable, session.trainable.stamp
         self._recording_stamp = self._stamp  # one object, as the session looks up its compiled functions by it
         self._forward: set[str] = set()  # names of the operations of the forward pass
         self._ends: dict[str, list[str]] = {}  # by operation's name, the trace events at its end
@@ -39,7 +39,7 @@ class Observer(timing.Observer):
     def watch(self, kind: Kind) -> None:
         if self._folder is not None:
             self._stop_details()
-        self._network.stamp = self._plain_stamp if kind == "plain" else self._recording_stamp
+        self._trainable.stamp = self._plain_stamp if kind == "plain" else self._recording_stamp
         if kind == "detailed":
             self._folder = Path(tempfile.mkdtemp(prefix="hvdkit-profile-"))
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
@@ -50,7 +50,7 @@ class Observer(timing.Observer):
         if trace_events.FORWARD in names:
             self._forward = {operation.name for operation in tensors[0].graph.get_operations()}
         elif trace_events.BACKWARD in names:
-            self._ends = _events_by_operation(self._network.parameters, tensors, self._forward)
+            self._ends = _events_by_operation(self._trainable.parameters, tensors, self._forward)
 
         def now(_: np.ndarray) -> np.int32:
             for name in names:

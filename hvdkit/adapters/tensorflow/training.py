@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.adapters.network import Network as EagerNetwork
+from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel
@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Variables = list[tuple[str, tf.Variable]]
 
 
-class Network(EagerNetwork):
+class TrainableModel(EagerModel):
     """A model's variables in training. `variables` have canonical names; `trained` are the names of the trainable
     ones, in the order of their gradients. A subclass defines `logits`, and may replace `loss`.
 
@@ -96,7 +96,7 @@ class Network(EagerNetwork):
         return partial(_sgd, settings) if isinstance(settings, Sgd) and not settings.decoupled else None
 
 
-class ModuleNetwork(Network):
+class ModuleModel(TrainableModel):
     """A `tf.Module` in training, which is called with inputs and `training`."""
 
     def __init__(self, model: tf.Module, loss: AnyLoss, precision: str) -> None:
@@ -154,8 +154,8 @@ def _check_dtypes(trained: dict[str, tf.Variable], wanted: str, precision: str) 
     for name, variable in trained.items():
         if variable.dtype.name != wanted:
             raise RequestError(
-                f"precision: {precision} expects a network whose variables are {wanted}, got {variable.dtype.name} in "
-                f"{name}; build the network in {wanted} or choose another precision"
+                f"precision: {precision} expects a model whose variables are {wanted}, got {variable.dtype.name} in "
+                f"{name}; build the model in {wanted} or choose another precision"
             )
 
 

@@ -12,8 +12,8 @@ from hvdkit.recipe.schema import Optimizer
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Network:
-    """A network of a framework that executes eagerly, with torchvision's layouts.
+class TrainableModel:
+    """A model of a framework that executes eagerly, with torchvision's layouts.
 
     A subclass sets `parameters`, `buffers` and `stamp`, and defines `inputs`, `backward` and `predict`.
     """
