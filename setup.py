@@ -9,7 +9,7 @@ setup(
     package_data={
         "hvdkit": ["py.typed"],
         "hvdkit.report": ["templates/*"],
-        "hvdkit.runtimes": ["constraints/*.txt", "edits.yaml"],
+        "hvdkit.runtimes": ["constraints/*.txt", "patches/*.patch"],
         "hvdkit.simulator": ["clusters/*.yaml", "evidence.yaml"],
         "hvdkit.recipes": ["*.yaml", "*/*.py"],
     },

@@ -1,4 +1,4 @@
-"""Sums of float16 over Gloo, right where the released Gloo leaves some unassigned (hvdkit/runtimes/edits.yaml)."""
+"""Sums of float16 over Gloo, right where the released Gloo leaves some unassigned (hvdkit/runtimes/patches)."""
 
 from __future__ import annotations
 

@@ -47,12 +47,14 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "report" / "templates").iterdir()}
     clusters = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "simulator").rglob("*.yaml")}
     constraints = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "runtimes" / "constraints").iterdir()}
+    patches = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "runtimes" / "patches").iterdir()}
     recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
     assert len(recipes) >= 5
     assert len(constraints) == 4
+    assert len(patches) >= 13
     assert len(templates) == 7
     assert {name for name in names if ".dist-info/" not in name} == (
-        code | templates | clusters | constraints | recipes | {"hvdkit/py.typed", "hvdkit/runtimes/edits.yaml"}
+        code | templates | clusters | constraints | patches | recipes | {"hvdkit/py.typed"}
     )
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"

@@ -1,4 +1,4 @@
-"""Horovod's own edges, which the build mends (hvdkit/runtimes/edits.yaml)."""
+"""Horovod's own edges, which the build mends (hvdkit/runtimes/patches)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import pytest
 
 from hvdkit.commands.runtime import prove
 from hvdkit.errors import RunError
-from hvdkit.runtimes import edits, environment, pins, store, wheel
+from hvdkit.runtimes import environment, patches, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log, relevant
 from hvdkit.worker import proof
 
@@ -103,6 +103,9 @@ def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None
             os.kill(pid, signal.SIGKILL)
 
 
+MXNET = wheel.Target(Path(sys.executable), {"mxnet": "1.9.1"})
+
+
 class _Pip(Log):
     """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails."""
 
@@ -118,6 +121,9 @@ class _Pip(Log):
             with tarfile.open(scratch / wheel._SDIST, "w:gz") as archive:
                 archive.add(__file__, f"horovod-{pins.HOROVOD_VERSION}/setup.py")
             return
+        if stage == "installing the build's tools":
+            assert scratch / "tools" in command
+            return
         assert (scratch / f"horovod-{pins.HOROVOD_VERSION}" / "setup.py").is_file() and options["cwd"] == scratch
         if self.fails:
             raise RunError("compiling Horovod failed")
@@ -128,21 +134,23 @@ class _Pip(Log):
 def test_a_wheel_is_compiled_once_and_nothing_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDKIT_RUNTIMES", str(tmp_path / "runtimes"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(edits.EDITS, "mxnet", ())
+    monkeypatch.setattr(patches, "every", tuple)
     store.folder("mxnet").mkdir(parents=True)
     done: list[int] = []
 
     def obtain(fails: bool) -> tuple[Path, list[str]]:
         pip = _Pip(tmp_path, fails)
-        found = wheel.obtain("mxnet", False, Path(sys.executable), {"mxnet": "1.9.1"}, pip, done.append)
+        found = wheel.obtain(MXNET, store.folder("mxnet") / "horovod", pip, done.append)
         return found, pip.did
 
     with pytest.raises(RunError, match=r"^compiling Horovod failed$"):
         obtain(fails=True)
-    assert wheel.cached("mxnet", False, {"mxnet": "1.9.1"}) is None
+    assert wheel.cached(MXNET) is None
     made, did = obtain(fails=False)
     assert made.read_text() == "compiled" and done == [42]
-    assert did == ["fetching Horovod", "compiling Horovod"], "it is not the sdist of the pinned hash, so fetched again"
+    assert did == ["fetching Horovod", "installing the build's tools", "compiling Horovod"], (
+        "it is not the sdist of the pinned hash, so fetched again"
+    )
     assert sorted(path.name for path in made.parent.iterdir()) == [made.name, "made-from.json"]
     assert obtain(fails=False) == (made, [])
     assert list(store.folder("mxnet").iterdir()) == []
@@ -162,7 +170,7 @@ def test_a_cache_that_cannot_be_written_is_reported_before_anything_is_compiled(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     pip = _Pip(tmp_path, fails=False)
     with pytest.raises(RunError, match=r"cannot be written .* set XDG_CACHE_HOME"):
-        wheel.obtain("mxnet", False, Path(sys.executable), {"mxnet": "1.9.1"}, pip, print)
+        wheel.obtain(MXNET, store.folder("mxnet") / "horovod", pip, print)
     assert pip.did == []
 
 
@@ -334,5 +342,16 @@ def test_make_help_lists_every_target() -> None:
 def test_the_wheel_key_knows_the_installed_framework_and_numpy(name: str) -> None:
     versions = environment.installed_versions(name)
     assert versions["numpy"] == store.find(name).versions["numpy"]
-    assert set(versions) - {"numpy"} <= set(pins.RUNTIMES[name].distributions)
-    assert len(versions) == 2
+    assert set(versions) == {"numpy", pins.RUNTIMES[name].module}
+
+
+@pytest.mark.parametrize(
+    "versions", [{"torch": "2.13.0"}, {"tensorflow": "2.21.0"}, {"tensorflow": "2.15.1"}, {"mxnet": "1.9.1"}]
+)
+def test_the_patches_fit_the_released_horovod(tmp_path: Path, versions: dict[str, str]) -> None:
+    log = Log(tmp_path / "log", Cancellation())
+    source = wheel._unpack(wheel.sdist(Path(sys.executable), tmp_path, log), tmp_path)
+    chosen = patches.chosen(versions)
+    patches.apply(source, chosen)
+    assert len(chosen) > 10
+    assert "set(CMAKE_CXX_STANDARD 17)" in (source / "CMakeLists.txt").read_text()

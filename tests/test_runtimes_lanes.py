@@ -57,7 +57,8 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
         lanes.do(f"create {name}")
         return store.python_of(name)
 
-    def obtain(name: str, *rest: Any) -> Path:
+    def obtain(target: wheel.Target, scratch: Path, *rest: Any) -> Path:
+        name = scratch.parent.name
         with lanes._lock:
             lanes.compiling += 1
             lanes.most_compiling = max(lanes.most_compiling, lanes.compiling)

@@ -1,4 +1,4 @@
-"""A Horovod of hvdkit's wakes when a tensor comes, whatever its cycle time is (hvdkit/runtimes/edits.yaml).
+"""A Horovod of hvdkit's wakes when a tensor comes, whatever its cycle time is (hvdkit/runtimes/patches).
 
 No time is measured: the cycles last an hour, so that a Horovod which sleeps through one of them never ends the turns,
 or never leaves, and the test runs into its timeout.

@@ -148,8 +148,8 @@ class _Build:
         log = prepared.result()
         if log is None:
             return None
-        versions = environment.installed_versions(name)
-        if wheel.cached(name, self._gpu[name], versions):
+        target = wheel.Target(store.python_of(name), environment.installed_versions(name), self._gpu[name])
+        if wheel.cached(target):
             self._progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
             self._progress.skip(name)
         else:
@@ -158,7 +158,8 @@ class _Build:
         def on_percent(percent: int) -> None:
             self._progress.advance(name, percent / 100)
 
-        return wheel.obtain(name, self._gpu[name], store.python_of(name), versions, log, on_percent)
+        # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.
+        return wheel.obtain(target, store.folder(name) / "horovod", log, on_percent)
 
     def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None], compiled: Future[Path | None]) -> None:
         """Install Horovod and prove it; the runtime is whole at the end. The lock and the log are released here."""

@@ -21,7 +21,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.task import parameter_count
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
-IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` builds (runtimes/edits.yaml)
+IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` builds (runtimes/patches)
 CHOSEN = "HVDKIT_TUNED"
 # The defaults of Horovod 0.28.1: milliseconds, bytes, tensors
 _CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024

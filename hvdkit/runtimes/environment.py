@@ -61,19 +61,21 @@ def site_packages(name: str) -> Path:
 
 
 def installed_versions(name: str) -> dict[str, str]:
-    """The installed versions of the framework and of NumPy, with local parts such as `+cpu`. Starts no process.
+    """The installed versions of the framework's module and of NumPy, with local parts such as `+cpu`.
 
-    Raises RunError if one of them is missing.
+    Starts no process. Raises RunError if one of them is missing.
     """
-    wanted = (*pins.RUNTIMES[name].distributions, "numpy")
+    pin = pins.RUNTIMES[name]
+    modules = {**dict.fromkeys(pin.distributions, pin.module), "numpy": "numpy"}
     versions = {}
     for distribution in metadata.distributions(path=[str(site_packages(name))]):
         # Names compare as in pip: tensorflow_cpu is tensorflow-cpu.
         normal = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-        if normal in wanted:
-            versions[normal] = distribution.version
+        if normal in modules:
+            versions[modules[normal]] = distribution.version
     if len(versions) < 2:
-        raise RunError(f"{site_packages(name)}: expected one of {', '.join(wanted[:-1])} and numpy, found {versions}")
+        wanted = ", ".join(pin.distributions)
+        raise RunError(f"{site_packages(name)}: expected one of {wanted} and numpy, found {versions}")
     return versions
 
 

