@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts \
-	bench-simulator bench-network browser check test lint image-check clean
+	bench-simulator bench-network horovod-matrix browser check test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -55,6 +55,9 @@ bench-hosts: runtimes ## Steps on four hosts with starved links, for make valida
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
 	@$(BIN)/python benchmarks/simulator.py
+
+horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each proved: benchmarks/horovod-matrix.md; resumable
+	@$(BIN)/python benchmarks/horovod_matrix.py
 
 bench-network: runtimes ## The story of a starved network: rates, methods, accuracy; an hour, needs a quiet machine
 	@$(BIN)/python benchmarks/network.py

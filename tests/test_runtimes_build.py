@@ -21,6 +21,7 @@ from hvdkit.commands.runtime import prove
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, patches, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log, relevant
+from hvdkit.runtimes.target import Target
 from hvdkit.worker import proof
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,7 +104,7 @@ def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None
             os.kill(pid, signal.SIGKILL)
 
 
-MXNET = wheel.Target(Path(sys.executable), {"mxnet": "1.9.1"})
+MXNET = Target(Path(sys.executable), {"mxnet": "1.9.1"})
 
 
 class _Pip(Log):

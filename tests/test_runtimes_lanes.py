@@ -14,6 +14,7 @@ from hvdkit.commands import runtime as build
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.store import Runtime
+from hvdkit.runtimes.target import Target
 
 pytestmark = pytest.mark.check
 
@@ -57,7 +58,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lanes:
         lanes.do(f"create {name}")
         return store.python_of(name)
 
-    def obtain(target: wheel.Target, scratch: Path, *rest: Any) -> Path:
+    def obtain(target: Target, scratch: Path, *rest: Any) -> Path:
         name = scratch.parent.name
         with lanes._lock:
             lanes.compiling += 1

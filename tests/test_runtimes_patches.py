@@ -11,7 +11,7 @@ import pytest
 
 from hvdkit.errors import RunError
 from hvdkit.runtimes import machine, patches, pins, wheel
-from hvdkit.runtimes.wheel import Target
+from hvdkit.runtimes.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 

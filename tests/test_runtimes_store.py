@@ -220,7 +220,7 @@ def test_add_names_what_the_interpreter_lacks_and_the_commands_that_bring_it(tmp
         build.add("pytorch", python)
     quoted = shlex.quote(str(python))
     assert f"{quoted} -m pip install torch==2.13.0" in str(caught.value)
-    assert f"HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 {quoted} -m pip install" in str(caught.value)
+    assert f"hvdkit runtime add pytorch --python {quoted} --build" in str(caught.value)
     assert f"{quoted} -m pip install safetensors" in str(caught.value)
     assert store.inspect("pytorch") == (None, None)
 

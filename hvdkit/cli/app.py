@@ -38,6 +38,8 @@ app = App(
 )
 runtime_app = App(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
 app.add_typer(runtime_app, name="runtime")
+horovod_app = App(no_args_is_help=True, help="Horovod for an environment of your own.")
+app.add_typer(horovod_app, name="horovod")
 recipes_app = App(no_args_is_help=True, help="The recipes that come with hvdkit.")
 app.add_typer(recipes_app, name="recipes")
 
@@ -302,11 +304,14 @@ def runtime_build(
 def runtime_add(
     name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet")],
     python: Annotated[Path, typer.Option(help="the interpreter that has the framework and a Horovod")],
+    build: Annotated[bool, typer.Option("--build", help="build a Horovod for it first, and install it there")] = False,
 ) -> None:
     """Use an interpreter of your own as a runtime."""
+    from rich.console import Console
+
     from hvdkit.commands.runtime import add, describe
 
-    typer.echo(f"{name}: {describe(add(name, python))}")
+    typer.echo(f"{name}: {describe(add(name, python, build, Console(stderr=True)))}")
 
 
 @runtime_app.command("list")
@@ -317,6 +322,21 @@ def runtime_list() -> None:
 
     lines = [f"{runtime.name}: {describe(runtime)}" for runtime in installed()]
     typer.echo("\n".join(lines or ["no runtime is built yet; run `hvdkit runtime build`"]))
+
+
+@horovod_app.command("wheel")
+def horovod_wheel(
+    python: Annotated[Path, typer.Option(help="the interpreter of the environment, with its frameworks")],
+    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
+    out: Annotated[Path, typer.Option(help="the folder of the wheel")] = Path(),
+) -> None:
+    """Build a Horovod for any environment and test it there; the environment is not changed."""
+    from rich.console import Console
+
+    from hvdkit.commands.horovod import build
+
+    made = build(python, gpu, out, Console(stderr=True))
+    typer.echo(f"{made}\ninstall it: {python} -m pip install {made}")
 
 
 @recipes_app.command("list")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hvdkit.commands import horovod
 from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
@@ -24,6 +25,7 @@ from hvdkit.runtimes import environment, machine, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
+from hvdkit.runtimes.target import Target
 from hvdkit.worker.proof import RANKS
 
 # The quickest to install first, so that the compiler is soon at work; two builds at once take their locks in this
@@ -148,7 +150,7 @@ class _Build:
         log = prepared.result()
         if log is None:
             return None
-        target = wheel.Target(store.python_of(name), environment.installed_versions(name), self._gpu[name])
+        target = Target(store.python_of(name), environment.installed_versions(name), self._gpu[name])
         if wheel.cached(target):
             self._progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
             self._progress.skip(name)
@@ -215,17 +217,20 @@ def prove(runtime: Runtime, framework: str, on_tick: Callable[[], None] | None =
         direct.run(job, on_tick)
 
 
-def add(name: str, python: Path) -> Runtime:
+def add(name: str, python: Path, with_horovod: bool = False, console: Console | None = None) -> Runtime:
     """Take a user's own interpreter as the runtime `name`: it must have the framework, Horovod and a few packages.
 
-    Raises RequestError where the name is unknown, the interpreter cannot be run or lacks something, RunError
-    where Horovod's proof fails in it. A runtime of that name which is there already is replaced after the proof.
+    `with_horovod` builds a Horovod for it first and installs it there. Raises RequestError where the name is unknown,
+    the interpreter cannot be run or lacks something, RunError where Horovod's build or proof fails. A runtime of that
+    name which is there already is replaced after the proof.
     """
     _checked([name])
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
     python = python.expanduser().absolute()
     if not os.access(python, os.X_OK) or python.is_dir():
         raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
+    if with_horovod:
+        horovod.install(python, console or Console(stderr=True))
     with store.lock(name, lambda: print(f"another build is at work on '{name}'; waiting", file=sys.stderr)):
         store.link_hvdkit()
         try:

@@ -134,10 +134,10 @@ def _faults(runtime: Runtime, found: Mapping[str, Any]) -> list[Missing]:
 def _remedy_for_added(name: str, python: Path, module: str, options: tuple[str, ...]) -> str:
     """The command that installs `module` into a user's own interpreter."""
     pin, shown = pins.RUNTIMES[name], shlex.quote(str(python))
+    add = f"hvdkit runtime add {name} --python {shown}"
     if module == "hvdkit":
-        return f"hvdkit runtime add {name} --python {shown}"
-    install = " ".join([shown, "-m", "pip", "install", *options])
+        return add
     if module.startswith("horovod"):
-        wanted = f"HOROVOD_WITH_{pin.horovod_flag}=1 HOROVOD_WITH_GLOO=1"
-        return f"{wanted} {install} --no-build-isolation --no-cache-dir --no-deps horovod=={pins.HOROVOD_VERSION}"
+        return f"{add} --build"
+    install = " ".join([shown, "-m", "pip", "install", *options])
     return f"{install} {pins.CORE_MODULES.get(module, pin.cpu_packages[0])}"

@@ -59,6 +59,12 @@ class Log:
         self._file: TextIO = path.open("w", encoding="utf-8")
         self._cancelled = cancelled
 
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

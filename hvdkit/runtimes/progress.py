@@ -12,13 +12,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from hvdkit.time_left import TimeLeft, minutes
 
-# The stages of a runtime in order, and the seconds that each takes on one core: x86-64 at about 2.5 GHz, gcc 12,
+# The stages of a build in order, and the seconds that each takes on one core: x86-64 at about 2.5 GHz, gcc 12,
 # November 2026. After the first minute only their proportions matter.
 CREATE, INSTALL, COMPILE, PROVE = "create", "install", "compile", "prove"
 COSTS: dict[str, dict[str, float]] = {
     "mxnet": {CREATE: 4, INSTALL: 24, COMPILE: 60, PROVE: 9},
     "pytorch": {CREATE: 4, INSTALL: 38, COMPILE: 90, PROVE: 12},
     "tensorflow": {CREATE: 4, INSTALL: 45, COMPILE: 90, PROVE: 16},
+    "horovod": {COMPILE: 90, PROVE: 16},  # a wheel for an environment that is there
 }
 _USEFUL_CORES = 3  # more cores make a build of three runtimes hardly faster
 

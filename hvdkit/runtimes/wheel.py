@@ -9,13 +9,13 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.runtimes import machine, patches, pins, store
 from hvdkit.runtimes.process import Log, environment, foreign_pip
+from hvdkit.runtimes.target import Target
 
 _SDIST = f"horovod-{pins.HOROVOD_VERSION}.tar.gz"
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
@@ -51,19 +51,6 @@ _BUILD_VARIABLES = [
 def key(ingredients: Mapping[str, object]) -> str:
     """The name of what is built from `ingredients`: the first 32 hex digits of the SHA-256 of their JSON."""
     return hashlib.sha256(json.dumps(ingredients, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What Horovod is built for: an interpreter, and the frameworks in it for which Horovod gets a binding.
-
-    `versions` maps their modules (torch, tensorflow, mxnet), and numpy, to the installed versions, with local parts
-    such as `+cpu`. `gpu` selects a build with CUDA and NCCL.
-    """
-
-    python: Path | None
-    versions: Mapping[str, str]
-    gpu: bool = False
 
 
 def flags(target: Target) -> dict[str, str]:

@@ -1,0 +1,119 @@
+"""Horovod's wheel for many environments: builds and proves each, and writes benchmarks/horovod-matrix.md.
+
+    python benchmarks/horovod_matrix.py [ROW…]
+
+A row that is in horovod-matrix.json is not built again. Each environment is made in a temporary folder by the Python
+that the row names, which must be on PATH or in ~/.pyenv/versions, and removed afterwards. A CUDA build of torch has
+gigabytes of libraries; Horovod is built `--cpu` against it all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hvdkit.files import write_atomic
+from hvdkit.runtimes import machine, pins
+
+HERE = Path(__file__).resolve().parent
+RESULTS, PAGE = HERE / "horovod-matrix.json", HERE / "horovod-matrix.md"
+# Row: the version of Python, and what pip installs.
+ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "torch 2.13, CPU": ("3.11", ("torch===2.13.0+cpu", "numpy")),
+    "torch 2.13, Python 3.13": ("3.13", ("torch===2.13.0+cpu", "numpy")),
+    "torch 2.10, CUDA build": ("3.12", ("torch==2.10.0", "numpy")),
+    "torch 2.6, CUDA build": ("3.10", ("torch==2.6.0", "numpy")),
+    "TensorFlow 2.15": ("3.9", ("tensorflow-cpu==2.15.1",)),
+    "TensorFlow 2.18": ("3.12", ("tensorflow-cpu==2.18.1",)),
+    "TensorFlow 2.21": ("3.11", ("tensorflow-cpu==2.21.0",)),
+    "MXNet 1.9.1": ("3.11", ("mxnet==1.9.1", "numpy==1.23.5")),
+    "torch and TensorFlow": ("3.11", ("torch===2.13.0+cpu", "tensorflow-cpu==2.21.0")),
+}
+
+
+def main(names: list[str]) -> None:
+    """Build the rows that are missing, or those named, and write the page."""
+    done = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in names or [name for name in ROWS if name not in done]:
+        done[name] = row(*ROWS[name])
+        print(f"{name}: {done[name]}", flush=True)
+        write_atomic(RESULTS, json.dumps(done, indent=2) + "\n")
+    write_atomic(PAGE, page(done))
+
+
+def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:
+    """Build for one environment: its versions, the seconds of the build with its proof, the wheel's size, the result."""
+    with tempfile.TemporaryDirectory(prefix="hvdkit-matrix-") as scratch:
+        folder = Path(scratch)
+        base, python = interpreter(version), folder / "env" / "bin" / "python"
+        _run(base, "-m", "venv", folder / "env")
+        _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
+        before, began = _run(python, "-m", "pip", "freeze"), time.monotonic()
+        command = [
+            sys.executable,
+            "-m",
+            "hvdkit",
+            "horovod",
+            "wheel",
+            "--python",
+            python,
+            "--cpu",
+            "--out",
+            folder / "out",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        taken: dict[str, object] = {"python": _run(python, "-V").split()[1], "seconds": round(time.monotonic() - began)}
+        wanted = ("torch==", "tensorflow", "mxnet==", "numpy==", "keras==")
+        taken["versions"] = [
+            line for line in before.splitlines() if line.startswith(wanted) and "estimator" not in line
+        ]
+        if done.returncode:
+            return taken | {"result": done.stderr.strip().splitlines()[-1][:300]}
+        made = next((folder / "out").glob("*.whl"))
+        _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", made)
+        modules = [pin.module for pin in pins.RUNTIMES.values() if any(f"{pin.module}" in one for one in packages)]
+        for module in modules:  # as its user imports it
+            _run(python, "-c", f"import horovod.{module} as hvd; hvd.init(); assert hvd.size() == 1")
+        unchanged = before in _run(python, "-m", "pip", "freeze") or "environment changed"
+        return taken | {"size": made.stat().st_size, "result": "proved" if unchanged else "environment changed"}
+
+
+def interpreter(version: str) -> Path:
+    """A Python of this version."""
+    if found := shutil.which(f"python{version}"):
+        return Path(found)
+    return next((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python{version}"))
+
+
+def _run(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def page(done: dict[str, dict[str, object]]) -> str:
+    """The table, in Markdown."""
+    lines = [
+        "# Horovod for many environments",
+        "",
+        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, proves it on",
+        "two processes (every collective, all elements checked), installs it there and imports it. A build has n = 1; the",
+        f"seconds are of two cores of a shared machine, with {machine.compiler()}, and include the proof.",
+        "",
+        "| environment | Python | versions | seconds | wheel | result |",
+        "|:---|:---|:---|---:|---:|:---|",
+    ]
+    for name in ROWS:
+        if name in done:
+            one = done[name]
+            size = f"{int(str(one['size'])) / 1e6:.1f} MB" if "size" in one else ""
+            versions = ", ".join(map(str, one["versions"])) if isinstance(one["versions"], list) else ""
+            lines.append(f"| {name} | {one['python']} | {versions} | {one['seconds']} | {size} | {one['result']} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,115 @@
+"""`hvdkit horovod wheel`: a Horovod for any environment, as a wheel that pip installs there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from hvdkit.errors import RequestError, RunError
+from hvdkit.files import write_atomic
+from hvdkit.launch.hosts import parse_hosts
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import direct
+from hvdkit.runtimes import store, wheel
+from hvdkit.runtimes.collectives_proof import RANKS
+from hvdkit.runtimes.process import Cancellation, Log, environment, foreign_pip
+from hvdkit.runtimes.progress import COMPILE, PROVE, BuildProgress
+from hvdkit.runtimes.target import Target, find
+
+_PROOF = Path(wheel.__file__).with_name("collectives_proof.py")
+_PROOF_TIMEOUT_S = 300
+
+
+def build(python: Path, gpu: bool | None, out: Path, console: Console) -> Path:
+    """Build Horovod for the environment of `python`, prove it there, and leave the wheel in the folder `out`.
+
+    The environment is not changed. Raises RequestError if Horovod cannot be built for it or `out` cannot be written,
+    RunError if the build or the proof fails.
+    """
+    target = find(python, gpu)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"--out: {error.filename or out}: {error.strerror}; name a folder that can be made"
+        ) from error
+    console.print(f"Horovod for {target.describe()} in {target.python}", markup=False, highlight=False, soft_wrap=True)
+    made = proved(target, console)
+    place = out / made.name
+    write_atomic(place, made.read_bytes())
+    return place
+
+
+def install(python: Path, console: Console) -> None:
+    """Build Horovod for the environment of `python`, prove it and install it there. Raises as `build` does."""
+    target = find(python, None)
+    made = proved(target, console)
+    with Log(store.root() / "logs" / "horovod-install.log", Cancellation()) as log:
+        command = foreign_pip(python, "install", "--progress-bar", "off", "--force-reinstall", "--no-deps", made)
+        log.run("installing Horovod", command, environment=environment(python))
+        log.run("installing what Horovod needs", foreign_pip(python, "install", made), environment=environment(python))
+
+
+def proved(target: Target, console: Console) -> Path:
+    """Horovod's wheel for `target` in the cache, after its proof. Raises RunError if the build or the proof fails."""
+    name, cancelled = "horovod", Cancellation()
+    log = Log(store.root() / "logs" / f"horovod-{os.getpid()}.log", cancelled)
+    try:
+        with (
+            BuildProgress(console, [name]) as progress,
+            tempfile.TemporaryDirectory(prefix="hvdkit-horovod-") as folder,
+        ):
+            try:
+                progress.stage(name, COMPILE, "compiling Horovod")
+                made = wheel.obtain(target, Path(folder) / "build", log, lambda n: progress.advance(name, n / 100))
+                progress.stage(name, PROVE, f"proving it on {RANKS} processes")
+                prove(target, made, Path(folder) / "proof", log)
+            except BaseException:
+                progress.end(name, "failed", good=False)
+                raise
+            progress.end(name, f"proved: {made.name}", good=True)
+    except BaseException:
+        cancelled.set()
+        raise
+    finally:
+        log.close()
+    return made
+
+
+def prove(target: Target, made: Path, folder: Path, log: Log) -> None:
+    """Run every collective of each framework with the wheel `made`, which is installed into `folder`, on two ranks.
+
+    Raises RunError with the failing rank's output, or if a rank hangs.
+    """
+    python = target.python
+    assert python is not None
+    options = ("--progress-bar", "off", "--target", folder / "installed", made)
+    log.run(
+        "installing Horovod for its proof", foreign_pip(python, "install", *options), environment=environment(python)
+    )
+    for module in target.modules:
+        began = time.monotonic()
+
+        def on_tick(began: float = began, module: str = module) -> None:
+            if time.monotonic() - began > _PROOF_TIMEOUT_S:
+                raise RunError(f"the proof of horovod.{module} did not end within {_PROOF_TIMEOUT_S} s")
+
+        job = Job(
+            python=python,
+            arguments=[str(_PROOF), module],
+            np=RANKS,
+            hosts=parse_hosts(None, RANKS),
+            environment={
+                "PYTHONPATH": str(folder / "installed"),
+                "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",  # over Gloo, so that it runs where there is no GPU
+            },
+            log_dir=folder / module,
+        )
+        direct.run(job, on_tick)
+        log.write((folder / module / "rank-0.log").read_text(encoding="utf-8"))

@@ -1,0 +1,104 @@
+"""One of two ranks that prove a Horovod: `python collectives_proof.py MODULE`, with torch, tensorflow or mxnet.
+
+Every collective of the framework's binding runs over the types that it reduces, on all ranks and on a process set, and
+every element of the results is checked. All values are small integers, so that sums are exact in any order. A wrong
+result ends the rank with status 1 and one line.
+
+It is run as a file by Python 3.9 or later, with the framework, NumPy and Horovod, in any environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+RANKS = 2
+# The framework's tensor from an array, and the array from a tensor.
+ARRAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "torch": (lambda torch, array: torch.from_numpy(array.copy()), lambda tensor: tensor.numpy()),
+    "tensorflow": (lambda tf, array: tf.constant(array), lambda tensor: tensor.numpy()),
+    "mxnet": (lambda mx, array: mx.nd.array(array, dtype=array.dtype), lambda tensor: tensor.asnumpy()),
+}
+TYPES = ("float16", "float32", "float64", "int32", "int64", "uint8")
+
+
+class Proof:
+    """The collectives of one binding, `hvd`, checked on this rank."""
+
+    def __init__(self, framework: Any, hvd: Any) -> None:
+        self.hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+        put, self._get = ARRAYS[framework.__name__]
+        self._put = lambda array: put(framework, array)
+
+    def check(self) -> int:
+        """Run all collectives; returns how many were checked. Raises ValueError if a result is wrong."""
+        hvd, ranks, count = self.hvd, range(self.size), 0
+        for dtype in TYPES:
+            own, name = self._array(4, dtype, self.rank), f"proof.{dtype}"
+            every = [self._array(4, dtype, rank) for rank in ranks]
+            put, total = self._put(own), np.sum(every, 0, dtype=dtype)
+            self._same(f"{name}.sum", hvd.allreduce(put, op=hvd.Sum, name=f"{name}.sum"), total)
+            self._same(f"{name}.min", hvd.allreduce(put, op=hvd.Min, name=f"{name}.min"), np.minimum(*every))
+            self._same(f"{name}.max", hvd.allreduce(put, op=hvd.Max, name=f"{name}.max"), np.maximum(*every))
+            self._same(f"{name}.product", hvd.allreduce(put, op=hvd.Product, name=f"{name}.product"), np.prod(every, 0))
+            for each in hvd.grouped_allreduce([put, put], op=hvd.Sum):
+                self._same(f"{name}.grouped", each, total)
+            rows = self._put(self._array(self.rank + 1, dtype, self.rank))  # unequal lengths
+            wanted = np.concatenate([self._array(rank + 1, dtype, rank) for rank in ranks])
+            self._same(f"{name}.gather", hvd.allgather(rows, name=f"{name}.gather"), wanted)
+            self._same(f"{name}.broadcast", hvd.broadcast(put, self.size - 1, name=f"{name}.broadcast"), every[-1])
+            dealt = hvd.alltoall(put, name=f"{name}.alltoall")
+            dealt = dealt[0] if isinstance(dealt, (tuple, list)) else dealt
+            part = slice(2 * self.rank, 2 * self.rank + 2)
+            self._same(f"{name}.alltoall", dealt, np.concatenate([array[part] for array in every]))
+            scattered = hvd.reducescatter(put, op=hvd.Sum, name=f"{name}.scatter")
+            self._same(f"{name}.scatter", scattered, total[part])
+            count += 9
+        average = hvd.allreduce(self._put(np.full(3, 2.0 * self.rank, np.float32)), op=hvd.Average, name="proof.mean")
+        self._same("proof.mean", average, np.full(3, self.size - 1.0, np.float32))
+        return count + 1 + self._process_set()
+
+    def _process_set(self) -> int:
+        """An allreduce on a set of one rank, which is not the global one."""
+        one = self.hvd.add_process_set([0])
+        if self.rank == 0:
+            own = self._array(4, "float32", 0)
+            alone = self.hvd.allreduce(self._put(own), op=self.hvd.Sum, name="proof.set", process_set=one)
+            self._same("proof.set", alone, own)
+        self.hvd.allreduce(self._put(np.zeros(1, np.float32)), name="proof.together")
+        self.hvd.remove_process_set(one)
+        return 1
+
+    @staticmethod
+    def _array(rows: int, dtype: str, rank: int) -> np.ndarray:
+        return (np.arange(3 * rows).reshape(rows, 3) % 5 + rank).astype(dtype)
+
+    def _same(self, name: str, got: Any, wanted: Any) -> None:
+        found, expected = self._get(got), np.asarray(wanted)
+        if found.shape != expected.shape or not np.array_equal(found, expected):
+            raise ValueError(f"{name} on rank {self.rank} gave {found.tolist()}, expected {expected.tolist()}")
+
+
+def main(module: str) -> int:
+    """Prove the binding of `module` as one rank; returns the exit status."""
+    framework, hvd = importlib.import_module(module), importlib.import_module(f"horovod.{module}")
+    hvd.init()
+    if hvd.size() != RANKS:
+        print(f"Horovod runs {hvd.size()} ranks, expected {RANKS}", file=sys.stderr)
+        return 1
+    try:
+        count = Proof(framework, hvd).check()
+    except ValueError as error:
+        print(f"{error}: this Horovod must not be used", file=sys.stderr, flush=True)
+        return 1
+    print(f"{module} {framework.__version__}: {count} results right on rank {hvd.rank()}", flush=True)
+    hvd.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

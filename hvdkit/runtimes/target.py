@@ -1,0 +1,127 @@
+"""What Horovod is built for: an interpreter of a runtime or of a user's environment, and the frameworks in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from hvdkit.errors import RequestError
+from hvdkit.runtimes import machine, pins
+from hvdkit.runtimes.machine import Missing
+from hvdkit.runtimes.process import environment
+
+OLDEST_PYTHON = (3, 9)
+_PROBE, _PROBE_TIMEOUT_S = Path(__file__).with_name("interpreter_probe.py"), 120
+
+
+@dataclass(frozen=True)
+class Target:
+    """An interpreter, and the frameworks in it for which Horovod gets a binding.
+
+    `versions` maps their modules (torch, tensorflow, mxnet), and numpy, to the installed versions, with local parts
+    such as `+cpu`. `gpu` selects a build with CUDA and NCCL.
+    """
+
+    python: Path | None
+    versions: Mapping[str, str]
+    gpu: bool = False
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules of the frameworks."""
+        return [pin.module for pin in pins.RUNTIMES.values() if pin.module in self.versions]
+
+    def describe(self) -> str:
+        """`torch 2.13.0+cpu, tensorflow 2.21.0`."""
+        return ", ".join(f"{module} {self.versions[module]}" for module in self.modules)
+
+
+def find(python: Path, gpu: bool | None) -> Target:
+    """What Horovod can be built for in the environment of the interpreter `python`; nothing in it is changed.
+
+    `gpu` asks for a build with (True) or without (False) CUDA and NCCL; None takes them where both are found and torch
+    is no CPU build. Raises RequestError with all faults, each with its remedy.
+    """
+    # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
+    python = python.expanduser().absolute()
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
+    found = _probe(python)
+    faults = [*_interpreter_faults(python, found), *_framework_faults(found["versions"]), *machine.missing(())]
+    cpu_torch = "torch" in found["versions"] and found["cuda"] is None
+    chosen = bool(gpu)
+    if gpu:
+        faults += machine.cuda().missing()
+        if cpu_torch:
+            what = f"--gpu, but torch {found['versions']['torch']} is a CPU build"
+            faults.append(Missing(what, "install a CUDA build of torch there, or build with --cpu"))
+    elif gpu is None:
+        chosen = not cpu_torch and not machine.cuda().missing()
+    machine.refuse(f"Horovod cannot be built for {python}", faults)
+    return Target(python, found["versions"], chosen)
+
+
+def _probe(python: Path) -> dict[str, Any]:
+    asked = [f"{pin.module}={','.join(pin.distributions)}" for pin in pins.RUNTIMES.values()]
+    try:
+        done = subprocess.run(
+            [python, _PROBE, *asked],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            env=environment(python),
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except OSError as error:
+        raise RequestError(f"{python}: cannot be run ({error.strerror}); name a Python interpreter") from error
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"{python}: no answer within {_PROBE_TIMEOUT_S} s; is it a Python interpreter?") from None
+    except (ValueError, IndexError):
+        end = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise RequestError(f"{python}: expected CPython 3.9 or later, got no answer from it: {end}") from None
+    assert isinstance(answer, dict)
+    return answer
+
+
+def _interpreter_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]:
+    faults = []
+    version = ".".join(found["python"].split(".")[:2])
+    if found["implementation"] != "CPython" or tuple(map(int, version.split("."))) < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        what = f"{found['implementation']} {found['python']}, expected CPython {wanted} or later"
+        faults.append(Missing(what, "name another interpreter"))
+    if found["machine"] != platform.machine():
+        what = f"it is for {found['machine']}, this machine is {platform.machine()}"
+        faults.append(Missing(what, "build on a machine of that kind"))
+    if not found["headers"]:
+        what = f"the headers of {python} (Python.h)"
+        faults.append(Missing(what, f"sudo apt-get install python{version}-dev, or a Python that brings them"))
+    if "numpy" not in found["versions"]:
+        faults.append(Missing("numpy is not installed", f"{python} -m pip install numpy"))
+    return faults
+
+
+def _framework_faults(versions: Mapping[str, str]) -> list[Missing]:
+    modules = {pin.module: pin for pin in pins.RUNTIMES.values()}
+    present = [module for module in modules if module in versions]
+    if not present:
+        return [Missing(f"none of {', '.join(modules)} is installed", "install the framework there first")]
+    faults = []
+    for module in present:
+        try:
+            old = Version(versions[module]) < Version(modules[module].oldest)
+        except InvalidVersion:
+            old = True
+        if old:
+            what = f"{module} {versions[module]}, expected {modules[module].oldest} or later"
+            faults.append(Missing(what, f"install a later {module} there"))
+    return faults

@@ -1,0 +1,118 @@
+"""What Horovod can be built for in an environment: found without changing it, and refused with a remedy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdkit.errors import RequestError
+from hvdkit.runtimes import machine, target
+
+GOOD = {
+    "python": "3.12.1",
+    "implementation": "CPython",
+    "machine": "x86_64",
+    "headers": True,
+    "versions": {"numpy": "2.4.6", "torch": "2.13.0"},
+    "cuda": "13.0",
+}
+CUDA = machine.Cuda(machine.Found("13.0", Path("/cuda")), machine.Found("2.32", Path("/nccl")))
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An interpreter that answers as if it was another; its answer can be changed."""
+    monkeypatch.setattr(machine, "missing", lambda names: [])
+    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(None, None))
+    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    python = tmp_path / "python"
+
+    def answer(**changes: Any) -> Path:
+        python.write_text(f"#!/bin/sh\necho noise\necho '{json.dumps(GOOD | changes)}'\n")
+        python.chmod(0o755)
+        return python
+
+    return answer
+
+
+def test_all_frameworks_of_an_environment_are_found(answers: Any) -> None:
+    versions = {"numpy": "2.4.6", "torch": "2.13.0", "tensorflow": "2.21.0"}
+    found = target.find(answers(versions=versions), None)
+    assert found.versions == versions and not found.gpu
+    assert found.modules == ["torch", "tensorflow"] and found.describe() == "torch 2.13.0, tensorflow 2.21.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"python": "3.8.18"}, r"CPython 3\.8\.18, expected CPython 3\.9 or later: name another"),
+        ({"implementation": "PyPy"}, r"PyPy 3\.12\.1, expected CPython"),
+        ({"machine": "aarch64"}, r"it is for aarch64, this machine is x86_64: build on a machine of that kind"),
+        ({"machine": "a 32-bit build"}, r"it is for a 32-bit build"),
+        ({"headers": False}, r"the headers of .*Python\.h\): sudo apt-get install python3\.12-dev"),
+        ({"versions": {"torch": "2.13.0"}}, r"numpy is not installed: .*pip install numpy"),
+        ({"versions": {"numpy": "2"}}, r"none of torch, tensorflow, mxnet is installed: install the framework there"),
+        ({"versions": {"numpy": "2", "torch": "2.0.1"}}, r"torch 2\.0\.1, expected 2\.1 or later"),
+        ({"versions": {"numpy": "2", "tensorflow": "2.14.1"}}, r"tensorflow 2\.14\.1, expected 2\.15 or later"),
+        ({"versions": {"numpy": "2", "mxnet": "unknown"}}, r"mxnet unknown, expected 1\.9\.1 or later"),
+    ],
+)
+def test_what_cannot_be_built_for_is_refused_with_a_remedy(answers: Any, changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(RequestError, match=rf"(?s)^Horovod cannot be built for .*python:\n.*{fault}"):
+        target.find(answers(**changes), None)
+
+
+def test_all_faults_are_reported_at_once(answers: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        target.find(answers(python="3.8.18", headers=False, versions={"numpy": "2"}), None)
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_gpu_is_chosen_where_cuda_nccl_and_torch_allow_it(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match=r"(?s)CUDA's compiler nvcc: .*NCCL's nccl\.h"):
+        target.find(answers(), True)
+    monkeypatch.setattr(machine, "cuda", lambda: CUDA)
+    assert target.find(answers(), None).gpu and target.find(answers(), True).gpu
+    assert not target.find(answers(), False).gpu
+    cpu = answers(cuda=None, versions={"numpy": "2.4.6", "torch": "2.13.0+cpu"})
+    assert not target.find(cpu, None).gpu
+    with pytest.raises(RequestError, match=r"torch 2\.13\.0\+cpu is a CPU build: install a CUDA build of torch"):
+        target.find(cpu, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (None, "no interpreter there"),
+        ("#!/bin/sh\nexit 3\n", "got no answer from it: exit status 3"),
+        ("#!/no/such/program\n", r"cannot be run \(No such file or directory\)"),
+        ("#!/bin/sh\necho hello\n", "expected CPython 3.9 or later, got no answer"),
+    ],
+)
+def test_what_is_no_interpreter_is_refused(tmp_path: Path, content: str | None, fault: str) -> None:
+    python = tmp_path / "python"
+    if content is not None:
+        python.write_text(content)
+        python.chmod(0o755)
+    with pytest.raises(RequestError, match=fault):
+        target.find(python, None)
+
+
+def test_the_probe_finds_modules_without_importing_them(tmp_path: Path) -> None:
+    """A torch that must not be imported: its version comes from pip's records, its CUDA from torch/version.py."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "torch" / "version.py").write_text("cuda: str = '12.4'\n")
+    record = tmp_path / "torch-2.6.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n")
+    command = [sys.executable, str(target._PROBE), "torch=torch", "mxnet=mxnet"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["versions"]["torch"] == "2.6.0" and "mxnet" not in answer["versions"]
+    assert answer["cuda"] == "12.4"
