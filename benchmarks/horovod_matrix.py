@@ -47,7 +47,7 @@ def main(names: list[str]) -> None:
 
 
 def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:
-    """Build for one environment: its versions, the seconds of the build with its proof, the wheel's size, the result."""
+    """One environment: its versions, the seconds of build and proof, the size of the wheel in bytes, the result."""
     with tempfile.TemporaryDirectory(prefix="hvdkit-matrix-") as scratch:
         folder = Path(scratch)
         base, python = interpreter(version), folder / "env" / "bin" / "python"
@@ -99,9 +99,9 @@ def page(done: dict[str, dict[str, object]]) -> str:
     lines = [
         "# Horovod for many environments",
         "",
-        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, proves it on",
-        "two processes (every collective, all elements checked), installs it there and imports it. A build has n = 1; the",
-        f"seconds are of two cores of a shared machine, with {machine.compiler()}, and include the proof.",
+        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, proves it",
+        "on two processes (every collective, all elements checked), installs it there and imports it. The seconds, of one",
+        f"build and its proof, are of two cores of a shared machine with {machine.compiler()}.",
         "",
         "| environment | Python | versions | seconds | wheel | result |",
         "|:---|:---|:---|---:|---:|:---|",
