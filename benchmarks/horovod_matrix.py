@@ -99,9 +99,9 @@ def page(done: dict[str, dict[str, object]]) -> str:
     lines = [
         "# Horovod for many environments",
         "",
-        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, proves it",
-        "on two processes (every collective, all elements checked), installs it there and imports it. The seconds, of one",
-        f"build and its proof, are of two cores of a shared machine with {machine.compiler()}.",
+        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, proves",
+        "it on two processes (every collective, all elements checked), installs it there and imports it. The seconds,",
+        f"of one build and its proof, are of two cores of a shared machine with {machine.compiler()}.",
         "",
         "| environment | Python | versions | seconds | wheel | result |",
         "|:---|:---|:---|---:|---:|:---|",
