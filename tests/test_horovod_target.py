@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hvdkit.errors import RequestError
-from hvdkit.runtimes import machine, target
+from hvdkit.runtimes import cuda, machine, target
 
 GOOD = {
     "python": "3.12.1",
@@ -21,14 +21,14 @@ GOOD = {
     "versions": {"numpy": "2.4.6", "torch": "2.13.0"},
     "cuda": "13.0",
 }
-CUDA = machine.Cuda(machine.Found("13.0", Path("/cuda")), machine.Found("2.32", Path("/nccl")))
+CUDA = cuda.Cuda(cuda.Found("13.0", Path("/cuda")), cuda.Found("2.32", Path("/nccl")))
 
 
 @pytest.fixture
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An interpreter that answers as if it was another; its answer can be changed."""
     monkeypatch.setattr(machine, "missing", lambda names: [])
-    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(None, None))
+    monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(None, None))
     monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
     python = tmp_path / "python"
 
@@ -76,7 +76,7 @@ def test_all_faults_are_reported_at_once(answers: Any) -> None:
 def test_gpu_is_chosen_where_cuda_nccl_and_torch_allow_it(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=r"(?s)CUDA's compiler nvcc: .*NCCL's nccl\.h"):
         target.find(answers(), True)
-    monkeypatch.setattr(machine, "cuda", lambda: CUDA)
+    monkeypatch.setattr(cuda, "find", lambda python=None: CUDA)
     assert target.find(answers(), None).gpu and target.find(answers(), True).gpu
     assert not target.find(answers(), False).gpu
     cpu = answers(cuda=None, versions={"numpy": "2.4.6", "torch": "2.13.0+cpu"})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import RunError
-from hvdkit.runtimes import machine, patches, pins, wheel
+from hvdkit.runtimes import cuda, machine, patches, pins, wheel
 from hvdkit.runtimes.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,8 +138,8 @@ def test_the_wheel_key_changes_with_each_thing_that_matters(monkeypatch: pytest.
     for versions in ({"torch": "2.13.0"}, TORCH | {"tensorflow": "2.21.0"}):
         assert wheel.key(wheel.wheel_ingredients(Target(Path(sys.executable), versions))) not in seen
     for version in ("13.0", "13.1"):
-        found = machine.Found(version, Path("/cuda"))
-        monkeypatch.setattr(machine, "cuda", lambda found=found: machine.Cuda(found, found))
+        found = cuda.Found(version, Path("/cuda"))
+        monkeypatch.setattr(cuda, "find", lambda python=None, found=found: cuda.Cuda(found, found))
         on_gpu = wheel.key(wheel.wheel_ingredients(Target(Path(sys.executable), TORCH, gpu=True)))
         assert on_gpu not in seen, "the key is the same with another CUDA"
         seen.add(on_gpu)
@@ -162,8 +162,8 @@ def test_a_user_may_refuse_an_mpi_that_is_there(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_gpu_build_takes_nccl_for_all_and_never_beside_a_single_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc, nccl = machine.Found("13.0", Path("/cuda")), machine.Found("2.27", Path("/nccl"))
-    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(nvcc, nccl))
+    nvcc, nccl = cuda.Found("13.0", Path("/cuda")), cuda.Found("2.27", Path("/nccl"))
+    monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(nvcc, nccl))
     monkeypatch.setenv("HOROVOD_GPU_ALLREDUCE", "NCCL")
     built_with = wheel.build_environment(Target(PYTHON, TORCH, gpu=True), Path("/tools"))
     assert built_with["HOROVOD_GPU_OPERATIONS"] == "NCCL"

@@ -16,7 +16,7 @@ from rich.console import Console
 import hvdkit
 from hvdkit.commands import runtime as build
 from hvdkit.errors import RequestError, RunError
-from hvdkit.runtimes import doctor, environment, machine, store
+from hvdkit.runtimes import cuda, doctor, environment, machine, store
 from hvdkit.runtimes.store import Runtime
 
 
@@ -124,15 +124,15 @@ def test_all_that_a_build_lacks_is_told_at_once(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_gpu_without_cuda_and_nccl_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(None, None))
+    monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(None, None))
     with pytest.raises(RequestError, match=r"--gpu[\s\S]*nvcc[\s\S]*nccl\.h"):
         build.build(["pytorch"], True, Console())
     assert machine.decide_gpu("pytorch", None) is False
 
 
 def test_cuda_and_nccl_are_taken_where_they_fit_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc, nccl = machine.Found("13.0", Path("/cuda")), machine.Found("2.27", Path("/nccl"))
-    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(nvcc, nccl))
+    nvcc, nccl = cuda.Found("13.0", Path("/cuda")), cuda.Found("2.27", Path("/nccl"))
+    monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(nvcc, nccl))
     assert machine.decide_gpu("pytorch", None) is True
     assert machine.decide_gpu("pytorch", False) is False
     assert machine.decide_gpu("mxnet", None) is False
@@ -145,8 +145,8 @@ def test_what_was_built_for_the_cpu_stays_where_cuda_comes_later(
 ) -> None:
     runtime = _runtime("pytorch", key=build.current_key("pytorch", gpu=False))
     store.save(runtime)
-    found = machine.Found("13.0", Path("/cuda"))
-    monkeypatch.setattr(machine, "cuda", lambda: machine.Cuda(found, found))
+    found = cuda.Found("13.0", Path("/cuda"))
+    monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(found, found))
     monkeypatch.setattr(machine, "require", lambda names: pytest.fail(f"a build of {list(names)} was begun"))
     build.build(["pytorch"], None, Console())
     assert "ready: pytorch" in capsys.readouterr().out

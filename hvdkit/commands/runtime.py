@@ -21,7 +21,7 @@ from hvdkit.errors import HvdkitError, RequestError, RunError
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
-from hvdkit.runtimes import environment, machine, pins, store, wheel
+from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
@@ -151,6 +151,8 @@ class _Build:
         if log is None:
             return None
         target = Target(store.python_of(name), environment.installed_versions(name), self._gpu[name])
+        if target.gpu:
+            machine.refuse("a build with --gpu lacks", cuda.find(target.python).missing())
         if wheel.cached(target):
             self._progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
             self._progress.skip(name)

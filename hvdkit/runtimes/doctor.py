@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hvdkit.errors import HvdkitError
-from hvdkit.runtimes import environment, machine, pins, store, wheel
-from hvdkit.runtimes.machine import Missing
+from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
+from hvdkit.runtimes.cuda import Missing
 from hvdkit.runtimes.store import Runtime
 
 # The disk space that a CPU build of a runtime needs at most; CUDA builds take several times as much.
@@ -105,7 +105,7 @@ def examine() -> Report:
     cpu_only = [runtime.name for runtime in ready if "nccl" not in runtime.operations]
     cpu_only = [name for name in cpu_only if pins.RUNTIMES[name].newest_cuda is None]
     if machine.gpus() and cpu_only:
-        first = [item.remedy for item in machine.cuda().missing()]
+        first = [item.remedy for item in cuda.find().missing()]
         remedy = "; then ".join([*first, f"hvdkit runtime build {' '.join(cpu_only)} --gpu"])
         notes.append(Missing(f"a GPU is there, but the Horovod of {', '.join(cpu_only)} has no NCCL", remedy))
     return Report(findings, here, faults, notes)
@@ -147,15 +147,15 @@ def _outdated(runtime: Runtime) -> list[Missing]:
 
 def _machine() -> dict[str, str]:
     """What is on this machine for builds and runs."""
-    cuda = machine.cuda()
+    here = cuda.find()
     return {
         "Python": f"{platform.python_version()} ({machine.python_for('pytorch') or 'none that fits the pins'})",
         "C++ compiler": machine.compiler() or "none",
         "make": machine.make() or "none",
         "MPI": machine.mpi() or "none (Horovod is built with Gloo alone)",
         "GPU": "\n".join(machine.gpus()) or "none",
-        "CUDA": f"{cuda.nvcc.version} ({cuda.nvcc.home})" if cuda.nvcc else "none",
-        "NCCL": f"{cuda.nccl.version} ({cuda.nccl.home})" if cuda.nccl else "none",
+        "CUDA": f"{here.nvcc.version} ({here.nvcc.home})" if here.nvcc else "none",
+        "NCCL": f"{here.nccl.version} ({here.nccl.home})" if here.nccl else "none",
         "processor": f"{len(os.sched_getaffinity(0))} cores, {machine.architecture()}",
         "memory": _gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "runtimes": f"{store.root()} ({_gib(_free_bytes(store.root()))} free)",

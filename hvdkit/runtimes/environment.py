@@ -14,7 +14,7 @@ from typing import Any
 
 from hvdkit.errors import RunError
 from hvdkit.runtimes import machine, pins, store
-from hvdkit.runtimes.machine import Missing
+from hvdkit.runtimes.cuda import Missing
 from hvdkit.runtimes.process import Log, environment, pip
 from hvdkit.runtimes.store import Runtime
 

@@ -1,4 +1,4 @@
-"""What this machine has for a Horovod build: interpreters, compiler, MPI, CUDA, NCCL, processor."""
+"""What this machine has for a Horovod build: interpreters, compiler, MPI, GPUs, processor."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from hvdkit.errors import RequestError
+from hvdkit.runtimes import cuda
+from hvdkit.runtimes.cuda import Missing
 from hvdkit.runtimes.pins import RUNTIMES
+from hvdkit.runtimes.process import output
 
 # What Horovod's CMake lists enable if the processor has it, by the names in /proc/cpuinfo.
 _ARCH_FLAGS = ("avx", "f16c", "fma")
@@ -27,51 +28,6 @@ if not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
 if importlib.util.find_spec("ensurepip") is None:
     print("venv")
 """
-_NCCL_PLACES = ("/usr", "/usr/local", "/usr/local/nccl", "/opt/nccl")
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Something that is missing, and the command or the step that installs it."""
-
-    what: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """A tool or library: its version, and its folder."""
-
-    version: str
-    home: Path
-
-
-@dataclass(frozen=True)
-class Cuda:
-    """CUDA's compiler and NCCL, both of which a GPU build needs; None if not found."""
-
-    nvcc: Found | None
-    nccl: Found | None
-
-    def missing(self) -> list[Missing]:
-        """What is missing for a GPU build."""
-        faults = []
-        if self.nvcc is None:
-            remedy = "install the CUDA toolkit, with nvcc on PATH or its folder in CUDA_HOME"
-            faults.append(Missing("CUDA's compiler nvcc", remedy))
-        if self.nccl is None:
-            remedy = "install libnccl-dev or name its folder in HOROVOD_NCCL_HOME"
-            faults.append(Missing("NCCL's nccl.h and libnccl.so", remedy))
-        return faults
-
-
-def output(command: Sequence[str | Path]) -> str | None:
-    """What `command` prints; None if it is missing, fails or takes longer than 20 s."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or done.stderr.strip()
 
 
 def _version(*command: str) -> str | None:
@@ -96,38 +52,6 @@ def mpi() -> str | None:
     if shutil.which("mpicxx") is None:
         return None
     return _version("mpirun") or _version("mpicxx") or "unknown"
-
-
-@functools.cache
-def cuda() -> Cuda:
-    """CUDA and NCCL as a build would find them."""
-    return Cuda(nvcc=_nvcc(), nccl=_nccl())
-
-
-def _nvcc() -> Found | None:
-    homes = [os.environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
-    candidates = [str(Path(home) / "bin" / "nvcc") for home in homes if home]
-    candidates += [found] if (found := shutil.which("nvcc")) else []
-    candidates.append("/usr/local/cuda/bin/nvcc")
-    for candidate in candidates:
-        home = Path(candidate).parent.parent
-        text = output([candidate, "--version"])
-        match = re.search(r"release ([\d.]+)", text or "")
-        # nvcc can be a wrapper for one in another folder; the toolkit is where the headers are.
-        if match and (home / "include" / "cuda_runtime.h").is_file():
-            return Found(match[1], home)
-    return None
-
-
-def _nccl() -> Found | None:
-    named = [os.environ.get(name) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME")]
-    for home in [Path(home) for home in (*named, *_NCCL_PLACES) if home]:
-        header = home / "include" / "nccl.h"
-        libraries = (*home.glob("lib*/libnccl.so"), *home.glob("lib*/*-linux-gnu/libnccl.so"))
-        if header.is_file() and libraries:
-            numbers = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", header.read_text(errors="replace"))
-            return Found(".".join(numbers) or "unknown", home)
-    return None
 
 
 def gpus() -> list[str]:
@@ -208,9 +132,10 @@ def decide_gpu(name: str, gpu: bool | None) -> bool:
     """
     if gpu is False:
         return False
-    found, newest = cuda(), RUNTIMES[name].newest_cuda
-    faults = found.missing()
-    if found.nvcc and newest and int(found.nvcc.version.split(".")[0]) > newest:
+    found, newest = cuda.find(), RUNTIMES[name].newest_cuda
+    # Without a request a GPU build is made only where the machine has all of it.
+    faults = found.missing(nccl=not (gpu and RUNTIMES[name].brings_nccl))
+    if found.nvcc and newest and found.nvcc.major > newest:
         what = f"a CUDA that the last release of {name} knows: {newest} at most (here {found.nvcc.version})"
         faults.append(Missing(what, f"build it for the CPU, `hvdkit runtime build {name} --cpu`, and the others apart"))
     if gpu:

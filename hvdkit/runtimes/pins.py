@@ -47,7 +47,7 @@ class Pins:
     Horovod's build variables, `horovod_module` the Horovod binding. `pythons` are the Python versions that have all
     these releases, in order of preference. `gpu_packages` replaces `cpu_packages` if Horovod is built for CUDA and
     NCCL. `newest_cuda` is the last major version of CUDA that the framework supports, None for no limit. `oldest` is
-    the first version of the framework that hvdkit builds Horovod for.
+    the first version of the framework that hvdkit builds Horovod for. `brings_nccl`: its GPU packages include NCCL.
     """
 
     module: str
@@ -59,12 +59,13 @@ class Pins:
     gpu_packages: tuple[str, ...]
     shared_packages: tuple[str, ...]
     oldest: str
+    brings_nccl: bool = False
     newest_cuda: int | None = None
 
     def version(self, gpu: bool) -> str:
         """The framework's pinned version."""
         framework = self.gpu_packages if gpu else self.cpu_packages
-        return framework[0].split("==")[1]
+        return framework[0].partition("==")[2].lstrip("=")
 
     @property
     def constraints(self) -> tuple[str, ...]:
@@ -86,9 +87,11 @@ RUNTIMES: dict[str, Pins] = {
         horovod_flag="PYTORCH",
         horovod_module="horovod.torch",
         pythons=_PYTHONS,
-        # The same pin for both: the package index that pip uses decides whether this is a CPU or a CUDA build.
+        # Of `==` the package index that pip uses decides whether it is a CPU or a CUDA build; `===` refuses 2.13.0+cpu.
+        # A CUDA build brings NCCL with it.
         cpu_packages=("torch==2.13.0",),
-        gpu_packages=("torch==2.13.0",),
+        gpu_packages=("torch===2.13.0",),
+        brings_nccl=True,
         shared_packages=("numpy==2.4.6", "scikit-learn==1.9.1"),
         oldest="2.1",
     ),

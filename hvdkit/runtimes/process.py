@@ -17,6 +17,15 @@ _END_WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 _TAIL_LINES = 12
 
 
+def output(command: Sequence[str | Path]) -> str | None:
+    """What `command` prints; None if it is missing, fails or takes longer than 20 s."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or done.stderr.strip()
+
+
 def environment(python: Path) -> dict[str, str]:
     """The variables for a runtime's programs: its folder first on PATH, no modules of another Python."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

@@ -14,8 +14,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from hvdkit.errors import RequestError
-from hvdkit.runtimes import machine, pins
-from hvdkit.runtimes.machine import Missing
+from hvdkit.runtimes import cuda, machine, pins
+from hvdkit.runtimes.cuda import Missing
 from hvdkit.runtimes.process import environment
 
 OLDEST_PYTHON = (3, 9)
@@ -56,17 +56,11 @@ def find(python: Path, gpu: bool | None) -> Target:
         raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
     found = _probe(python)
     faults = [*_interpreter_faults(python, found), *_framework_faults(found["versions"]), *machine.missing(())]
-    cpu_torch = "torch" in found["versions"] and found["cuda"] is None
-    chosen = bool(gpu)
+    on_gpu = _gpu_faults(python, found)
     if gpu:
-        faults += machine.cuda().missing()
-        if cpu_torch:
-            what = f"--gpu, but torch {found['versions']['torch']} is a CPU build"
-            faults.append(Missing(what, "install a CUDA build of torch there, or build with --cpu"))
-    elif gpu is None:
-        chosen = not cpu_torch and not machine.cuda().missing()
+        faults += on_gpu
     machine.refuse(f"Horovod cannot be built for {python}", faults)
-    return Target(python, found["versions"], chosen)
+    return Target(python, found["versions"], not on_gpu if gpu is None else gpu)
 
 
 def _probe(python: Path) -> dict[str, Any]:
@@ -107,6 +101,18 @@ def _interpreter_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]
         faults.append(Missing(what, f"sudo apt-get install python{version}-dev, or a Python that brings them"))
     if "numpy" not in found["versions"]:
         faults.append(Missing("numpy is not installed", f"{python} -m pip install numpy"))
+    return faults
+
+
+def _gpu_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]:
+    """Why Horovod cannot be built with CUDA and NCCL."""
+    here, torch = cuda.find(python), found["versions"].get("torch")
+    faults = here.missing()
+    if torch and found["cuda"] is None:
+        faults.append(Missing(f"torch {torch} is a CPU build", "install a CUDA build of torch there, or use --cpu"))
+    elif torch and here.nvcc and int(found["cuda"].split(".")[0]) != here.nvcc.major:
+        what = f"torch {torch} is for CUDA {found['cuda']}, the compiler in {here.nvcc.home} is of {here.nvcc.version}"
+        faults.append(Missing(what, "name the folder of the other CUDA in CUDA_HOME"))
     return faults
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
-from hvdkit.runtimes import machine, patches, pins, store
+from hvdkit.runtimes import cuda, machine, patches, pins, store
 from hvdkit.runtimes.process import Log, environment, foreign_pip
 from hvdkit.runtimes.target import Target
 
@@ -58,13 +58,13 @@ def flags(target: Target) -> dict[str, str]:
     chosen = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MPI" if _mpi() else "HOROVOD_WITHOUT_MPI": "1"}
     for pin in pins.RUNTIMES.values():
         chosen[f"HOROVOD_{'WITH' if pin.module in target.versions else 'WITHOUT'}_{pin.horovod_flag}"] = "1"
-    cuda = machine.cuda()
-    if target.gpu and cuda.nvcc and cuda.nccl:
+    here = cuda.find(target.python)
+    if target.gpu and here.nvcc and here.nccl:
         chosen |= {
             "HOROVOD_GPU_OPERATIONS": "NCCL",
             "HOROVOD_NCCL_LINK": "SHARED",
-            "HOROVOD_NCCL_HOME": str(cuda.nccl.home),
-            "HOROVOD_CUDA_HOME": str(cuda.nvcc.home),
+            "HOROVOD_NCCL_HOME": str(here.nccl.home),
+            "HOROVOD_CUDA_HOME": str(here.nvcc.home),
         }
     # Gloo's CMake list asks for a version that CMake 4, if a user selects it by HOROVOD_CMAKE, would refuse.
     return chosen | {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
@@ -99,15 +99,15 @@ def wheel_ingredients(target: Target) -> dict[str, object]:
 
 
 def _ingredients(target: Target) -> dict[str, object]:
-    cuda = machine.cuda()
+    here = cuda.find(target.python)
     return {
         "horovod": [pins.HOROVOD_VERSION, pins.HOROVOD_SDIST_SHA256],
         "patches": patches.fingerprint(patches.chosen(target.versions)),
         "tools": pins.BUILD_TOOLS,
         "python": machine.python_abi(target.python) if target.python else None,
         "mpi": _mpi(),
-        "cuda": cuda.nvcc if target.gpu else None,
-        "nccl": cuda.nccl if target.gpu else None,
+        "cuda": here.nvcc if target.gpu else None,
+        "nccl": here.nccl if target.gpu else None,
         "flags": flags(target),
         "own_settings": own_settings(),
         "architecture": machine.architecture(),
@@ -158,10 +158,13 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
         log.run(
             "installing the build's tools", foreign_pip(python, "install", *options), environment=environment(python)
         )
+        variables = build_environment(target, scratch / "tools")
+        if target.gpu:
+            variables["HOROVOD_NCCL_HOME"] = str(cuda.find(python).link_nccl(scratch / "nccl"))
         log.run(
             "compiling Horovod",
             foreign_pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
-            environment=build_environment(target, scratch / "tools"),
+            environment=variables,
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
