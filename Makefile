@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts \
-	bench-simulator bench-network horovod-matrix browser check test lint image-check clean
+	bench-simulator bench-network horovod-matrix gpu-check browser check test lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -55,6 +55,9 @@ bench-hosts: runtimes ## Steps on four hosts with starved links, for make valida
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
 	@$(BIN)/python benchmarks/simulator.py
+
+gpu-check: bootstrap ## Build the PyTorch runtime for GPUs and check what can be checked without one; needs nvcc, 7 GB
+	@$(BIN)/python scripts/gpu_check.py
 
 horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each proved: benchmarks/horovod-matrix.md; resumable
 	@$(BIN)/python benchmarks/horovod_matrix.py

@@ -108,6 +108,9 @@ def examine() -> Report:
         first = [item.remedy for item in cuda.find().missing()]
         remedy = "; then ".join([*first, f"hvdkit runtime build {' '.join(cpu_only)} --gpu"])
         notes.append(Missing(f"a GPU is there, but the Horovod of {', '.join(cpu_only)} has no NCCL", remedy))
+    with_nccl = [runtime.name for runtime in ready if "nccl" in runtime.operations]
+    if with_nccl and not machine.gpus():
+        here["GPU"] = f"none here; built for NCCL: {', '.join(with_nccl)}"
     return Report(findings, here, faults, notes)
 
 
