@@ -1,6 +1,6 @@
 """The PyTorch runtime for GPUs, on a machine with nvcc and no GPU: `make gpu-check`.
 
-It builds the runtime with CUDA and NCCL in a folder of its own in the cache (7 GB; remove it afterwards), and checks what
+It builds the runtime with CUDA and NCCL in a folder of its own in the cache (7 GB), and checks what
 can be checked without a GPU: every symbol of Horovod's library is found in the framework's libraries, Horovod says that
 it was built with CUDA and NCCL, two processes reduce on the CPU over Gloo (the proof of every runtime), and the doctor
 says that no GPU is there. What it cannot check is that anything runs on a GPU.
