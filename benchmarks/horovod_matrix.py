@@ -85,9 +85,11 @@ def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:
 
 def interpreter(version: str) -> Path:
     """A Python of this version."""
+    for own in (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python{version}"):
+        return own
     if found := shutil.which(f"python{version}"):
         return Path(found)
-    return next((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python{version}"))
+    sys.exit(f"python{version}: not found; put it on PATH")
 
 
 def _run(*command: str | Path) -> str:
