@@ -25,12 +25,12 @@ RESULTS, PAGE = HERE / "horovod-matrix.json", HERE / "horovod-matrix.md"
 # Row: the version of Python, and what pip installs.
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch 2.13, CPU": ("3.11", ("torch===2.13.0+cpu", "numpy")),
-    "torch 2.13, Python 3.13": ("3.13", ("torch===2.13.0+cpu", "numpy")),
     "torch 2.10, CUDA build": ("3.12", ("torch==2.10.0", "numpy")),
     "torch 2.6, CUDA build": ("3.10", ("torch==2.6.0", "numpy")),
     "TensorFlow 2.15": ("3.9", ("tensorflow-cpu==2.15.1",)),
     "TensorFlow 2.18": ("3.12", ("tensorflow-cpu==2.18.1",)),
     "TensorFlow 2.21": ("3.11", ("tensorflow-cpu==2.21.0",)),
+    "TensorFlow 2.21, Python 3.13": ("3.13", ("tensorflow-cpu==2.21.0",)),
     "MXNet 1.9.1": ("3.11", ("mxnet==1.9.1", "numpy==1.23.5")),
     "torch and TensorFlow": ("3.11", ("torch===2.13.0+cpu", "tensorflow-cpu==2.21.0")),
 }
