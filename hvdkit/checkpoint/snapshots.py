@@ -84,6 +84,24 @@ class Checkpoint:
     state: State
 
 
+def locate(path: Path) -> Path:
+    """The checkpoint's folder that `path` means: itself or, of a run's folder, the best checkpoint, else the last one.
+
+    A path that is neither is returned as it is, for `read` to report. Raises RequestError for a run that kept none.
+    """
+    if (path / RECORD).exists():
+        return path
+    for name in (_BEST, _LAST):
+        if (path / "checkpoints" / name).is_dir():
+            return path / "checkpoints" / name
+    if (path / "checkpoints").is_dir() or (path / "config.yaml").exists():
+        raise RequestError(
+            f"{path}: this run has kept no checkpoint; it may have ended before its first one, or its config.yaml says "
+            "checkpoint: null; train again with checkpoint={}"
+        )
+    return path
+
+
 def read(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises RequestError, naming the file, if one is missing, truncated, damaged or foreign."""
     path = folder / RECORD
@@ -91,7 +109,8 @@ def read(folder: Path) -> Checkpoint:
         record = Record.model_validate_json(read_bounded(path))
     except OSError as error:
         raise RequestError(
-            f"{path}: cannot be read ({error.strerror}); expected a checkpoint's folder, such as RUN/checkpoints/best"
+            f"{path}: cannot be read ({error.strerror}); expected a run's folder, or a checkpoint's such as "
+            "RUN/checkpoints/best"
         ) from None
     except ValidationError as error:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
