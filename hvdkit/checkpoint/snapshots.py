@@ -62,6 +62,7 @@ class Record(BaseModel):
     """`checkpoint.json`: the progress of training, the versions that wrote it, and digests of the other files.
 
     `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
+    `preprocessing` says what the model's images are; None in older checkpoints.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -74,6 +75,7 @@ class Record(BaseModel):
     hvdkit_version: str
     recipe: dict[str, Any]
     files: dict[str, str] = {}
+    preprocessing: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -115,16 +115,18 @@ def evaluate(
 @app.command()
 def export(
     checkpoint: CheckpointFolder,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors or FILE.keras")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors, FILE.onnx or FILE.keras")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file")] = False,
 ) -> None:
-    """Write a checkpoint's model as one file: safetensors in torchvision's layout, or a Keras archive."""
+    """Write a checkpoint's model as one file for others: safetensors, ONNX or a Keras archive."""
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import export as export_
 
     checkpoint = locate(checkpoint)
-    size = export_.run(export_.plan(checkpoint, out, overwrite))
-    typer.echo(f"{checkpoint}: written to {out} ({size / 2**20:.1f} MiB)")
+    _, *beside = export_.run(export_.plan(checkpoint, out, overwrite))
+    typer.echo(f"{checkpoint}: written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+    for path in beside:
+        typer.echo(f"{path.name} beside it loads it: from {path.stem} import load; model = load({out.name!r})")
 
 
 @app.command()
