@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from conftest import Hvdkit
 from resuming import lines, local_recipe, local_run
 from safetensors.numpy import load_file
 
@@ -63,6 +64,27 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "best").readlink() == Path("step-00000002")
     assert (tmp_path / "last").readlink() == Path("step-00000005")
     assert snapshots.read(tmp_path / "best").record.progress.validation == {"accuracy": 0.9}
+
+
+def test_a_runs_folder_means_its_best_checkpoint_else_its_last(tmp_path: Path) -> None:
+    written(tmp_path / "run" / "checkpoints", 0.5, 0.25)
+    best, last = (tmp_path / "run" / "checkpoints" / name for name in ("best", "last"))
+    assert snapshots.locate(tmp_path / "run") == best and snapshots.read(best).record.progress.step == 1
+    written(tmp_path / "unscored" / "checkpoints", None, None)
+    assert snapshots.locate(tmp_path / "unscored") == tmp_path / "unscored" / "checkpoints" / "last"
+    assert snapshots.locate(last) == last and snapshots.locate(last.resolve()) == last.resolve()
+
+
+def test_a_run_that_kept_no_checkpoint_is_refused_by_evaluate_and_export(inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("checkpoint: null\n")
+    (tmp_path / "empty").mkdir()
+    for command in (("evaluate",), ("export", "--out", "net.safetensors")):
+        done = inside(*command, "run")
+        assert done.returncode == 2 and "run: this run has kept no checkpoint" in done.stderr, done.stderr
+        done = inside(*command, "empty")
+        assert done.returncode == 2 and "empty/checkpoint.json: cannot be read" in done.stderr, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
 
 
 def test_last_is_never_one_that_cannot_be_read(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class Record(BaseModel):
     """`checkpoint.json`: the progress of training, the versions that wrote it, and digests of the other files.
 
     `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
+    `preprocessing` says what the model's images are; None in older checkpoints.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -74,6 +75,7 @@ class Record(BaseModel):
     hvdkit_version: str
     recipe: dict[str, Any]
     files: dict[str, str] = {}
+    preprocessing: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,24 @@ class Checkpoint:
     state: State
 
 
+def locate(path: Path) -> Path:
+    """The checkpoint's folder that `path` means: itself or, of a run's folder, the best checkpoint, else the last one.
+
+    A path that is neither is returned as it is, for `read` to report. Raises RequestError for a run that kept none.
+    """
+    if (path / RECORD).exists():
+        return path
+    for name in (_BEST, _LAST):
+        if (path / "checkpoints" / name).is_dir():
+            return path / "checkpoints" / name
+    if (path / "checkpoints").is_dir() or (path / "config.yaml").exists():
+        raise RequestError(
+            f"{path}: this run has kept no checkpoint; it may have ended before its first one, or its config.yaml says "
+            "checkpoint: null; train again with checkpoint={}"
+        )
+    return path
+
+
 def read(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises RequestError, naming the file, if one is missing, truncated, damaged or foreign."""
     path = folder / RECORD
@@ -91,7 +111,8 @@ def read(folder: Path) -> Checkpoint:
         record = Record.model_validate_json(read_bounded(path))
     except OSError as error:
         raise RequestError(
-            f"{path}: cannot be read ({error.strerror}); expected a checkpoint's folder, such as RUN/checkpoints/best"
+            f"{path}: cannot be read ({error.strerror}); expected a run's folder, or a checkpoint's such as "
+            "RUN/checkpoints/best"
         ) from None
     except ValidationError as error:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None

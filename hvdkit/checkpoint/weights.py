@@ -16,17 +16,19 @@ from hvdkit.files import write_atomic
 HEAD = ("fc.weight", "fc.bias")
 
 
-def save_weights(state: Mapping[str, np.ndarray], path: Path | str) -> Path:
+def save_weights(state: Mapping[str, np.ndarray], path: Path | str, metadata: Mapping[str, str] | None = None) -> Path:
     """Write the parameters and running statistics of `Session.state` to `path`, and return `path`.
 
-    The folder is created. Raises RunError if the file cannot be written; an existing file then stays as it was.
+    `metadata` goes into the file's header. The folder is created. Raises RunError if the file cannot be written; an
+    existing file then stays as it was.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another path") from error
-    write_atomic(path, save(model_state(state), metadata={"format": "pt"}))  # readers of PyTorch files ask for it
+    header = {"format": "pt", **(metadata or {})}  # readers of PyTorch files ask for the format
+    write_atomic(path, save(model_state(state), metadata=header))
     return path
 
 

@@ -43,7 +43,7 @@ app.add_typer(horovod_app, name="horovod")
 recipes_app = App(no_args_is_help=True, help="The recipes that come with hvdkit.")
 app.add_typer(recipes_app, name="recipes")
 
-CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="such as RUN/checkpoints/best")]
+CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="RUN, or a checkpoint of it")]
 Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default="runs/<recipe>-<command>-<time>")]
 
 
@@ -99,9 +99,11 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of any framework under any framework."""
     from hvdkit import paths
+    from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement
 
+    checkpoint = locate(checkpoint)
     placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
     plan = evaluate_.plan(checkpoint, overrides or [], framework, placement)
     if out and paths.lies_in(checkpoint, out):
@@ -115,14 +117,18 @@ def evaluate(
 @app.command()
 def export(
     checkpoint: CheckpointFolder,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors or FILE.keras")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors, FILE.onnx or FILE.keras")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file")] = False,
 ) -> None:
-    """Write a checkpoint's model as one file: safetensors in torchvision's layout, or a Keras archive."""
+    """Write a checkpoint's model as one file for others: safetensors, ONNX or a Keras archive."""
+    from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import export as export_
 
-    size = export_.run(export_.plan(checkpoint, out, overwrite))
-    typer.echo(f"written to {out} ({size / 2**20:.1f} MiB)")
+    checkpoint = locate(checkpoint)
+    _, *beside = export_.run(export_.plan(checkpoint, out, overwrite))
+    typer.echo(f"{checkpoint}: written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+    for path in beside:
+        typer.echo(f"{path.name} beside it loads it: from {path.stem} import load; model = load({out.name!r})")
 
 
 @app.command()

@@ -1,71 +1,167 @@
-"""A checkpoint's model as one file for others: safetensors in torchvision's layout, or a Keras archive."""
+"""A checkpoint's model as one file that others read without hvdkit: safetensors, ONNX or a Keras archive."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import sys
 import tempfile
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import hvdkit
 from hvdkit import paths
 from hvdkit.checkpoint import snapshots
+from hvdkit.checkpoint.snapshots import Record
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.state import check_fits, model_state
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
+from hvdkit.tasks import resnet
 
-SAFETENSORS = ".safetensors"
-_WRITTEN_BY = {".keras": "keras"}  # archives of a framework's own, by `recipes/<framework>/export.py` in its runtime
+SAFETENSORS, ONNX, KERAS = ".safetensors", ".onnx", ".keras"
+SUFFIXES = (SAFETENSORS, ONNX, KERAS)
+ABOUT = "hvdkit.json"  # the metadata in a Keras archive, which is a zip file
 
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """An export that has passed every check that can be made before it starts; `plan` where a runtime has to write."""
+    """An export that has passed every check that can be made before it starts.
 
-    folder: Path
+    `state` has the parameters and running statistics, `table` is the architecture to build; None for a model of the
+    user's own. `script` is the file that loads `out`, to be copied beside it. `plan` is set where a runtime has to
+    write.
+    """
+
     out: Path
-    plan: Plan | None
+    record: Record
+    state: snapshots.State
+    table: resnet.ResNet | None
+    script: Path | None = None
+    plan: Plan | None = None
 
 
 def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
     """Check the checkpoint, the file's name, its place and its runtime. Raises RequestError with all faults."""
     faults = Faults()
-    suffixes = (SAFETENSORS, *_WRITTEN_BY)
-    if out.suffix not in suffixes or not out.stem:
-        faults.append(f"--out {out}: expected a file that ends in {' or '.join(suffixes)}")
+    if out.suffix not in SUFFIXES or not out.stem:
+        faults.append(f"--out {out}: expected a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if out.suffix == ONNX and find_spec("onnx") is None:
+        faults.append(f"--out {out}: the package onnx is missing; run `{sys.executable} -m pip install onnx`")
     if not os.access(out.parent, os.W_OK | os.X_OK) or not out.parent.is_dir():
         faults.append(f"--out {out}: {out.parent} is no folder that can be written; make it, or choose another")
     elif out.is_dir():
         faults.append(f"--out {out}: expected a file, got a folder")
+    elif out.parent.resolve() == folder.resolve():
+        faults.append(f"--out {out}: it lies in the checkpoint, whose files stay as they are; choose another folder")
     elif out.exists() and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
-    ready = None
+    found = None
     with faults.collected(HvdkitError):
-        record = snapshots.read(folder).record
-        if out.suffix in _WRITTEN_BY:
-            recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe")
-            if recipe.model.name == "own":
-                raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
-            recipe = recipe.model_copy(update={"elastic": None})  # one rank writes, whatever trained it
-            ready = make_plan(recipe, _WRITTEN_BY[out.suffix], Placement())
+        checkpoint = snapshots.read(folder)
+        found = ExportPlan(out.absolute(), checkpoint.record, model_state(checkpoint.state), None)
+        recipe = schema.revise(checkpoint.record.recipe, f"{folder / snapshots.RECORD}: recipe")
+        if isinstance(recipe.model, schema.Model):
+            found = _with_architecture(found, recipe, recipe.model, overwrite)
+        elif out.suffix != SAFETENSORS:
+            raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
     faults.report()
-    return ExportPlan(folder.absolute(), out.absolute(), ready)
+    assert found is not None
+    return found
 
 
-def run(plan: ExportPlan) -> int:
-    """Write the file, whole or not at all; returns its size in bytes.
+def _with_architecture(plan: ExportPlan, recipe: schema.Recipe, model: schema.Model, overwrite: bool) -> ExportPlan:
+    """The plan for a model that hvdkit knows. Raises RequestError if the weights or the place do not fit it."""
+    stem = plan.state.get("conv1.weight")
+    channels = stem.shape[1] if stem is not None and stem.ndim == 4 else 3
+    # Exported models compute in the dtype of their parameters, also if training computed in another one.
+    dtype = PRECISIONS[recipe.precision].parameters
+    table = resnet.architecture(model.name, model.classes, channels)
+    plan = replace(plan, table=replace(table, dtype=dtype, compute_dtype=dtype))
+    check_fits(table.state_shapes(), plan.state)
+    if plan.out.suffix == KERAS:
+        # One process writes the file on a CPU, however many have trained the model, on whatever devices.
+        bare = schema.Recipe(name=recipe.name, model=model, data=recipe.data, optimizer=recipe.optimizer, device="cpu")
+        return replace(plan, plan=make_plan(bare, "keras", Placement()))
+    if plan.out.suffix == SAFETENSORS:
+        script = paths.script("pytorch", model.SCRIPT)
+        beside = plan.out.with_name(script.name)
+        there = beside.read_bytes() if beside.is_file() else None
+        if there == script.read_bytes():
+            return plan
+        if os.path.lexists(beside) and (there is None or b"`hvdkit export`" not in there):
+            raise RequestError(f"--out {plan.out}: {beside} is another file; choose another folder")
+        if there is not None and not overwrite:
+            raise RequestError(f"--out {plan.out}: {beside} is of another version; add --overwrite to replace it, too")
+        return replace(plan, script=script)
+    return plan
+
+
+def describe(record: Record, table: resnet.ResNet | None) -> dict[str, Any]:
+    """The metadata of an exported file, the same in each format; what is not known is left out.
+
+    `recipe_sha256` is that of the checkpoint's recipe as JSON with sorted keys; `mean` and `std` are those of a pixel's
+    channels, with pixels between 0 and 1.
+    """
+    about: dict[str, Any] = {"architecture": record.recipe["model"]["name"]}
+    if table:
+        about |= {"classes": table.classes, "channels": table.stem.inputs, "dtype": table.dtype}
+    preprocessing = record.model_dump(include={"preprocessing"})["preprocessing"] or {}
+    about |= {name: value for name, value in preprocessing.items() if value}
+    return about | {
+        "trained_with": f"{record.framework} {record.framework_version}, hvdkit {record.hvdkit_version}",
+        "step": record.progress.step,
+        "epoch": record.progress.epoch,
+        "recipe_sha256": hashlib.sha256(json.dumps(record.recipe, sort_keys=True).encode()).hexdigest(),
+        "hvdkit_version": hvdkit.__version__,
+    }
+
+
+def _texts(about: Mapping[str, Any]) -> dict[str, str]:
+    """Metadata for formats that hold texts only: all but texts as JSON."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+
+
+def run(plan: ExportPlan) -> list[Path]:
+    """Write the file, whole or not at all; returns all files that were written.
 
     Raises RunError where it cannot be written, and what the launcher raises.
     """
-    if plan.plan is None:
-        save_weights(snapshots.read(plan.folder).state, plan.out)
-        return plan.out.stat().st_size
+    about = describe(plan.record, plan.table)
+    if plan.out.suffix == KERAS:
+        _write_archive(plan, about)
+    elif plan.out.suffix == ONNX:
+        from hvdkit.tasks import resnet_onnx
+
+        assert plan.table
+        about |= {"layout": "NCHW", "dtype": "float32"}
+        write_atomic(plan.out, resnet_onnx.model(plan.table, plan.state, _texts(about)))
+    else:
+        about |= {"layout": "NCHW", "table": asdict(plan.table)} if plan.table else {}
+        if plan.script:
+            write_atomic(plan.out.with_name(plan.script.name), plan.script.read_bytes())
+        save_weights(plan.state, plan.out, _texts(about))
+    return [plan.out, *([plan.out.with_name(plan.script.name)] if plan.script else [])]
+
+
+def _write_archive(plan: ExportPlan, about: Mapping[str, Any]) -> None:
+    assert plan.plan and plan.table
     script = paths.recipes() / plan.plan.framework / "export.py"
     with tempfile.TemporaryDirectory() as scratch:
-        recipe, making = Path(scratch) / "config.yaml", Path(scratch) / plan.out.name
+        place = Path(scratch)
+        recipe, weights, making = place / "config.yaml", place / "weights.safetensors", place / plan.out.name
         write_atomic(recipe, schema.dump(plan.plan.recipe))
-        launch(plan.plan.by(script), recipe, [str(plan.folder), str(making)], Path(scratch) / "logs")
+        save_weights(plan.state, weights, {"table": json.dumps(asdict(plan.table))})
+        launch(plan.plan.by(script), recipe, [str(weights), str(making)], place / "logs")
+        with zipfile.ZipFile(making, "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(ABOUT, json.dumps({**about, "layout": "NHWC"}, indent=1))
         write_atomic(plan.out, making.read_bytes())
-    return plan.out.stat().st_size

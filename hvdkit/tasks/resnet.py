@@ -71,7 +71,8 @@ class ResNet:
     compute_dtype: str = "float32"
     recompute: bool = False
     zero_init_residual: bool = False
-    norm_momentum = BN_MOMENTUM
+    norm_momentum: float = BN_MOMENTUM
+    norm_epsilon: float = BN_EPSILON
 
     def convolutions(self) -> Iterator[tuple[str, str, Conv]]:
         """Yield (full name, full name of its batch norm, row) for each convolution, in forward order."""
@@ -96,6 +97,15 @@ class ResNet:
         shapes["fc.weight"] = (self.classes, self.features)
         shapes["fc.bias"] = (self.classes,)
         return shapes
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the parameters and of the running statistics of batch norm."""
+        statistics = {
+            f"{norm}.{name}": (row.outputs,)
+            for _, norm, row in self.convolutions()
+            for name in ("running_mean", "running_var")
+        }
+        return self.parameter_shapes() | statistics
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters and batch-norm buffers, float32: bit-identical for every framework and rank.

@@ -10,8 +10,6 @@ if __name__ == "__main__":
 
 import sys
 
-from pydantic import TypeAdapter
-
 from hvdkit.adapters import keras as adapter
 from hvdkit.adapters.tensorflow.batch_norm import batch_norm
 from hvdkit.tasks import resnet
@@ -20,51 +18,29 @@ from hvdkit.worker.entry import main
 import keras  # isort: skip  # after the adapter, which silences TensorFlow's start-up messages
 import tensorflow as tf  # isort: skip
 from keras import layers  # isort: skip
-from keras.saving import register_keras_serializable  # isort: skip
 
 
 # Convolutions and activations compute in `compute_dtype`, while variables are in `dtype`.
 POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 
-class FromTable:
-    """A layer that is saved in a `.keras` archive as its table row."""
-
-    def get_config(self):
-        row = TypeAdapter(self.ROW).dump_python(self.row, mode="json")
-        return {"row": row, "policy": self.dtype_policy.name}
-
-    @classmethod
-    def from_config(cls, config):
-        row = TypeAdapter(cls.ROW).validate_python(config["row"])
-        return cls(**config | {"row": row})
-
-
-@register_keras_serializable("hvdkit")
-class Convolution(FromTable, layers.Conv2D):
+class Convolution(layers.Conv2D):
     """Pads both sides equally; with stride 2, Keras's "same" pads one pixel less before than after."""
-
-    ROW = resnet.Conv
 
     def __init__(self, row: resnet.Conv, policy: str):
         padding = "same" if row.stride == 1 else "valid"
         super().__init__(row.outputs, row.kernel, row.stride, padding, use_bias=False, name=row.name, dtype=policy)
-        self.row = row
         self.pad = [[0, 0], *[[row.padding if row.stride > 1 else 0] * 2] * 2, [0, 0]]
 
     def call(self, x):
         return super().call(tf.pad(x, self.pad) if self.pad[1][0] else x)
 
 
-@register_keras_serializable("hvdkit")
-class BatchNorm(FromTable, layers.BatchNormalization):
+class BatchNorm(layers.BatchNormalization):
     """Batch norm with an unbiased running variance, as in PyTorch; Keras's own is biased."""
-
-    ROW = resnet.Conv
 
     def __init__(self, row: resnet.Conv, policy: str):
         super().__init__(momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, name=row.norm, dtype=policy)
-        self.row = row
 
     def call(self, x, training=None, mask=None):
         y, *statistics = self.normalize(x, training)
@@ -84,22 +60,15 @@ class BatchNorm(FromTable, layers.BatchNormalization):
         self.moving_variance.assign(variance)
 
 
-@register_keras_serializable("hvdkit")
-class Block(FromTable, layers.Layer):
+class Block(layers.Layer):
     """The residual block of a table row: ReLU after each sum and between convolutions."""
-
-    ROW = resnet.Block
 
     def __init__(self, row: resnet.Block, policy: str, recompute: bool = False):
         super().__init__(name=row.name, dtype=policy)
-        self.row = row
         self.rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(r, policy) for r in self.rows]
         self.norms = [BatchNorm(r, policy) for r in self.rows]
         self.depth, self.recompute = len(row.convs), recompute
-
-    def get_config(self):
-        return super().get_config() | {"recompute": self.recompute}
 
     def build(self, shape):
         for row, convolution, norm in zip(self.rows, self.convolutions, self.norms, strict=True):

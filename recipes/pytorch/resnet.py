@@ -2,46 +2,47 @@
 
     horovodrun -np 2 python recipes/pytorch/resnet.py recipes/resnet20-digits.yaml epochs=2
 
-One process without a launcher works too.
+One process without a launcher works too. `hvdkit export` copies this file beside the weights that it writes. Without
+hvdkit, with PyTorch and safetensors alone, it loads them:
+
+    from resnet import load
+    model = load("model.safetensors")
 """
 
 if __name__ == "__main__":
     import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch.utils.checkpoint import checkpoint
 
-from hvdkit.adapters import pytorch
-from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d
-from hvdkit.tasks import resnet
-from hvdkit.worker.entry import main
 
-
-def convolution(row: resnet.Conv) -> nn.Conv2d:
-    return nn.Conv2d(row.inputs, row.outputs, row.kernel, row.stride, row.padding, bias=False)
-
-
-def batch_norm(row: resnet.Conv) -> nn.BatchNorm2d:
-    return BatchNorm2d(row.outputs, eps=resnet.BN_EPSILON, momentum=1 - resnet.BN_MOMENTUM)
+def convolution(row) -> nn.Conv2d:
+    """A row of the table has inputs, outputs, kernel and stride; both sides are padded equally."""
+    return nn.Conv2d(row.inputs, row.outputs, row.kernel, row.stride, row.kernel // 2, bias=False)
 
 
 class Block(nn.Module):
     """The residual block of a table row: ReLU after each sum and between convolutions."""
 
-    def __init__(self, row: resnet.Block, recompute: bool) -> None:
+    def __init__(self, row, norm, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
         for conv in row.convs:
             self.add_module(conv.name, convolution(conv))
-            self.add_module(conv.norm, batch_norm(conv))
+            self.add_module(conv.norm, norm(conv.outputs))
         self.pairs = [(conv.name, conv.norm) for conv in row.convs]
         self.downsample = (
-            nn.Sequential(convolution(row.projection), batch_norm(row.projection)) if row.projection else nn.Identity()
+            nn.Sequential(convolution(row.projection), norm(row.projection.outputs))
+            if row.projection
+            else nn.Identity()
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,14 +57,14 @@ class Block(nn.Module):
     @contextmanager
     def statistics_kept(self) -> Iterator[None]:
         """A context that leaves the running statistics unchanged, for the second forward pass of a batch."""
-        norms = [module for module in self.modules() if isinstance(module, nn.BatchNorm2d)]
-        for norm in norms:
+        momenta = {norm: norm.momentum for norm in self.modules() if isinstance(norm, nn.BatchNorm2d)}
+        for norm in momenta:
             norm.momentum = 0.0
         try:
             yield
         finally:  # PyTorch ends the second pass by an exception once it has what backward needs
-            for norm in norms:
-                norm.momentum = 1 - resnet.BN_MOMENTUM
+            for norm, momentum in momenta.items():
+                norm.momentum = momentum
 
     def compute(self, x: Tensor) -> Tensor:
         """The block's output; with `recompute`, it is computed again in backward."""
@@ -74,16 +75,20 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A model from images (n, channels, height, width) to logits (n, classes)."""
+    """A model from images (n, channels, height, width) to logits (n, classes), built from its table."""
 
-    def __init__(self, table: resnet.ResNet) -> None:
+    def __init__(self, table, norm_layer: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> None:
         super().__init__()
+
+        def norm(channels: int) -> nn.BatchNorm2d:  # the table has the share of a running statistic that is kept
+            return norm_layer(channels, eps=table.norm_epsilon, momentum=1 - table.norm_momentum)
+
         self.conv1 = convolution(table.stem)
-        self.bn1 = batch_norm(table.stem)
+        self.bn1 = norm(table.stem.outputs)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if table.max_pool else nn.Identity()
         stages: dict[str, list[Block]] = {}
         for row in table.blocks:
-            stages.setdefault(row.name.split(".")[0], []).append(Block(row, table.recompute))
+            stages.setdefault(row.name.split(".")[0], []).append(Block(row, norm, table.recompute))
         self.stages = list(stages)
         for name, blocks in stages.items():
             self.add_module(name, nn.Sequential(*blocks))
@@ -96,7 +101,28 @@ class ResNet(nn.Module):
         return self.fc(x.mean(dim=(2, 3)))
 
 
-build = ResNet
+def load(file: str) -> ResNet:
+    """The model of a file that `hvdkit export` has written, in evaluation mode. Its `metadata` is the file's."""
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata() or {}
+        if "table" not in metadata:
+            raise ValueError(f"{file}: its metadata has no table; expected a file that `hvdkit export` has written")
+        weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dictionary
+    model = ResNet(json.loads(metadata["table"], object_hook=lambda fields: SimpleNamespace(**fields)))
+    model.to(weights["fc.weight"].dtype).load_state_dict(weights)
+    model.metadata = metadata
+    return model.eval()
+
+
+def build(table) -> ResNet:
+    """The model that hvdkit trains; it sums the statistics of channels-last images exactly."""
+    from hvdkit.adapters.pytorch.batch_norm import BatchNorm2d
+
+    return ResNet(table, BatchNorm2d)
+
 
 if __name__ == "__main__":
+    from hvdkit.adapters import pytorch
+    from hvdkit.worker.entry import main
+
     main(pytorch, build, sys.argv[1:])
