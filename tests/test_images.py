@@ -263,6 +263,18 @@ def test_a_photo_is_turned_where_the_recipe_says_so(tmp_path: Path) -> None:
         assert np.array_equal(found, prepared(tmp_path / "upright.png", wanted(tmp_path))) == turn
 
 
+def test_a_large_jpeg_is_decoded_in_part_where_the_recipe_says_so(tmp_path: Path) -> None:
+    smooth = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    Image.fromarray(smooth).resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "large.jpg", quality=95)
+    whole, reduced = (wanted(tmp_path, reduced_jpeg=each) for each in (False, True))
+    sizes = [imagefolder.read(data, str(tmp_path / "large.jpg")).size for data in (whole, reduced)]
+    assert sizes == [(1600, 1200), (200, 150)], "an eighth has still four times 18 pixels"
+    found = [prepared(tmp_path / "large.jpg", data) for data in (whole, reduced)]
+    assert 0 < np.abs(found[0] - found[1]).max() < 0.1
+    Image.open(tmp_path / "large.jpg").resize((140, 100)).save(tmp_path / "small.jpg")
+    assert imagefolder.read(reduced, str(tmp_path / "small.jpg")).size == (140, 100)
+
+
 def test_a_huge_image_is_read_and_one_beyond_reason_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (12_000, 8_000), 128).save(tmp_path / "huge.png")
     assert np.isfinite(prepared(tmp_path / "huge.png", wanted(tmp_path))).all()

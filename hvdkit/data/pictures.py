@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hvdkit.data import pixels
+from hvdkit.data import imagefolder, pixels
 from hvdkit.data.dataset import Batch, Dataset, Preprocessing
 from hvdkit.data.small_images import PREPROCESSING
 from hvdkit.errors import RequestError
@@ -37,16 +37,16 @@ class PictureSplit:
 
     def _prepared(self, file: str) -> np.ndarray:
         """A picture as evaluation sees it, (size, size, 3) float32."""
-        size, how = self.how.size, self.how
+        data, size, how = self.data, self.how.size, self.how
         try:
-            image = pixels.read(file, not isinstance(self.data, ImageFolder) or self.data.exif_orientation)
+            image = imagefolder.read(data, file) if isinstance(data, ImageFolder) else pixels.read(file, upright=True)
         except pixels.CorruptImage as error:
             raise RequestError(f"{file}: {error}; expected a JPEG or PNG image") from None
-        if isinstance(self.data, ImageFolder):
-            return pixels.for_evaluation(image, size, int(self.data.resize), how.mean, how.std)
-        if self.data.name != "cifar10":  # digits are grey
+        if isinstance(data, ImageFolder):
+            return pixels.for_evaluation(image, size, int(data.resize), how.mean, how.std)
+        if data.name != "cifar10":  # digits are grey
             image = image.convert("L").convert("RGB")
-        border = _MNIST_BORDER if self.data.name == "mnist5k" else 0
+        border = _MNIST_BORDER if data.name == "mnist5k" else 0
         inner = pixels.centre(image, size - 2 * border, size - 2 * border)
         return pixels.normalised(np.pad(inner, ((border, border), (border, border), (0, 0))), how.mean, how.std)
 

@@ -29,15 +29,18 @@ class CorruptImage(Exception):
     """A file that cannot be read as an image. The text is the reason, in one line."""
 
 
-def read(path: str, upright: bool = False) -> Image:
+def read(path: str, upright: bool = False, enough: int | None = None) -> Image:
     """The file as an RGB image. Raises CorruptImage.
 
     Transparency is dropped and 16 bits per channel are cut to the upper 8. With `upright` the image is turned as its
-    EXIF orientation says.
+    EXIF orientation says. A JPEG is decoded at a half, a quarter or an eighth of its size, which is several times as
+    fast, if both sides are at least `enough` pixels then.
     """
     from PIL import ImageOps
 
     with _opened(path) as image:
+        if enough is not None:
+            image.draft(None, (enough, enough))
         image.load()
         return _rgb(ImageOps.exif_transpose(image) if upright else image)
 

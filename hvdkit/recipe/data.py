@@ -86,6 +86,9 @@ class ImageFolder(Strict):
     )
     validation: float = Field(0.2, ge=0, lt=1, description="share of each class held out where there is no `val`")
     exif_orientation: bool = Field(False, description="turn photos as their EXIF orientation says")
+    reduced_jpeg: bool = Field(
+        False, description="decode a large JPEG file at 1/2, 1/4 or 1/8, with at least four times `resize` left"
+    )
     augment: Literal["none", "resized-crop-flip"] = Field(
         "resized-crop-flip", description="training images: a random part of random shape, mirrored by chance"
     )
