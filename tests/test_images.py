@@ -62,7 +62,7 @@ def test_a_part_of_each_class_is_held_out_and_no_image_is_in_both(tmp_path: Path
     assert np.bincount(found.val.labels, minlength=4).tolist() == [4, 2, 1, 0]  # one image alone is trained on
     assert np.bincount(found.train.labels, minlength=4).tolist() == [16, 8, 1, 1]
     for share, count in ((0, 0), (0.5, 16), (0.99, 29)):
-        assert len(imagefolder.look(wanted(root, validation=share), 1).val) == count
+        assert len(open_dataset(wanted(root, validation=share), 4, 1).val) == count
 
 
 def test_the_split_depends_on_the_seed_and_the_names_alone(tmp_path: Path) -> None:

@@ -101,9 +101,11 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of any framework under any framework."""
     from hvdkit import paths
+    from hvdkit.checkpoint.snapshots import of_run
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement
 
+    checkpoint = of_run(checkpoint)
     placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
     plan = evaluate_.plan(checkpoint, overrides or [], framework, placement)
     if out and paths.lies_in(checkpoint, out):

@@ -64,7 +64,7 @@ def run(request: Request, folder: Path | None) -> ImagePredictions:
         place = folder or Path(scratch)
         asked = {
             "checkpoint": str(request.checkpoint),
-            "files": [str(file.absolute()) for file in request.files],
+            "files": list(map(str, request.files)),  # the rank has the same working folder
             "top": request.top,
         }
         write_atomic(place / "request.json", json.dumps(asked))

@@ -136,7 +136,7 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
     folder = look(data, seed)
     listings = folder.train, folder.val
     if data.corrupt == "refuse":
-        faults = [fault for listing in listings for fault in _no_images(listing)]
+        faults = [fault for listing in listings if len(listing) for fault in _no_images(listing)]
         if faults:
             raise RequestError("\n".join(faults))
     if shard.rank == 0 and folder.held_out:
