@@ -18,6 +18,7 @@ from hvdkit.files import open_lock
 # All that hvdkit's commands write into a folder. `--overwrite` deletes these names and nothing else.
 _OURS = {
     "config.yaml", "tuning", "metrics.jsonl", "result.json", "logs", "checkpoints", "tensorboard", "evaluate.json",
+    "predict-images.json",
     "compare.json", "compare.md", "runs",
     "parity.json", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",

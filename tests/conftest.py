@@ -30,7 +30,7 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
     "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "horovod_cuda",
-    "horovod_target", "launch_hosts", "mesh", "paths", "predict", "profile", "quick", "report_files",
+    "horovod_target", "images", "launch_hosts", "mesh", "paths", "predict", "profile", "quick", "report_files",
     "runtimes_patches", "simulator", "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 

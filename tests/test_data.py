@@ -220,12 +220,12 @@ def test_nothing_but_corrupt_images_is_no_endless_search(tmp_path: Path) -> None
 
 def _no_folder(root: Path) -> str:
     (root / "val").rename(root / "validation")
-    return f"data.path: {root / 'val'}: no such folder; expected one folder a class"
+    return f"data.path: {root / 'val'}: no such folder, but {root / 'validation'} is there; rename it to val"
 
 
 def _nowhere(root: Path) -> str:
     root.rename(root.with_name("elsewhere"))
-    return f"data.path: {root}: no such folder; expected one with train/<class> and val/<class> in it"
+    return f"data.path: {root}: no such folder; expected one with a folder of images for each class"
 
 
 def _no_classes(root: Path) -> str:

@@ -115,7 +115,7 @@ def test_an_interval_is_the_bootstrap_of_the_median() -> None:
 def test_the_commands_give_the_same_recipe_again(real: Path, tmp_path: Path) -> None:
     found = collect.read(real)
     for each in found.runs:
-        words = shlex.split(reproduce.of_run(each).text)
+        words = shlex.split(reproduce.locate(each).text)
         assert words[:7] == [
             "hvdkit", "train", "resnet20-digits", "--framework", each.result.framework, "-np", str(each.result.np),
         ]  # fmt: skip
@@ -125,7 +125,7 @@ def test_the_commands_give_the_same_recipe_again(real: Path, tmp_path: Path) -> 
     overrides = ["data={name: synthetic, height: 48}", "optimizer={name: lamb, learning_rate: 1.0e-3}", "checkpoint={}"]
     for recipe in (schema.load(base, overrides), schema.load(base, [*overrides, "name=own"])):
         own.write_text(schema.dump(recipe))
-        words = shlex.split(reproduce.of_run(collect.Run(found.runs[0].result, [], 0, own, recipe)).text)
+        words = shlex.split(reproduce.locate(collect.Run(found.runs[0].result, [], 0, own, recipe)).text)
         place = own if recipe.name == "own" else base
         assert words[2] == (str(own) if recipe.name == "own" else recipe.name)
         assert schema.load(place, words[7:]) == recipe

@@ -65,6 +65,7 @@ def resumed(
         try:
             found = held or (pick(place, recipe)[0] if place else None)
             if found:
+                check_classes(found.record, dataset)
                 state = without_strategy(found.state)
                 session.load_state(state)
                 record = found.record
@@ -86,6 +87,16 @@ def resumed(
         plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
         progress.step = plan.step_at(progress.epoch, progress.samples)
     return progress, recounted, root, found_state["rest"]
+
+
+def check_classes(record: Record, dataset: Dataset) -> None:
+    """Raise RequestError if the data set has other classes than the checkpoint, whose labels are their numbers."""
+    if record.preprocessing is None or dataset.preprocessing is None:
+        return
+    theirs, mine = record.preprocessing.class_names, dataset.preprocessing.class_names
+    if theirs != mine:
+        shown = [", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (theirs, mine)]
+        raise RequestError(f"data: expected the checkpoint's classes ({shown[0]}), got {shown[1]}")
 
 
 def _check_same(record: Record, recipe: Recipe, place: Path) -> None:

@@ -29,6 +29,7 @@ from safetensors.numpy import load_file, save
 from hvdkit.core.seam import Adapter
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
+from hvdkit.data.dataset import Preprocessing
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.recipe.schema import Checkpointing
@@ -62,7 +63,7 @@ class Record(BaseModel):
     """`checkpoint.json`: the progress of training, the versions that wrote it, and digests of the other files.
 
     `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
-    `preprocessing` says what the model's images are; None in older checkpoints.
+    `preprocessing` says how a picture becomes the model's input, and names the classes, where the data are pictures.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -75,7 +76,7 @@ class Record(BaseModel):
     hvdkit_version: str
     recipe: dict[str, Any]
     files: dict[str, str] = {}
-    preprocessing: dict[str, Any] | None = None
+    preprocessing: Preprocessing | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, help, predict
+from hvdkit.cli import bench, help, images, predict
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -72,7 +73,7 @@ def train(
     from hvdkit.launch.placement import Placement
     from hvdkit.report.progress import RunProgress
 
-    checked = loaded(recipe, overrides)
+    checked = loaded(recipe, overrides, out if resume else None)
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
@@ -83,7 +84,10 @@ def train(
             result = train_.run(plan, folder, progress.watch(plan.title), resume)
         from hvdkit.results.train import kept_lines, result_lines
 
-        typer.echo("\n".join([result_lines(result), *kept_lines(result, out), f"written to {folder}"]))
+        lines = [result_lines(result), *kept_lines(result, out), f"written to {folder}"]
+        if checked.data.name == "imagefolder" and result.checkpoints:
+            lines.append(f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(out), 'PICTURE.jpg'])}")
+        typer.echo("\n".join(lines))
 
 
 @app.command()
@@ -227,7 +231,7 @@ def parity(
     raise typer.Exit(0 if result.passed else 1)
 
 
-for command in (bench.bench, predict.predict, predict.advise):
+for command in (images.predict_images, bench.bench, predict.predict, predict.advise):
     app.command()(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,11 +62,27 @@ def _faults(parameter: Any, value: Any) -> list[str]:
     return faults
 
 
-def loaded(recipe: Path, overrides: list[str] | None) -> Recipe:
-    """The recipe of that file or name, with its overrides. Raises RequestError with all faults."""
+def loaded(recipe: Path, overrides: list[str] | None, resumed: Path | None = None) -> Recipe:
+    """The recipe of that file or name, with its overrides. Raises RequestError with all faults.
+
+    What it leaves to a folder of images is decided here, as in the run in the folder `resumed` if there is one; what
+    was found, and what looks like a mistake, is printed on standard error.
+    """
     from hvdkit.recipe import registry, schema
 
-    return schema.load(registry.locate(recipe), overrides or [])
+    read = schema.load(registry.locate(recipe), overrides or [])
+    if not isinstance(read.data, schema.ImageFolder):
+        return read
+    from hvdkit.tasks import folder
+
+    earlier = None
+    if resumed is not None:
+        with contextlib.suppress(RequestError):  # no run is there yet
+            earlier = schema.load(resumed / "config.yaml")
+    decision = folder.decide(read, earlier, folder.measured_speed)
+    for line in [*decision.found, *(f"warning: {line}" for line in decision.warnings)]:
+        typer.echo(line, err=True)
+    return decision.recipe
 
 
 def show(tables: Iterable[Table], width: int) -> None:

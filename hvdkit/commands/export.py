@@ -85,7 +85,7 @@ def _with_architecture(plan: ExportPlan, recipe: schema.Recipe, model: schema.Mo
     channels = stem.shape[1] if stem is not None and stem.ndim == 4 else 3
     # Exported models compute in the dtype of their parameters, also if training computed in another one.
     dtype = PRECISIONS[recipe.precision].parameters
-    table = resnet.architecture(model.name, model.classes, channels)
+    table = resnet.architecture(model.name, int(model.classes), channels)
     plan = replace(plan, table=replace(table, dtype=dtype, compute_dtype=dtype))
     check_fits(table.state_shapes(), plan.state)
     if plan.out.suffix == KERAS:

@@ -40,7 +40,7 @@ def _open(data: AnyData, classes: int, seed: int, shard: Shard, batch_size: int)
     if isinstance(data, ImageFolder):
         from hvdkit.data import imagefolder
 
-        return imagefolder.open_folder(data, shard.local_size)
+        return imagefolder.open_folder(data, seed, shard)
     from hvdkit.data import user_pipeline
 
     return user_pipeline.open_native(data, user_pipeline.NativeJob(batch_size, classes, seed, shard, data.options))

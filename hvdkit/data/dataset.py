@@ -142,11 +142,27 @@ class PoolSplit:
 
 
 @dataclass(frozen=True)
+class Preprocessing:
+    """How a picture becomes a model's input, and what its outputs mean; checkpoints have it.
+
+    A picture is resized until its shorter side is `resize`, and the centre of `size` × `size` is taken. A value v of
+    0 to 1 in one of its `channels` becomes (v − mean) / std.
+    """
+
+    class_names: tuple[str, ...]
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: int = 3
+    resize: int | None = None
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A training and a validation split of samples of `shape`.
 
     `corrupt` has the samples that were replaced while reading, each with the reason. `native` says that the batches
-    come from a user pipeline.
+    come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified.
     """
 
     train: Split
@@ -155,3 +171,4 @@ class Dataset:
     classes: int
     corrupt: dict[str, str] = field(default_factory=dict)
     native: bool = False
+    preprocessing: Preprocessing | None = None

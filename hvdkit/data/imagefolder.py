@@ -1,26 +1,33 @@
 """Images in a folder for each class, the usual layout of ImageNet: path/train/<class>/*.jpg, path/val/<class>/*.jpg.
 
+Without `val`, or with the class folders directly below the path, a part of each class is held out for validation.
 A rank lists them once when it starts, compactly (1.28 million names take about 60 MB), and decodes them on demand.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.data import pixels, prefetch
+from hvdkit.data import Shard, pixels, prefetch
 from hvdkit.data.augment import Stream, random_bits
-from hvdkit.data.dataset import Augmentation, Batch, Dataset
+from hvdkit.data.dataset import Augmentation, Batch, Dataset, Preprocessing
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import ImageFolder
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _CHECKED = 1024  # files whose first bytes are read before training, spread over all of them
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
@@ -47,37 +54,110 @@ class Listing:
         return os.path.join(self.folder, self.classes[self.labels[index]], name)  # noqa: PTH118 - for each image
 
 
-def open_folder(data: ImageFolder, local_size: int = 1) -> Dataset:
-    """The data set. `local_size` ranks share the cores of this host.
+@dataclass(frozen=True)
+class Folder:
+    """The images of both splits. `held_out` says that `val` is a part of the training folder's images; `ignored`
+    counts the other files in the class folders by their suffix."""
 
-    Raises RequestError with all faults: folders or images are missing, training and validation have different classes,
-    a package for reading images is missing, or, with `corrupt: refuse`, one of 1,024 files is not an image by its first
-    bytes.
+    train: Listing
+    val: Listing
+    held_out: bool
+    ignored: Counter[str]
+
+    @property
+    def division(self) -> str:
+        """How the images are divided, in a line."""
+        why = ": there is no folder val, and a share of data.validation of each class is held out"
+        return f"{len(self.train)} images for training, {len(self.val)} for validation{why if self.held_out else ''}"
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the class folders; a class's label is its place here."""
+        return self.train.classes
+
+
+def look(data: ImageFolder, seed: int) -> Folder:
+    """List the images. Which ones are held out depends on the seed and on their names only.
+
+    Raises RequestError with all faults: folders or images are missing, or training and validation have different
+    classes.
     """
-    workers = prefetch.threads(data.workers, local_size)
+    root = Path(data.path).expanduser()
+    if not root.is_dir():
+        raise RequestError(
+            f"data.path: {root}: no such folder; expected one with a folder of images for each class, or with "
+            "train/<class> and val/<class>"
+        )
+    has_val = os.path.lexists(root / "val")
+    # a folder that holds images may be called train where it is a class, beside car and bus
+    train_root = root / "train" if has_val or any(_folders(root / "train")) else root
+    faults: list[str] = []
+    ignored: Counter[str] = Counter()
+    classes = _classes(train_root, faults)
+    if has_val:
+        val_classes = _classes(root / "val", faults)
+        if not faults:
+            faults += _compared(root, classes, val_classes)
+    other = next((root / name for name in ("validation", "valid") if (root / name).is_dir()), None)
+    if other and not has_val and train_root != root:
+        faults.append(f"data.path: {root / 'val'}: no such folder, but {other} is there; rename it to val")
+    if faults:
+        raise RequestError("\n".join(faults))
+    names = [_images(train_root / each, faults, ignored) for each in classes]
+    if has_val:
+        val_names = [_images(root / "val" / each, faults, ignored) for each in classes]
+    else:
+        parts = [_parted(each, name, seed, data.validation) for each, name in zip(names, classes, strict=True)]
+        names, val_names = [part[0] for part in parts], [part[1] for part in parts]
+    if faults:
+        raise RequestError("\n".join(faults))
+    train = _listing(train_root, classes, names)
+    return Folder(train, _listing(root / "val" if has_val else train_root, classes, val_names), not has_val, ignored)
+
+
+def check_pillow() -> None:
+    """Raise RequestError if Pillow is missing."""
     if importlib.util.find_spec("PIL") is None:
         raise RequestError(
             "data 'imagefolder': Pillow, which reads images, is not installed beside the framework; "
             "run `python -m pip install Pillow` there"
         )
+
+
+def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
+    """The data set, whose sizes are decided. Rank 0 says how many images are held out.
+
+    Raises RequestError as `look` does, and if a package for reading images is missing, or, with `corrupt: refuse`, one
+    of 1,024 files is not an image by its first bytes.
+    """
+    workers = prefetch.threads(data.workers, shard.local_size)
+    check_pillow()
     prefetch.check_installed(workers)
-    root = Path(data.path).expanduser()
-    if not root.is_dir():
-        raise RequestError(f"data.path: {root}: no such folder; expected one with train/<class> and val/<class> in it")
-    faults: list[str] = []
-    classes = [_classes(root / split, faults) for split in ("train", "val")]
-    if not faults:
-        faults += _compared(root, *classes)
-    if faults:
-        raise RequestError("\n".join(faults))
-    listings = [_listing(root / split, classes[0], faults) for split in ("train", "val")]
-    if not faults and data.corrupt == "refuse":
-        faults += [fault for listing in listings for fault in _no_images(listing)]
-    if faults:
-        raise RequestError("\n".join(faults))
+    folder = look(data, seed)
+    listings = folder.train, folder.val
+    if data.corrupt == "refuse":
+        faults = [fault for listing in listings if len(listing) for fault in _no_images(listing)]
+        if faults:
+            raise RequestError("\n".join(faults))
+    if shard.rank == 0 and folder.held_out:
+        print(folder.division, flush=True)
     corrupt: dict[str, str] = {}
     train, val = (ImageFolderSplit(listing, data, workers, corrupt) for listing in listings)
-    return Dataset(train, val, (data.size, data.size, 3), len(classes[0]), corrupt)
+    size, resize = int(data.size), int(data.resize)
+    names = tuple(map(printable, folder.classes))
+    made = Preprocessing(names, size, pixels.MEAN, pixels.DEVIATION, resize=resize)
+    return Dataset(train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made)
+
+
+def read(data: ImageFolder, path: str) -> Image:
+    """An image as the data set decodes it. Raises pixels.CorruptImage."""
+    # a training crop has at least 8 % of the area, so a quarter of the side: it is not enlarged either
+    return pixels.read(path, data.exif_orientation, 4 * int(data.resize) if data.reduced_jpeg else None)
+
+
+def printable(name: str) -> str:
+    """A file's name as text: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -107,29 +187,27 @@ class ImageFolderSplit:
             return
         samples = np.concatenate(runs)
         seed, epoch = (augmentation.seed, augmentation.epoch) if augmentation else (0, 0)
-        bits = random_bits(seed, epoch, samples)
+        bits, size = random_bits(seed, epoch, samples), int(self.data.size)
         changed = augmentation is not None and augmentation.kind != "none"
         ahead = max(2 * len(runs[0]), 2 * self.workers)
         make = partial(self._sample, samples, bits, changed)
         with closing(prefetch.in_order(make, len(samples), self.workers, ahead)) as images:
             for run in runs:
-                batch = Batch(
-                    np.empty((len(run), self.data.size, self.data.size, 3), np.float32), np.empty(len(run), np.int64)
-                )
+                batch = Batch(np.empty((len(run), size, size, 3), np.float32), np.empty(len(run), np.int64))
                 for row in range(len(run)):
                     batch.inputs[row], batch.targets[row] = next(images)
                 yield batch
 
     def _sample(self, samples: np.ndarray, bits: np.ndarray, changed: bool, number: int) -> tuple[np.ndarray, int]:
         """The image (size, size, 3) float32 and label of `samples[number]`, or of its replacement."""
-        index, size = int(samples[number]), self.data.size
+        index, size = int(samples[number]), int(self.data.size)
         state = int(bits[number])
         image = None
         replacements = Stream(state ^ 1)  # a different stream than that of the augmentation
         for _ in range(_REPLACEMENTS):
             path = self.listing.path(index)
             try:
-                image = pixels.read(path)
+                image = read(self.data, path)
                 break
             except pixels.CorruptImage as error:
                 if self.data.corrupt == "refuse":
@@ -143,7 +221,7 @@ class ImageFolderSplit:
         label = int(self.listing.labels[index])
         if changed:
             return pixels.for_training(image, size, Stream(state)), label
-        return pixels.for_evaluation(image, size, self.data.resize), label
+        return pixels.for_evaluation(image, size, int(self.data.resize)), label
 
     def _note(self, path: str, reason: str) -> None:
         if path not in self.corrupt:
@@ -151,20 +229,26 @@ class ImageFolderSplit:
             print(f"warning: {path}: {reason}; another image takes its place", file=sys.stderr, flush=True)
 
 
+def _folders(place: Path) -> list[str]:
+    """The names of the folders in a folder, without hidden ones; none if it is not there."""
+    try:
+        with os.scandir(place) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _classes(folder: Path, faults: list[str]) -> list[str]:
     """The names of the class folders, sorted by code points."""
     expected = f"expected one folder a class in it, such as {folder / 'cat'}, with JPEG or PNG files"
     try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        names = sorted(_folders(folder)) if folder.is_dir() else None
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        reason = "no such folder" if missing else f"cannot be read ({error.strerror})"
-        faults.append(f"data.path: {folder}: {reason}; {expected}")
+        faults.append(f"data.path: {folder}: cannot be read ({error.strerror}); {expected}")
         return []
     if not names:
-        faults.append(f"data.path: {folder}: no class folders; {expected}")
-    return names
+        faults.append(f"data.path: {folder}: {'no such folder' if names is None else 'no class folders'}; {expected}")
+    return names or []
 
 
 def _compared(root: Path, train: list[str], val: list[str]) -> list[str]:
@@ -177,34 +261,50 @@ def _compared(root: Path, train: list[str], val: list[str]) -> list[str]:
     return [f"data.path: {root}: expected the same class folders in train and val; {shown}{more}"]
 
 
-def _listing(folder: Path, classes: list[str], faults: list[str]) -> Listing:
-    """All images below `folder`; a class without images is a fault."""
-    counts, lengths, names = [], [], []
-    for name in classes:
-        encoded = [os.fsencode(each) for each in _images(folder / name, faults)]
-        counts.append(len(encoded))
-        lengths.append(np.array([len(each) for each in encoded], np.int64))
-        names.append(b"".join(encoded))
-    labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
-    return Listing(str(folder), classes, labels, b"".join(names), np.concatenate(lengths).cumsum())
+def _parted(names: list[str], label: str, seed: int, share: float) -> tuple[list[str], list[str]]:
+    """A class's images for training and for validation, at least one in each of them if there are two.
+
+    They are ordered by a hash of seed and name, so that an image that is added later moves few of the others.
+    """
+    count = min(len(names) - 1, max(1, round(share * len(names)))) if share else 0
+    start = hashlib.blake2b(f"{seed}/".encode() + os.fsencode(label) + b"/")
+
+    def position(name: str) -> bytes:
+        digest = start.copy()
+        digest.update(os.fsencode(name))
+        return digest.digest()
+
+    held_out = set(sorted(names, key=position)[:count])
+    return [name for name in names if name not in held_out], [name for name in names if name in held_out]
 
 
-def _images(folder: Path, faults: list[str]) -> list[str]:
-    """The names of the images in a class folder, sorted by code points."""
+def _listing(folder: Path, classes: list[str], names: list[list[str]]) -> Listing:
+    """The images below `folder`, with the `names` of each class."""
+    encoded = [os.fsencode(name) for each in names for name in each]
+    labels = np.repeat(np.arange(len(classes), dtype=np.int32), [len(each) for each in names])
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return Listing(str(folder), classes, labels, b"".join(encoded), lengths.cumsum())
+
+
+def _images(folder: Path, faults: list[str], ignored: Counter[str]) -> list[str]:
+    """The names of the images in a class folder, sorted by code points. It is a fault if there are none."""
+    found = []
     try:
         with os.scandir(folder) as entries:
-            found = sorted(
-                entry.name
-                for entry in entries
-                if entry.name.lower().endswith(pixels.SUFFIXES) and not entry.name.startswith(".") and entry.is_file()
-            )
+            for entry in entries:
+                if entry.name.startswith(".") or not entry.is_file():
+                    continue
+                if entry.name.lower().endswith(pixels.SUFFIXES):
+                    found.append(entry.name)
+                else:
+                    ignored[Path(entry.name).suffix.lower() or "no suffix"] += 1
     except OSError as error:
         faults.append(f"{folder}: cannot be read ({error.strerror}); expected a folder of images")
         return []
     if not found:
         suffixes = ", ".join(pixels.SUFFIXES)
         faults.append(f"{folder}: no images; expected files that end in {suffixes}, or no such folder")
-    return found
+    return sorted(found)
 
 
 def _no_images(listing: Listing) -> Iterator[str]:

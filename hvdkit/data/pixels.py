@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,11 +29,31 @@ class CorruptImage(Exception):
     """A file that cannot be read as an image. The text is the reason, in one line."""
 
 
-def read(path: str) -> Image:
+def read(path: str, upright: bool = False, enough: int | None = None) -> Image:
     """The file as an RGB image. Raises CorruptImage.
 
-    Transparency is dropped, 16 bits per channel are cut to the upper 8, and EXIF orientation is ignored.
+    Transparency is dropped and 16 bits per channel are cut to the upper 8. With `upright` the image is turned as its
+    EXIF orientation says. A JPEG is decoded at a half, a quarter or an eighth of its size, which is several times as
+    fast, if both sides are at least `enough` pixels then.
     """
+    from PIL import ImageOps
+
+    with _opened(path) as image:
+        if enough is not None:
+            image.draft(None, (enough, enough))
+        image.load()
+        return _rgb(ImageOps.exif_transpose(image) if upright else image)
+
+
+def size_of(path: str) -> tuple[int, int]:
+    """Width and height in pixels, by the file's header. Raises CorruptImage."""
+    with _opened(path) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image]:
+    """The image, not yet decoded; what fails in this context is raised as CorruptImage."""
     from PIL import Image
 
     try:
@@ -39,8 +61,7 @@ def read(path: str) -> Image:
             warnings.simplefilter("ignore")  # about oddities of files that can be read
             image = Image.open(path, formats=("JPEG", "PNG"))
         with image:
-            image.load()
-            return _rgb(image)
+            yield image
     except MemoryError:
         raise
     except Image.UnidentifiedImageError:
@@ -74,8 +95,15 @@ def for_training(image: Image, size: int, stream: Stream) -> np.ndarray:
     return normalised(pixels[:, ::-1] if flip else pixels, MEAN, DEVIATION)
 
 
-def for_evaluation(image: Image, size: int, shorter: int) -> np.ndarray:
-    """The centre of the image after resizing its shorter side to `shorter`: (size, size, 3) float32.
+def for_evaluation(
+    image: Image, size: int, shorter: int, mean: tuple[float, ...] = MEAN, deviation: tuple[float, ...] = DEVIATION
+) -> np.ndarray:
+    """The `centre` of the image, normalised: (size, size, 3) float32."""
+    return normalised(centre(image, size, shorter), mean, deviation)
+
+
+def centre(image: Image, size: int, shorter: int) -> np.ndarray:
+    """The centre of the image after resizing its shorter side to `shorter`: (size, size, 3) uint8.
 
     Positions and lengths are rounded as in torchvision's Resize and CenterCrop. Only the crop is computed, so that a
     very narrow image does not take much memory.
@@ -88,7 +116,7 @@ def for_evaluation(image: Image, size: int, shorter: int) -> np.ndarray:
     # rounding can put a product beyond the edge
     right, bottom = min(image.width, (left + size) * across), min(image.height, (top + size) * down)
     box = (left * across, top * down, right, bottom)
-    return normalised(np.asarray(_resized(image, size, box)), MEAN, DEVIATION)
+    return np.asarray(_resized(image, size, box))
 
 
 def normalised(pixels: np.ndarray, mean: tuple[float, ...], deviation: tuple[float, ...]) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdkit.data.dataset import ArraySplit, Batch, Dataset, PoolSplit
+from hvdkit.data.dataset import ArraySplit, Batch, Dataset, PoolSplit, Preprocessing
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Cifar10, Synthetic
 
@@ -21,9 +21,19 @@ _DIGITS_MEAN, _DIGITS_DEVIATION = 0.305, 0.324
 _MNIST_MEAN, _MNIST_DEVIATION = (0.1005,) * 3, (0.2757,) * 3  # with the black border of two pixels
 _CIFAR_MEAN, _CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
+_DIGIT_NAMES = tuple("0123456789")
+_CIFAR_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
 # https://www.cs.toronto.edu/~kriz/cifar.html: 10,000 records a file, one byte of label, then 32×32 of each colour
 _CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _CIFAR_RECORDS, _CIFAR_RECORD_BYTES = 10_000, 1 + 3 * 32 * 32
+
+# By the name of the data set.
+PREPROCESSING = {
+    "digits": Preprocessing(_DIGIT_NAMES, 32, (_DIGITS_MEAN,) * 3, (_DIGITS_DEVIATION,) * 3, resize=32),
+    "mnist5k": Preprocessing(_DIGIT_NAMES, 32, _MNIST_MEAN, _MNIST_DEVIATION, resize=32),
+    "cifar10": Preprocessing(_CIFAR_NAMES, 32, _CIFAR_MEAN, _CIFAR_DEVIATION, resize=32),
+}
 
 
 def digits() -> Dataset:
@@ -32,7 +42,7 @@ def digits() -> Dataset:
     table = table.reshape(-1, 65)
     pixels = upscaled(table[:, :64].reshape(-1, 8, 8).astype(np.float32))
     pixels = (pixels / np.float32(16.0) - np.float32(_DIGITS_MEAN)) / np.float32(_DIGITS_DEVIATION)
-    return _held_out(np.repeat(pixels[..., None], 3, axis=-1), table[:, 64])
+    return _held_out("digits", np.repeat(pixels[..., None], 3, axis=-1), table[:, 64])
 
 
 def mnist5k() -> Dataset:
@@ -45,7 +55,7 @@ def mnist5k() -> Dataset:
 
     pixels = np.pad(table[:, :784].reshape(-1, 28, 28).astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
     pixels = np.repeat(pixels[..., None], 3, axis=-1)
-    return _held_out(normalised(pixels, _MNIST_MEAN, _MNIST_DEVIATION), table[:, 784])
+    return _held_out("mnist5k", normalised(pixels, _MNIST_MEAN, _MNIST_DEVIATION), table[:, 784])
 
 
 def cifar10(data: Cifar10) -> Dataset:
@@ -62,7 +72,8 @@ def cifar10(data: Cifar10) -> Dataset:
     files = [_cifar_file(folder / name, faults) for name in (*_CIFAR_TRAIN, "test_batch.bin")]
     if faults:
         raise RequestError("\n".join(faults))
-    return Dataset(RecordSplit(tuple(files[:5])), RecordSplit(tuple(files[5:])), (32, 32, 3), 10)
+    train, val = RecordSplit(tuple(files[:5])), RecordSplit(tuple(files[5:]))
+    return Dataset(train, val, (32, 32, 3), 10, preprocessing=PREPROCESSING["cifar10"])
 
 
 @dataclass(frozen=True)
@@ -114,14 +125,15 @@ def upscaled(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(weights @ images @ weights.T)
 
 
-def _held_out(images: np.ndarray, labels: np.ndarray) -> Dataset:
+def _held_out(name: str, images: np.ndarray, labels: np.ndarray) -> Dataset:
     """A fixed stratified split, independent of the seed: shuffled, sorted by class, then every fifth is held out."""
     order = np.random.default_rng(0).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     held_out = np.zeros(len(labels), bool)
     held_out[order[::5]] = True
     train = ArraySplit(images[~held_out], labels[~held_out])
-    return Dataset(train, ArraySplit(images[held_out], labels[held_out]), (32, 32, 3), 10)
+    val = ArraySplit(images[held_out], labels[held_out])
+    return Dataset(train, val, (32, 32, 3), 10, preprocessing=PREPROCESSING[name])
 
 
 def _table(data: str, package: str, file: str, distribution: str, install: str) -> np.ndarray:

@@ -64,13 +64,31 @@ class Cifar10(_Data):
     path: Location = Field(description="folder with data_batch_1.bin to 5 and test_batch.bin, or cifar-10-batches-bin")
 
 
+def evaluation_side(size: int) -> int:
+    """The shorter side of an image before its centre of `size` × `size` is taken: 256 for 224, as in torchvision."""
+    return round(size * 8 / 7)
+
+
 class ImageFolder(Strict):
-    """JPEG and PNG files, one folder per class: path/train/<class>/*.jpg and path/val/<class>/*.jpg."""
+    """JPEG and PNG files, one folder per class: path/train/<class>/*.jpg and path/val/<class>/*.jpg.
+
+    Without `val`, or with the class folders directly below `path`, a part of each class is held out for validation.
+    Sizes that are `auto` are decided before ranks start (`hvdkit/tasks/folder.py`).
+    """
 
     name: Literal["imagefolder"]
-    path: Location = Field(description="folder with `train` and `val`")
-    size: int = Field(224, ge=8, le=4096, description="height and width of what the model sees")
-    resize: int = Field(256, ge=8, le=8192, description="shorter side before the centre is cut out for evaluation")
+    path: Location = Field(description="folder with a folder for each class, or with `train` and `val`")
+    size: Literal["auto"] | Annotated[int, Field(ge=8, le=4096)] = Field(
+        "auto", description="height and width of what the model sees; auto: by the model and the images"
+    )
+    resize: Literal["auto"] | Annotated[int, Field(ge=8, le=8192)] = Field(
+        "auto", description="shorter side before the centre is cut out for evaluation; auto: 8/7 of size"
+    )
+    validation: float = Field(0.2, ge=0, lt=1, description="share of each class held out where there is no `val`")
+    exif_orientation: bool = Field(False, description="turn photos as their EXIF orientation says")
+    reduced_jpeg: bool = Field(
+        False, description="decode a large JPEG file at 1/2, 1/4 or 1/8, with at least four times `resize` left"
+    )
     augment: Literal["none", "resized-crop-flip"] = Field(
         "resized-crop-flip", description="training images: a random part of random shape, mirrored by chance"
     )
@@ -81,9 +99,20 @@ class ImageFolder(Strict):
         "auto", description="threads a rank that read ahead; 0: none"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _resize_follows_size(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("resize", "auto") == "auto":
+            size = values.get("size")
+            if isinstance(size, int) and 8 <= size <= 4096:
+                return values | {"resize": evaluation_side(size)}
+        return values
+
     @model_validator(mode="after")
     def _the_centre_lies_inside(self) -> ImageFolder:
-        if self.resize < self.size:
+        if self.size == "auto" and self.resize != "auto":
+            raise ValueError(f"expected a size beside resize, got auto and {self.resize}")
+        if self.resize != "auto" and self.size != "auto" and self.resize < self.size:
             raise ValueError(f"expected resize of at least size ({self.size}), got {self.resize}")
         return self
 

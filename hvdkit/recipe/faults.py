@@ -13,7 +13,13 @@ from hvdkit.recipe.yaml_files import brief
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 MOST_FAULTS = 50  # listed one by one; the rest are counted
 # Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
-_AUTO_OR_NUMBER = {("threads",): "1 to 4096", ("data", "workers"): "0 to 256"}
+_AUTO_OR_NUMBER = {
+    ("threads",): "1 to 4096",
+    ("data", "workers"): "0 to 256",
+    ("data", "size"): "8 to 4096",
+    ("data", "resize"): "8 to 8192",
+    ("model", "classes"): "2 to 1000000",
+}
 
 
 def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[str]:

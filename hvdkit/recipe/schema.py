@@ -38,6 +38,9 @@ ModelName = Literal[
 ]  # fmt: skip
 
 
+Classes = Literal["auto"] | Annotated[int, Field(ge=2, le=1_000_000)]
+
+
 class Model(Strict):
     """The model; its layers are in `hvdkit/tasks/resnet.py`."""
 
@@ -45,7 +48,7 @@ class Model(Strict):
     SCRIPT: ClassVar[str] = "resnet"  # the module in `recipes/<framework>/` that builds the model
 
     name: ModelName
-    classes: int = Field(10, ge=2, le=1_000_000)
+    classes: Classes = Field("auto", description="auto: as many as the folder of images has; 10 for other data")
     weights: str | None = Field(
         None, description="safetensors file to start from, with torchvision's names and layouts"
     )
@@ -70,7 +73,7 @@ class OwnModel(Strict):
 
     name: Literal["own"]
     script: Location = Field(description="Python file that trains it under one framework; see docs/own-model.md")
-    classes: int = Field(10, ge=2, le=1_000_000, description="for data sets of hvdkit")
+    classes: Classes = Field("auto", description="for data sets of hvdkit; auto as for its models")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="handed to the script as they are")
 
 
@@ -192,6 +195,20 @@ class Recipe(Strict):
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
     tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
     warmup_steps: int = Field(10, ge=0, description="first steps that throughput leaves out")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _classes_of_other_data(cls, document: Any) -> Any:
+        """Only a folder of images has to be looked into for its number of classes."""
+        model, data = (document.get(key) if isinstance(document, dict) else None for key in ("model", "data"))
+        if not isinstance(model, dict) or not isinstance(data, dict) or data.get("name") == "imagefolder":
+            return document
+        return document | {"model": model | {"classes": 10}} if model.get("classes", "auto") == "auto" else document
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the folder of images still has to decide something: the number of classes, or the size."""
+        return isinstance(self.data, ImageFolder) and "auto" in (self.model.classes, self.data.size)
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Recipe:

@@ -85,7 +85,7 @@ def make(found: Found, own_command: str) -> Page:
     first = found.runs[0].result
     frameworks = list(dict.fromkeys(group.framework for group in groups))
     who = f"{first.framework}, {ranks(first.np)}" if found.comparison is None else _listed(frameworks)
-    commands = [reproduce.of_run(group.runs[0]) for group in groups]
+    commands = [reproduce.locate(group.runs[0]) for group in groups]
     return Page(
         title=f"{first.recipe}: {who}",
         about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} images a rank and step, "

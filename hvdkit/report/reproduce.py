@@ -25,7 +25,7 @@ class Command:
     text: str
 
 
-def of_run(run: Run) -> Command:
+def locate(run: Run) -> Command:
     """The command of one run, or a comment if its recipe is not known."""
     result = run.result
     who = label(result.framework, result.rival)

@@ -51,12 +51,12 @@ class ImageClassification:
         from hvdkit.data.batches import open_dataset
 
         recipe = self._recipe
-        return open_dataset(recipe.data, self._model.classes, recipe.seed, shard, recipe.batch_size)
+        return open_dataset(recipe.data, int(self._model.classes), recipe.seed, shard, recipe.batch_size)
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> resnet.ResNet:
         """The recipe's ResNet, for images of `shape`; None for those with three channels."""
         model = self._model
-        table = resnet.architecture(model.name, model.classes, shape[2] if shape else 3)
+        table = resnet.architecture(model.name, int(model.classes), shape[2] if shape else 3)
         return replace(table, zero_init_residual=model.zero_init_residual)
 
     def check(self, shape: tuple[int, ...]) -> None:

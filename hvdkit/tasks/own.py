@@ -52,9 +52,9 @@ class Own:
 
         recipe = self.recipe
         if not isinstance(recipe.data, OwnData):
-            return open_dataset(recipe.data, recipe.model.classes, recipe.seed, shard, recipe.batch_size)
+            return open_dataset(recipe.data, int(recipe.model.classes), recipe.seed, shard, recipe.batch_size)
         train, val = self.samples()
-        return Dataset(train, val, (), recipe.model.classes)
+        return Dataset(train, val, (), int(recipe.model.classes))
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> OwnArchitecture:
         """The architecture: only the script knows its parameters."""

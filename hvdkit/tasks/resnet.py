@@ -88,6 +88,29 @@ class ResNet:
             height, width = -(-height // stride), -(-width // stride)
         return height, width
 
+    @property
+    def usual_side(self) -> int:
+        """Height and width in pixels of the images that the family is made for."""
+        return 224 if self.max_pool else 32
+
+    def multiply_adds(self, side: int) -> int:
+        """Multiply-adds of a forward pass of one image of `side` × `side` pixels, in convolutions and linear layer."""
+
+        def work(conv: Conv, out: int) -> int:
+            return conv.inputs * conv.outputs * conv.kernel**2 * out**2
+
+        side = -(-side // self.stem.stride)
+        total = work(self.stem, side) + self.features * self.classes
+        side = -(-side // 2) if self.max_pool else side
+        for block in self.blocks:
+            inside = side
+            for conv in block.convs:
+                inside = -(-inside // conv.stride)
+                total += work(conv, inside)
+            total += work(block.projection, inside) if block.projection else 0
+            side = inside
+        return total
+
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
         shapes: dict[str, tuple[int, ...]] = {}

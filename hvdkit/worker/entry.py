@@ -65,6 +65,10 @@ def _report_crashes() -> None:
 def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat) -> None:
     arguments = _parse(argv)
     recipe = schema.load(arguments.recipe, arguments.overrides)
+    if recipe.undecided:  # without the command line, which decides once for all ranks
+        from hvdkit.tasks import folder
+
+        recipe = folder.decide(recipe).recipe
     if arguments.rival:
         from hvdkit import baselines
 
@@ -84,6 +88,10 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
         from hvdkit.worker.evaluate import evaluate
 
         evaluate(adapter, script, recipe, arguments.evaluate, arguments.out, heartbeat)
+    elif arguments.predict_images:
+        from hvdkit.worker.predict_images import predict_images
+
+        predict_images(adapter, script, recipe, arguments.predict_images, arguments.out, heartbeat)
     else:
         from hvdkit.worker.train import train
 
@@ -119,6 +127,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl, result.json and checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
     parser.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="do not train: evaluate a checkpoint")
+    parser.add_argument("--predict-images", type=Path, metavar="REQUEST", help="do not train: classify pictures")
     parser.add_argument("--parity", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit parity`")
     parser.add_argument("--steps", type=int, default=20, help="for --parity and --profile: steps to look at")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit profile`")

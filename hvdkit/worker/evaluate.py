@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hvdkit
 from hvdkit.checkpoint import snapshots
+from hvdkit.checkpoint.resume import check_classes
 from hvdkit.core import trainer
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
@@ -32,6 +33,7 @@ def evaluate(
         raise RequestError("data: expected validation samples, got none")
     session = setup.session(recipe)
     found = snapshots.read(folder)
+    check_classes(found.record, setup.dataset)
     session.load_state(model_state(found.state))
     on_batch = partial(heartbeat.beat, "evaluation")
     split, shard = setup.dataset.val, setup.mesh.shard

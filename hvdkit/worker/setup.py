@@ -78,8 +78,8 @@ class Setup:
         return session
 
 
-def start(adapter: Adapter, script: Script, recipe: Recipe) -> Setup:
-    """Start Horovod, check that the recipe can run here, open its data set and describe its model.
+def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | None = None) -> Setup:
+    """Start Horovod, check that the recipe can run here, open its data set, or take `dataset`, and describe its model.
 
     Raises RequestError if the recipe cannot run here, ranks have different recipes, or the data set cannot be opened.
     """
@@ -96,7 +96,7 @@ def start(adapter: Adapter, script: Script, recipe: Recipe) -> Setup:
     check_can(adapter, recipe, world)
     check_alike(adapter, world, flat(recipe))
     task = script.task(recipe)
-    dataset = task.open_data(mesh.shard)
+    dataset = task.open_data(mesh.shard) if dataset is None else dataset
     return Setup(adapter, script, recipe, mesh, dataset, task, task.architecture(dataset.shape))
 
 

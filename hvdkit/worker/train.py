@@ -196,6 +196,7 @@ def _record(setup: Setup, progress: Progress) -> snapshots.Record:
         framework_version=adapter.versions()["framework"],
         hvdkit_version=hvdkit.__version__,
         recipe=setup.recipe.model_dump(mode="json"),
+        preprocessing=setup.dataset.preprocessing,
     )
 
 

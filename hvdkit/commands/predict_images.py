@@ -1,0 +1,111 @@
+"""`hvdkit predict-images`: what is in a picture, by a checkpoint's model, under whichever framework is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdkit.checkpoint import snapshots
+from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.data import imagefolder, pictures, pixels
+from hvdkit.errors import Faults, HvdkitError, RequestError
+from hvdkit.files import open_regular, write_atomic
+from hvdkit.launch.placement import Placement
+from hvdkit.recipe import schema
+from hvdkit.results.predict_images import ImagePredictions, read_predictions
+from hvdkit.runtimes.pins import FRAMEWORKS
+
+_BATCH = 32  # pictures at once
+FILE = "predict-images.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Pictures and a checkpoint that have passed every check that can be made before a rank starts."""
+
+    plan: Plan
+    checkpoint: Path
+    files: list[Path]
+    top: int
+
+
+def check(given: Path, images: Sequence[Path], framework: str | None, top: int) -> Request:
+    """Check a checkpoint's or a run's folder `given`, and the pictures: files, or folders of which all images are
+    taken. Without a `framework` it is the first one whose runtime is built. Raises RequestError with all faults."""
+    faults = Faults([f"--top {top}: expected 1 or more"] if top < 1 else [])
+    imagefolder.check_pillow()
+    files = [file for image in images for file in _files(image, faults)]
+    with faults.collected(HvdkitError):
+        checkpoint = snapshots.locate(given)
+        record = snapshots.read(checkpoint).record
+        recipe = schema.revise(record.recipe, f"{checkpoint / snapshots.RECORD}: recipe")
+        how = pictures.preprocessing(recipe.data, int(recipe.model.classes), record.preprocessing)
+        model = recipe.model
+        if isinstance(model, schema.Model):  # what it was trained from need not be there any more
+            model = model.model_copy(update={"weights": None, "new_head": False})
+        else:
+            framework = framework or record.framework  # a script is one framework's
+        changed = {"model": model, "elastic": None, "batch_size": min(_BATCH, max(1, len(files)))}
+        plan = _first_that_can(recipe.model_copy(update=changed), [framework] if framework else list(FRAMEWORKS))
+    faults.report()
+    return Request(plan, checkpoint.absolute(), files, min(top, len(how.class_names)))
+
+
+def run(request: Request, folder: Path | None) -> ImagePredictions:
+    """The answer, which is also written into `folder` (absolute, there and empty) if there is one.
+
+    Raises what the launcher raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvdkit-") as scratch:
+        place = folder or Path(scratch)
+        asked = {
+            "checkpoint": str(request.checkpoint),
+            "files": list(map(str, request.files)),  # the rank has the same working folder
+            "top": request.top,
+        }
+        write_atomic(place / "request.json", json.dumps(asked))
+        write_atomic(place / "config.yaml", schema.dump(request.plan.recipe))
+        arguments = ["--predict-images", str(place / "request.json"), "--out", str(place)]
+        launch(request.plan, place / "config.yaml", arguments, place / "logs")
+        return read_predictions(place / FILE)
+
+
+def _first_that_can(recipe: schema.Recipe, frameworks: Sequence[str]) -> Plan:
+    """The run under the first framework that can do it. Raises the first one's fault if none can."""
+    first: HvdkitError | None = None
+    for framework in frameworks:
+        try:
+            return make_plan(recipe, framework, Placement())
+        except HvdkitError as error:
+            first = first or error
+    raise first or RequestError("--framework: expected one")
+
+
+def _files(image: Path, faults: list[str]) -> list[Path]:
+    """The picture, or all images in a folder, sorted; a fault for each that is none by its header."""
+    expected = "expected a JPEG or PNG image, or a folder of them"
+    try:
+        if image.is_dir():
+            files = sorted(each for each in image.iterdir() if _is_image(each))
+            if not files:
+                faults.append(f"{image}: no images in it; expected files that end in {', '.join(pixels.SUFFIXES)}")
+        else:
+            open_regular(image).close()  # a pipe would be waited for
+            files = [image]
+    except OSError as error:
+        faults.append(f"{image}: cannot be read ({error.strerror}); {expected}")
+        return []
+    for file in files:
+        try:
+            pixels.size_of(os.fspath(file))
+        except pixels.CorruptImage as error:
+            faults.append(f"{file}: {error}; {expected}")
+    return files
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in pixels.SUFFIXES and not path.name.startswith(".") and path.is_file()

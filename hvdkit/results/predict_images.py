@@ -1,0 +1,41 @@
+"""The schema of `predict-images.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvdkit.results.json_files import Figures, Record, read
+
+
+class Guess(Figures):
+    """A class, by its name and its number, and the probability that the model gives it, a fraction of 1."""
+
+    name: str
+    label: int
+    probability: float
+
+
+class Picture(Record):
+    """A picture's file, and its most probable classes, the first one first."""
+
+    file: str
+    classes: list[Guess]
+
+
+class ImagePredictions(Record):
+    """`predict-images.json`: what a checkpoint `trained_by` one framework says, under `framework`, about pictures."""
+
+    framework: str
+    framework_version: str
+    hvdkit_version: str
+    recipe: str
+    model: str
+    checkpoint: str
+    trained_by: str
+    step: int
+    pictures: list[Picture]
+
+
+def read_predictions(path: Path) -> ImagePredictions:
+    """Read a `predict-images.json`. Raises RequestError if it is missing or damaged."""
+    return read(ImagePredictions, path, "what `hvdkit predict-images` has written")

@@ -1,0 +1,213 @@
+"""One's own images on real ranks: the commands of docs/own-images.md as they stand, and the same answers everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, Hvdkit, run
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from hvdkit.checkpoint import snapshots
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import ImageFolder
+from hvdkit.results.evaluate import read_evaluation
+from hvdkit.results.predict_images import ImagePredictions, read_predictions
+
+SIDE = 96
+NAMES = ("disc", "lying stripes", "upright stripes")
+
+
+def photo(name: str, random: np.random.Generator) -> Image.Image:
+    """A noisy picture of a disc or of stripes, in two random colours."""
+    y, x = np.mgrid[:SIDE, : SIDE + 20] / SIDE
+    if name == "disc":
+        inside = (x - random.uniform(0.4, 0.8)) ** 2 + (y - random.uniform(0.4, 0.6)) ** 2 < 0.3**2
+    else:
+        along = y if name == "lying stripes" else x
+        inside = np.sin(2 * np.pi * (along * random.uniform(3, 5) + random.uniform())) > 0
+    dark, light = random.integers(0, 100, 3), random.integers(155, 256, 3)
+    pixels = np.where(inside[..., None], light, dark) + random.normal(0, 8, (*inside.shape, 3))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def photos(root: Path, count: int, seed: int = 0) -> Path:
+    """A folder with `count` pictures of each class."""
+    random = np.random.default_rng(seed)
+    for name in NAMES:
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            suffix = ("jpg", "png", "JPEG")[number % 3]
+            photo(name, random).save(root / name / f"{number:03}.{suffix}")
+    return root
+
+
+def commands() -> list[str]:
+    """The commands of the page's first screen."""
+    page = (ROOT / "docs" / "own-images.md").read_text()
+    block = re.search(r"```\n(.*?)```", page, re.DOTALL)
+    assert block
+    found = [line.split(" #")[0].strip() for line in block[1].splitlines() if line.strip()]
+    assert 3 <= len(found) <= 5 and "predict-images" in found[-1]
+    return found
+
+
+def test_the_five_commands_of_the_page(tmp_path: Path) -> None:
+    """From a folder of photos to what is in a picture. `make driver` has been run where tests run."""
+    photos(tmp_path / "photos", 40)
+    truth = NAMES[2]
+    photo(truth, np.random.default_rng(99)).save(tmp_path / "picture.jpg")
+    (tmp_path / ".venv").symlink_to(Path(sys.prefix))
+    for command in commands():
+        words = shlex.split(command)
+        if words[0] == "make":
+            done = run([*words, "--dry-run"], 60, cwd=ROOT)
+            assert done.returncode == 0 and "scripts/bootstrap.py" in done.stdout, done.stderr
+            continue
+        done = run(words, 300, cwd=tmp_path, env=os.environ | {"COLUMNS": "120"})
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        if words[1] == "train":
+            assert "3 classes (disc, lying stripes, upright stripes); 96 images for training, 24 for" in done.stderr
+            assert "warning" not in done.stderr
+            assert "what is in a picture: hvdkit predict-images runs/photos PICTURE.jpg" in done.stdout
+    first = next(line for line in done.stdout.splitlines() if "picture.jpg" in line)
+    assert truth in first, done.stdout
+    resolved = schema.load(tmp_path / "runs" / "photos" / "config.yaml")
+    assert isinstance(resolved.data, ImageFolder) and not resolved.undecided
+    assert (resolved.model.classes, resolved.data.size, resolved.data.resize) == (3, 32, 37)
+    result = json.loads((tmp_path / "runs" / "photos" / "result.json").read_text())
+    assert result["val_accuracy"] > 0.8, "three classes that a child tells apart"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `photos`, and `run`, which was trained on them under plain script and two epochs only."""
+    place = tmp_path_factory.mktemp("trained")
+    photos(place / "photos", 20)
+    words = ["train", "resnet20-folder", "data.path=photos", "model.name=resnet8", "epochs=2", "--out", "run"]
+    done = run([sys.executable, "-m", "hvdkit", *words, "schedule.warmup_epochs=0"], 120, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_the_checkpoint_knows_its_pictures(trained: Path) -> None:
+    record = snapshots.read(trained / "run" / "checkpoints" / "last").record
+    assert record.preprocessing is not None and record.preprocessing.class_names == NAMES
+    raw = json.loads((trained / "run" / "checkpoints" / "last" / "checkpoint.json").read_text())["preprocessing"]
+    assert raw == {
+        "class_names": list(NAMES), "size": 32, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
+        "channels": 3, "resize": 37,
+    }  # fmt: skip
+    assert "48 images for training, 12 for validation" in (trained / "run" / "logs" / "rank-0.log").read_text()
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow", "keras", "mxnet"])
+def test_every_framework_says_what_evaluation_counts(
+    framework: str, trained: Path, hvdkit: Hvdkit, tmp_path: Path, warm: None
+) -> None:
+    """The held-out images are the same under all, and predicting them one by one gives evaluation's accuracy."""
+    run_ = trained / "run"
+    done = hvdkit("evaluate", run_, f"data.path={trained / 'photos'}", "--framework", framework, "--out", "e")
+    assert done.returncode == 0, done.stderr
+    evaluated = read_evaluation(tmp_path / "e" / "evaluate.json")
+    kept = snapshots.read(snapshots.locate(run_)).record
+    assert evaluated.total == 12 and evaluated.accuracy == pytest.approx(kept.progress.validation["accuracy"])
+    data = schema.revise(kept.recipe, "kept").data
+    assert isinstance(data, ImageFolder)
+    from hvdkit.data.imagefolder import look
+
+    val = look(data.model_copy(update={"path": str(trained / "photos")}), 1).val
+    files = [val.path(index) for index in range(len(val))]
+    done = hvdkit("predict-images", run_, *files, "--framework", framework, "--out", "p")
+    assert done.returncode == 0 and "written to" in done.stdout, done.stderr
+    found = read_predictions(tmp_path / "p" / "predict-images.json")
+    assert [each.file for each in found.pictures] == files and found.framework == framework
+    right = sum(each.classes[0].name == Path(each.file).parent.name for each in found.pictures)
+    assert right == evaluated.correct
+    for each in found.pictures:
+        assert sum(guess.probability for guess in each.classes) == pytest.approx(1, abs=1e-6)
+        assert [guess.name for guess in each.classes] == [NAMES[guess.label] for guess in each.classes]
+    truth = [NAMES.index(Path(name).parent.name) for name in files]
+    losses = [
+        -np.log(next(guess.probability for guess in each.classes if guess.label == label))
+        for each, label in zip(found.pictures, truth, strict=True)
+    ]
+    assert float(np.mean(losses)) == pytest.approx(evaluated.loss, rel=1e-4)
+
+
+def test_a_resumed_run_has_the_same_validation_images_and_refuses_others(trained: Path, tmp_path: Path) -> None:
+    words = ["train", "resnet20-folder", "model.name=resnet8", "epochs=1", "schedule.warmup_epochs=0", "--out", "run"]
+
+    def train(*more: str) -> str:
+        done = run([sys.executable, "-m", "hvdkit", *words, *more], 120, cwd=tmp_path)
+        assert done.returncode == (2 if "data.path=others" in more else 0), done.stderr
+        return done.stderr
+
+    (tmp_path / "photos").symlink_to(trained / "photos")
+    train("data.path=photos", "--framework", "mxnet")
+    train("data.path=photos", "epochs=2", "--resume", "--framework", "pytorch")
+    logs = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert "48 images for training, 12 for validation" in logs
+    (tmp_path / "others").mkdir()
+    for name in NAMES:
+        (tmp_path / "others" / name.upper()).symlink_to(trained / "photos" / name)
+    told = train("data.path=others", "epochs=3", "--resume")
+    assert f"expected the checkpoint's classes ({', '.join(NAMES)}), got DISC" in told
+
+
+def test_files_of_digits_are_what_evaluation_sees(
+    checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path, warm: None
+) -> None:
+    """The held-out digits as greyscale files of 8×8 pixels give evaluation's accuracy, but for rounding."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))  # as data/small_images.py holds them out
+    held_out = sorted(order[np.argsort(digits.target[order], kind="stable")][::5].tolist())
+    (tmp_path / "digits").mkdir()
+    for number in held_out:
+        image = Image.fromarray((digits.images[number] * 255 / 16).round().astype(np.uint8))
+        image.save(tmp_path / "digits" / f"{number:04}.png")
+    (tmp_path / "digits" / "notes.txt").touch()
+    done = hvdkit("predict-images", checkpoint_40, "digits", "--out", "p", "--top", "1")
+    assert done.returncode == 0, done.stderr
+    found = ImagePredictions.model_validate_json((tmp_path / "p" / "predict-images.json").read_text())
+    assert [each.file for each in found.pictures] == [f"digits/{number:04}.png" for number in held_out]
+    assert found.trained_by == "mxnet" and all(len(each.classes) == 1 for each in found.pictures)
+    right = sum(each.classes[0].name == str(digits.target[int(Path(each.file).stem)]) for each in found.pictures)
+    done = hvdkit("evaluate", checkpoint_40, "--out", "e")
+    assert done.returncode == 0, done.stderr
+    correct = read_evaluation(tmp_path / "e" / "evaluate.json").correct
+    assert correct is not None and correct > 60 and abs(right - correct) <= 2
+
+
+def test_a_script_without_hvdkits_command_decides_the_same(trained: Path, tmp_path: Path) -> None:
+    """As under plain horovodrun, where no driver has looked into the folder."""
+    from hvdkit.runtimes.store import find
+
+    runtime = find("pytorch")
+    script, recipe = ROOT / "recipes" / "pytorch" / "resnet.py", ROOT / "recipes" / "resnet20-folder.yaml"
+    words = [f"data.path={trained / 'photos'}", "model.name=resnet8", "steps=1", "--out", str(tmp_path)]
+    command = [str(runtime.python), str(script), str(recipe), *words]
+    done = run(command, 120, env=os.environ | runtime.environment | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    mine = snapshots.read(tmp_path / "checkpoints" / "last").record
+    theirs = snapshots.read(trained / "run" / "checkpoints" / "last").record
+    assert mine.preprocessing == theirs.preprocessing
+    assert (mine.recipe["model"], mine.recipe["data"] | {"path": "photos"}) == (
+        theirs.recipe["model"],
+        theirs.recipe["data"],
+    )
+
+
+def test_a_truncated_picture_is_a_line(trained: Path, hvdkit: Hvdkit, tmp_path: Path, warm: None) -> None:
+    whole = next((trained / "photos" / NAMES[0]).glob("*.jpg")).read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    done = hvdkit("predict-images", trained / "run", "cut.jpg", "--out", "p")
+    assert done.returncode == 2 and "cut.jpg: " in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "p" / "predict-images.json").exists()
