@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from hvdkit.results.json_files import Count, Figures, read
+from hvdkit.results.json_files import Count, Figures, Result, read, read_lines
 
 
 def scores(validation: dict[str, float]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Recovery(Figures):
     seconds: float
 
 
-class TrainResult(Figures):
+class TrainResult(Figures, Result):
     """`result.json` of one run.
 
     `parameters` counts the trainable ones. `batch_size` (images) and `threads` are per rank. `steps` counts updates.
@@ -116,7 +116,7 @@ class TrainResult(Figures):
     step_ms_p50: float
     step_ms_p90: float
     step_ms_p99: float | None = None
-    step_ms: list[float] = Field(default_factory=list)
+    step_ms: list[float] = Field(default_factory=list, repr=False)
     cpu_s_per_image: float | None = None
     startup_s: float | None = None
     load: float | None = None
@@ -131,11 +131,19 @@ class TrainResult(Figures):
     corrupt_images: int = 0
     native_pipeline: bool = False
     recoveries: list[Recovery] = Field(default_factory=list)
-    tuning: dict[str, dict[str, Any]] | None = None
+    tuning: dict[str, dict[str, Any]] | None = Field(None, repr=False)
     ended_at: datetime | None = None
     checkpoints: dict[str, str] = Field(default_factory=dict)
     initial_state_sha256: str
     final_weights_sha256: str
+
+    def lines(self) -> list[MetricLine]:
+        """The lines of the run's metrics.jsonl. Raises RequestError if it is missing or damaged."""
+        return read_lines(MetricLine, self.folder / "metrics.jsonl", "the metrics.jsonl of `hvdkit train`")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each of `lines`, with a column for each metric of a task of one's own."""
+        return [line.model_dump(exclude={"validation"}) | (line.validation or {}) for line in self.lines()]
 
     @field_validator("sync")
     @classmethod
