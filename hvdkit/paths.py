@@ -41,6 +41,11 @@ def script(framework: str, name: str = "resnet") -> Path:
     return recipes() / framework / f"{name}.py"
 
 
+def program(name: str) -> Path:
+    """A program of a rank in `hvdkit/worker/`."""
+    return Path(hvdkit.__file__).resolve().parent / "worker" / f"{name}.py"
+
+
 def default_out(recipe: str, command: str) -> Path:
     """`runs/<recipe>-<command>-<time>`, with the characters of the recipe's name that are safe in a folder's name.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,109 @@ def test_the_regression_learns_on_two_ranks_is_resumed_and_evaluated(hvdkit: Hvd
     found = json.loads((tmp_path / "found" / "evaluate.json").read_text())
     assert found["metrics"]["absolute_error"] == pytest.approx(min(errors), rel=1e-5)
     assert f"absolute_error {min(errors):.4}"[:20] in done.stdout
+
+
+SCRIPT = """
+import sys
+from hvdkit.adapters import {framework}
+from hvdkit.data.batches import ArraySplit
+from hvdkit.tasks.own import Own
+from hvdkit.tasks.task import Metrics
+from hvdkit.worker.entry import run_task
+import numpy as np
+
+class Task(Own):
+    metrics, best = Metrics(("error",), lambda y, t: (float(abs(y - t).sum()),)), "-error"
+
+    def samples(self):
+        x = np.ones((32, 3), "float32")
+        return ArraySplit(x, x[:, :1]), ArraySplit(x, x[:, :1])
+
+    def model(self):
+        from torch import nn
+        return nn.Linear(3, 1)
+
+    def loss(self, outputs, targets):
+        return ((outputs - targets) ** 2).mean()
+
+{body}
+"""
+RUN = "\nrun_task(pytorch, Task)"
+
+
+@pytest.mark.parametrize(
+    ("framework", "body", "told"),
+    [
+        (
+            "tensorflow",
+            "import torch",
+            r"own\.py, line 30: No module named 'torch'; expected a script for --",
+        ),
+        ("keras", "run_task(tensorflow, Task)", r"own\.py: it trains with tensorflow, got --framework keras; give "),
+        (
+            "pytorch",
+            "",
+            r"own\.py: it ended without training; expected `if __name__ == ",
+        ),
+        (
+            "pytorch",
+            "run_task(pytorch, Tusk)",
+            r"own\.py, line 30: NameError: name 'Tusk' is not defined; the",
+        ),
+        ("pytorch", "def (", r"own\.py, line 30: SyntaxError: "),
+        (
+            "pytorch",
+            "run_task(pytorch, dict)",
+            "run_task: expected a subclass of hvdkit.*Own, got <class 'dict'>",
+        ),
+        ("pytorch", "del Task.model" + RUN, "Task: expected a method `model` that returns the model, got none"),
+        ("pytorch", "del Task.best" + RUN, r"Task\.best: expected one of its metrics \(error\), got 'accuracy'"),
+        ("pytorch", "del Task.samples" + RUN, "Task: expected a method `samples` that returns two splits"),
+        ("pytorch", "Task.samples = lambda task: 3" + RUN, r"Task\.samples: expected two splits, .* got 3"),
+        (
+            "pytorch",
+            "Task.loss = lambda task, y, t: (y - t) ** 2" + RUN,
+            r"loss: expected a tensor of one value, the mean over the batch, got the shape \(16, 1\)",
+        ),
+        ("pytorch", "Task.loss = lambda task, y, t: 0.5" + RUN, "loss: expected a tensor of one value, .* got a float"),
+        (
+            "pytorch",
+            "Task.samples = lambda task: (ArraySplit(np.ones((4, 3)), np.ones((3, 1))),) * 2" + RUN,
+            r"ArraySplit: expected as many targets as inputs, got inputs of shape \(4, 3\), targets \(3, 1\)",
+        ),
+        (
+            "pytorch",
+            "Task.metrics = Metrics(('error',), lambda y, t: (float('nan'),))" + RUN,
+            r"metrics: expected a finite sum over the batch for each of error, got \[nan\]",
+        ),
+        (
+            "pytorch",
+            "Task.metrics = Metrics(('a', 'b'), lambda y, t: 3.0)" + RUN,
+            "metrics: expected a finite sum over the batch for each of a, b, got 3.0",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("warm")
+def test_a_script_that_cannot_train_is_a_line(
+    framework: str, body: str, told: str, hvdkit: Hvdkit, tmp_path: Path
+) -> None:
+    adapter = "tensorflow" if framework == "keras" else framework
+    (tmp_path / "own.py").write_text(SCRIPT.format(framework=adapter, body=body))
+    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))
+    done = hvdkit("train", "own.yaml", "--framework", framework, "--out", "run")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(told, done.stderr.splitlines()[-1]) and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("name", "framework", "least"), [("pairs", "keras", 0.9), ("dropout", "mxnet", 0.9)])
+def test_the_other_examples_learn_on_two_ranks(
+    name: str, framework: str, least: float, hvdkit: Hvdkit, tmp_path: Path
+) -> None:
+    words = [ROOT / "examples" / f"{name}.yaml", f"model.script={ROOT / 'examples' / f'{name}_{framework}.py'}"]
+    done = hvdkit("train", *words, "--framework", framework, "-np", 2, "threads=1", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["val_accuracy"] > least
+    assert f" {result['unit']}/s, " in done.stdout
+    done = hvdkit("profile", *words, "--framework", framework, "-np", 2, "threads=1", "--out", "profile")
+    assert done.returncode == 0, done.stderr

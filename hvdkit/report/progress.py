@@ -91,9 +91,10 @@ class RunProgress(_Bars):
             self._progress.reset(task, start=False, total=None, description=title, text="")
 
         def see(line: MetricLine) -> None:
-            accuracy = "" if line.val_accuracy is None else f", accuracy {line.val_accuracy:.4f}"
-            speed = f"{line.images_per_second:.0f} images/s"
-            text = f"{speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{accuracy}"
+            shown = line.validation or {} if line.val_accuracy is None else {"accuracy": line.val_accuracy}
+            scores = "".join(f", {name} {value:.4f}" for name, value in shown.items())
+            speed = f"{line.images_per_second:.0f} {line.unit}/s"
+            text = f"{speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{scores}"
             if self._live:
                 self._progress.start_task(task)
                 self._update(task, completed=line.step, total=line.total_steps, text=text)

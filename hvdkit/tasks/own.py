@@ -33,15 +33,19 @@ class Own:
     def __init__(self, recipe: Recipe) -> None:
         if not isinstance(recipe.model, OwnModel):
             raise RequestError(f"model.name: expected own for a script of your own, got {recipe.model.name}")
+        if self.best.removeprefix("-") not in self.metrics.names:
+            known = ", ".join(self.metrics.names)
+            raise RequestError(f"{type(self).__name__}.best: expected one of its metrics ({known}), got {self.best!r}")
         self.recipe, self.options, self.dtype = recipe, recipe.model.options, "float32"
 
     def model(self) -> Any:
         """The model, in the framework's own way. Its initial weights are those of rank 0."""
-        raise NotImplementedError
+        raise RequestError(f"{type(self).__name__}: expected a method `model` that returns the model, got none")
 
     def samples(self) -> tuple[Split, Split]:
         """The training and the validation split for `data: {name: own}`, such as `ArraySplit(inputs, targets)`."""
-        raise NotImplementedError
+        expected = "expected a method `samples` that returns two splits for `data: {name: own}`"
+        raise RequestError(f"{type(self).__name__}: {expected}, got none")
 
     # For hvdkit
 
@@ -53,7 +57,11 @@ class Own:
         recipe = self.recipe
         if not isinstance(recipe.data, OwnData):
             return open_dataset(recipe.data, recipe.model.classes, recipe.seed, shard, recipe.batch_size)
-        train, val = self.samples()
+        splits = self.samples()
+        if not (isinstance(splits, tuple) and len(splits) == 2 and all(hasattr(each, "batch") for each in splits)):
+            name = f"{type(self).__name__}.samples"
+            raise RequestError(f"{name}: expected two splits, such as ArraySplit(inputs, targets), got {splits!r:.60}")
+        train, val = splits
         return Dataset(train, val, (), recipe.model.classes)
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> OwnArchitecture:
