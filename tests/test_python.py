@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hygiene
+import nbformat
 import numpy as np
 import pytest
 import simulating
-from conftest import ROOT
+from conftest import ROOT, run
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 import hvdkit
 from hvdkit import api
@@ -152,3 +161,94 @@ def test_every_result_is_a_table() -> None:
     assert list(proof.to_pandas()["framework"]) == list(proof.frameworks)
     kinds = Result.__subclasses__()
     assert len(kinds) == 7 and all("rows" in vars(kind) for kind in kinds), kinds
+
+
+def snippets() -> str:
+    """All Python of the page, one program."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.M | re.S))
+
+
+@pytest.mark.usefixtures("warm")
+def test_the_snippets_of_the_page_run_as_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text(snippets())
+    done = run([sys.executable, "page.py"], 300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "framework torch: expected" in done.stdout or "unknown framework 'torch'" in done.stdout
+    assert "pytorch, 2 ranks: step 44/88, " in done.stderr, "progress without a terminal"
+    assert (tmp_path / "runs" / "resnet8.safetensors").exists()
+    assert len(list(tmp_path.glob("runs/*-compare-*/report.html"))) == 1
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotebookClient]:
+    """A notebook's kernel, and the examples' notebook to execute in an empty folder."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / "jupyter"))
+    (tmp_path / "work").mkdir()
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tmp_path / "work")}}
+    client = NotebookClient(notebook, timeout=int(hygiene.patience(300)), resources=resources)
+    with client.setup_kernel():
+        yield client
+
+
+@pytest.mark.usefixtures("warm")
+def test_the_notebook_runs(kernel: NotebookClient, tmp_path: Path) -> None:
+    for place, cell in enumerate(kernel.nb.cells):
+        kernel.execute_cell(cell, place)
+    outputs = [output for cell in kernel.nb.cells for output in cell.get("outputs", ())]
+    assert not [output for output in outputs if output["output_type"] in ("stream", "error") and
+                output.get("name") != "stdout"], outputs  # fmt: skip
+    bars, *_ = (output["data"] for output in outputs if output["output_type"] == "display_data")
+    assert re.match(r"pytorch, 2 ranks .* 132/132 .* images/s, loss", bars["text/plain"]), "as at the end"
+    assert "<pre" in bars["text/html"]
+    tables = [output["data"]["text/html"] for output in outputs if output["output_type"] == "execute_result"
+              and "text/html" in output["data"]]  # fmt: skip
+    assert len(tables) == 3 and "val_accuracy" in tables[0] and "waiting" in tables[1] and "efficiency" in tables[2]
+    assert list((tmp_path / "work" / "runs").glob("*-train-*/report.html"))
+
+
+def test_interrupting_a_cell_ends_all_ranks(kernel: NotebookClient, tmp_path: Path) -> None:
+    long = 'import hvdkit\nhvdkit.train("resnet20-digits", {"epochs": 1000, "log_every": 1}, np=2, out="long")'
+    kernel.nb.cells = [nbformat.v4.new_code_cell(source) for source in (long, "print(6 * 7)")]
+    metrics = tmp_path / "work" / "long" / "metrics.jsonl"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + hygiene.patience(60)
+        while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        kernel.km.interrupt_kernel()
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(interrupt)
+        with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+            kernel.execute_cell(kernel.nb.cells[0], 0)
+    ends = json.loads((metrics.parent / "logs" / "exits.json").read_text())
+    assert len(ends["ranks"] if isinstance(ends, dict) else ends) == 2
+    pids = [each["pid"] for each in (ends["ranks"] if isinstance(ends, dict) else ends)]
+    assert not [pid for pid in pids if Path("/proc", str(pid)).exists()]
+    kernel.execute_cell(kernel.nb.cells[1], 1)
+    assert kernel.nb.cells[1]["outputs"][0]["text"] == "42\n", "the kernel goes on"
+
+
+WITHIN = """
+import asyncio, signal, hvdkit
+
+async def main():
+    changes = {"steps": 4, "model.name": "resnet8", "checkpoint": None}
+    before = signal.getsignal(signal.SIGINT)
+    apart, _ = await asyncio.gather(
+        asyncio.to_thread(hvdkit.train, "resnet20-digits", changes, framework="mxnet", np=2), asyncio.sleep(0.1)
+    )
+    here = hvdkit.train("resnet20-digits", changes, framework="mxnet", np=2)
+    assert signal.getsignal(signal.SIGINT) is before
+    print(apart.steps, here.steps, apart.final_weights_sha256 == here.final_weights_sha256)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.usefixtures("warm")
+def test_training_in_another_thread_and_inside_a_loop(tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", WITHIN], 120, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "4 4 True\n"), done.stderr

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import OwnData, OwnModel, Recipe
+from hvdkit.recipe.schema import Loss, OwnData, OwnModel, Recipe
 from hvdkit.tasks.image_classification import METRICS
 from hvdkit.tasks.task import Layer, Metrics
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Own:
     """Subclass it, and define `model`, for data of your own `samples`, and what is not as in a classifier.
 
-    `recipe` is the recipe, `options` what it has under `model.options`, and `dtype` the name of the parameters' dtype,
-    which PyTorch and MXNet models need not regard.
+    `recipe` is the recipe, `options` what it has under `model.options`. `dtype` is the name of the parameters' dtype,
+    `compute_dtype` that of the activations; PyTorch and MXNet models are cast, and need not regard them.
     """
 
     unit = "samples"
@@ -36,7 +36,10 @@ class Own:
         if self.best.removeprefix("-") not in self.metrics.names:
             known = ", ".join(self.metrics.names)
             raise RequestError(f"{type(self).__name__}.best: expected one of its metrics ({known}), got {self.best!r}")
-        self.recipe, self.options, self.dtype = recipe, recipe.model.options, "float32"
+        if self.loss is not None and recipe.loss != Loss():
+            raise RequestError(f"loss: expected none in the recipe, as {type(self).__name__} has a loss of its own")
+        self.recipe, self.options = recipe, recipe.model.options
+        self.dtype = self.compute_dtype = "float32"
 
     def model(self) -> Any:
         """The model, in the framework's own way. Its initial weights are those of rank 0."""
@@ -74,7 +77,7 @@ class Own:
     @staticmethod
     def build(architecture: OwnArchitecture) -> Any:
         """The model of a table from `architecture`."""
-        architecture.task.dtype = architecture.dtype
+        architecture.task.dtype, architecture.task.compute_dtype = architecture.dtype, architecture.compute_dtype
         return architecture.task.model()
 
 
