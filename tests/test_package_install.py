@@ -51,8 +51,9 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     assert len(recipes) >= 5
     assert len(constraints) == 4
     assert len(templates) == 7
+    others = {"hvdkit/__init__.pyi", "hvdkit/py.typed", "hvdkit/runtimes/edits.yaml"}
     assert {name for name in names if ".dist-info/" not in name} == (
-        code | templates | clusters | constraints | recipes | {"hvdkit/py.typed", "hvdkit/runtimes/edits.yaml"}
+        code | templates | clusters | constraints | recipes | others
     )
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"

@@ -67,7 +67,7 @@ class Result(BaseModel):
         try:
             from pandas import DataFrame
         except ImportError:
-            raise RequestError("to_pandas: expected pandas; install it with `pip install 'hvdkit[pandas]'`") from None
+            raise RequestError("to_pandas: expected pandas; install it with `pip install pandas`") from None
         return DataFrame(self.rows())
 
     def __eq__(self, other: object) -> bool:
