@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hvdkit.cli.options import Overwrite, loaded
+from hvdkit.commands.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import RequestError
 
 Cluster = Annotated[Path, typer.Option(metavar="CLUSTER.yaml", help="a cluster file, or the name of one of hvdkit's")]
@@ -110,9 +111,13 @@ def advise(
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
         recipe = loaded(subject, overrides)
         placement = Placement(
-            2 if np is None else np, hosts, launcher or "direct", 60.0 if stall_timeout is None else stall_timeout
+            PROFILED_RANKS if np is None else np,
+            hosts,
+            launcher or LAUNCHER,
+            STALL_TIMEOUT_S if stall_timeout is None else stall_timeout,
         )
-        measuring = advise_.plan(recipe, question, framework or "pytorch", placement, 20 if steps is None else steps)
+        steps = STEPS if steps is None else steps
+        measuring = advise_.plan(recipe, question, framework or FRAMEWORK, placement, steps)
         settings, name = recipe.model_dump(), recipe.name
     with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
         if subject.suffix != ".json":
