@@ -274,7 +274,6 @@ def advise(
     """
     from hvdkit.commands import advise as advise_
     from hvdkit.commands import predict as predict_
-    from hvdkit.launch.placement import Placement
 
     of_recipes = {
         "key=value": overrides, "--framework": framework, "-np": np, "-H": hosts, "--steps": steps,
@@ -284,32 +283,18 @@ def advise(
     predict_.check(price, target)
     question = predict_.question(links, [] if ranks is None else [ranks], _texts("settings", settings), policy)
     path = None if isinstance(subject, Mapping) else _profile(subject)
-    measuring = None
     if path is not None and path.suffix == ".json":
-        given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
-        if given:
-            raise RequestError(f"{given}: expected a recipe with it, got the profile {path}, which is measured")
-        plan = question.of(predict_.read(path))
-        recipe, name = plan.profile.settings, plan.profile.recipe
+        request = advise_.of_profile(path, question, of_recipes)
     else:
         if resume and out is None:
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
-        checked = _loaded(path or subject, overrides)  # type: ignore[arg-type]
-        placement = Placement(
-            PROFILED_RANKS if np is None else _whole("np", np),
-            _joined(hosts),
-            launcher or LAUNCHER,
-            STALL_TIMEOUT_S if stall_timeout is None else stall_timeout,
-        )
-        steps = STEPS if steps is None else steps
-        measuring = advise_.plan(checked, question, framework or FRAMEWORK, placement, steps)
-        recipe, name = checked.model_dump(), checked.name
-    with _claimed(out, name, "advise", overwrite, resume, [path, links]) as folder:
-        if measuring is not None:
-            plan = advise_.run(measuring, question, folder)
+        recipe = _loaded(path or subject, overrides)  # type: ignore[arg-type]
+        request = advise_.of_recipe(recipe, question, framework, np, _joined(hosts), steps, launcher, stall_timeout)
+    with _claimed(out, request.name, "advise", overwrite, resume, [path, links]) as folder:
+        plan = request.plan(folder)
         found = predict_.advise(plan, predict_.money(plan, price, images, epochs), folder)
         if target is not None:
-            predict_.apply(found, recipe, target)
+            predict_.apply(found, request.settings, target)
         return found.at(folder)
 
 
