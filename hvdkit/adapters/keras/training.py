@@ -81,7 +81,7 @@ class TrainableModel(TensorFlowModel):
         for epoch in range(first, last):
             for group in hooks.groups(epoch):
                 for batch in group:
-                    yield _listed(self.on_device(batch)), batch.targets
+                    yield self.on_device(batch), batch.targets  # several inputs as a tuple, as `fit` expects
 
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
