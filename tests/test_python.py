@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import json
 import re
@@ -173,8 +174,8 @@ def test_the_snippets_of_the_page_run_as_they_stand(tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(snippets())
     done = run([sys.executable, "page.py"], 300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "framework torch: expected" in done.stdout or "unknown framework 'torch'" in done.stdout
-    assert "pytorch, 2 ranks: step 44/88, " in done.stderr, "progress without a terminal"
+    assert "optimizer.momentum: expected less than 1, got 2" in done.stdout
+    assert "pytorch, 2 ranks: step 22/44, " in done.stderr, "progress without a terminal"
     assert (tmp_path / "runs" / "resnet8.safetensors").exists()
     assert len(list(tmp_path.glob("runs/*-compare-*/report.html"))) == 1
 
@@ -200,7 +201,7 @@ def test_the_notebook_runs(kernel: NotebookClient, tmp_path: Path) -> None:
     assert not [output for output in outputs if output["output_type"] in ("stream", "error") and
                 output.get("name") != "stdout"], outputs  # fmt: skip
     bars, *_ = (output["data"] for output in outputs if output["output_type"] == "display_data")
-    assert re.match(r"pytorch, 2 ranks .* 132/132 .* images/s, loss", bars["text/plain"]), "as at the end"
+    assert re.match(r"pytorch, 2 ranks .*66/66.* images/s, loss", bars["text/plain"]), "as at the end"
     assert "<pre" in bars["text/html"]
     tables = [output["data"]["text/html"] for output in outputs if output["output_type"] == "execute_result"
               and "text/html" in output["data"]]  # fmt: skip
@@ -209,7 +210,8 @@ def test_the_notebook_runs(kernel: NotebookClient, tmp_path: Path) -> None:
 
 
 def test_interrupting_a_cell_ends_all_ranks(kernel: NotebookClient, tmp_path: Path) -> None:
-    long = 'import hvdkit\nhvdkit.train("resnet20-digits", {"epochs": 1000, "log_every": 1}, np=2, out="long")'
+    changes = '{"epochs": 1000, "log_every": 1, "model.name": "resnet8"}'
+    long = f'import hvdkit\nhvdkit.train("resnet20-digits", {changes}, np=2, out="long")'
     kernel.nb.cells = [nbformat.v4.new_code_cell(source) for source in (long, "print(6 * 7)")]
     metrics = tmp_path / "work" / "long" / "metrics.jsonl"
 
@@ -217,16 +219,14 @@ def test_interrupting_a_cell_ends_all_ranks(kernel: NotebookClient, tmp_path: Pa
         deadline = time.monotonic() + hygiene.patience(60)
         while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        kernel.km.interrupt_kernel()
+        asyncio.run(kernel.km.interrupt_kernel())
 
     with ThreadPoolExecutor() as pool:
         pool.submit(interrupt)
         with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
             kernel.execute_cell(kernel.nb.cells[0], 0)
     ends = json.loads((metrics.parent / "logs" / "exits.json").read_text())
-    assert len(ends["ranks"] if isinstance(ends, dict) else ends) == 2
-    pids = [each["pid"] for each in (ends["ranks"] if isinstance(ends, dict) else ends)]
-    assert not [pid for pid in pids if Path("/proc", str(pid)).exists()]
+    assert len(ends) == 2 and not [end for end in ends if Path("/proc", str(end["pid"])).exists()]
     kernel.execute_cell(kernel.nb.cells[1], 1)
     assert kernel.nb.cells[1]["outputs"][0]["text"] == "42\n", "the kernel goes on"
 
