@@ -7,7 +7,7 @@ setup(
     package_dir={"hvdkit.recipes": "recipes"},
     # The scripts are data: run and copied by their path, imported by nothing.
     package_data={
-        "hvdkit": ["py.typed"],
+        "hvdkit": ["*.pyi", "py.typed"],
         "hvdkit.report": ["templates/*"],
         "hvdkit.runtimes": ["constraints/*.txt", "patches/*.patch"],
         "hvdkit.simulator": ["clusters/*.yaml", "evidence.yaml"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -41,10 +42,20 @@ def script(framework: str, name: str = "resnet") -> Path:
     return recipes() / framework / f"{name}.py"
 
 
+def program(name: str) -> Path:
+    """A program of a rank in `hvdkit/worker/`."""
+    return Path(hvdkit.__file__).resolve().parent / "worker" / f"{name}.py"
+
+
 def default_out(recipe: str, command: str) -> Path:
-    """`runs/<recipe>-<command>-<time>`, with the characters of the recipe's name that are safe in a folder's name."""
+    """`runs/<recipe>-<command>-<time>`, with the characters of the recipe's name that are safe in a folder's name.
+
+    A further run in the same second gets a number behind it.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe)[:100].lstrip(".-") or "unnamed"
-    return Path("runs") / f"{name}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+    first = Path("runs") / f"{name}-{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+    further = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], further) if not os.path.lexists(folder))
 
 
 def lies_in(path: Path, folder: Path) -> bool:

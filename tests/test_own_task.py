@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hvdkit import adapters, tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.core import tuning
 from hvdkit.core.heartbeat import Heartbeat
+from hvdkit.core.session import one_value
 from hvdkit.data.batches import ArraySplit
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
@@ -110,3 +112,113 @@ def test_the_regression_learns_on_two_ranks_is_resumed_and_evaluated(hvdkit: Hvd
     found = json.loads((tmp_path / "found" / "evaluate.json").read_text())
     assert found["metrics"]["absolute_error"] == pytest.approx(min(errors), rel=1e-5)
     assert f"absolute_error {min(errors):.4}"[:20] in done.stdout
+
+
+SCRIPT = """
+import sys
+from hvdkit.adapters import {framework}
+from hvdkit.data.batches import ArraySplit
+from hvdkit.tasks.own import Own
+from hvdkit.worker.entry import run_task
+
+class Task(Own):
+    def samples(self):
+        import numpy as np
+        x = np.ones((32, 3), "float32")
+        return ArraySplit(x, x[:, :1]), ArraySplit(x, x[:, :1])
+
+    def model(self):
+        import torch
+        return torch.nn.Linear(3, 1)
+
+    def loss(self, outputs, targets):
+        return (outputs - targets) ** 2
+
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "end", "told"),
+    [
+        (
+            "tensorflow",
+            "import torch",
+            "line 22: No module named 'torch'; expected a script for --framework tensor",
+        ),
+        ("keras", "run_task(tensorflow, Task)", "it trains with tensorflow, got --framework keras; give --framework t"),
+        ("pytorch", "", 'it ended without training; expected `if __name__ == "__main__": run_task(pytorch, …)` at its'),
+        ("pytorch", "run_task(pytorch, Tusk)", "line 22: NameError: name 'Tusk' is not defined; the rank's log has"),
+        ("pytorch", "def (", "line 22: SyntaxError: invalid syntax"),
+        ("pytorch", "run_task(pytorch, dict)", "run_task: expected a subclass of hvdkit.tasks.own.Own, got <class 'd"),
+        ("pytorch", "run_task(pytorch, Task)", "loss: expected a tensor of one value, the mean over the batch, got "),
+    ],
+)
+@pytest.mark.usefixtures("warm")
+def test_a_script_that_cannot_train_is_a_line(
+    framework: str, end: str, told: str, hvdkit: Hvdkit, tmp_path: Path
+) -> None:
+    adapter = "tensorflow" if framework == "keras" else framework
+    (tmp_path / "own.py").write_text(SCRIPT.format(framework=adapter, end=end))
+    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))
+    done = hvdkit("train", "own.yaml", "--framework", framework, "--out", "run")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr, done.stderr
+
+
+def nothing(outputs: np.ndarray, targets: np.ndarray) -> tuple[float]:
+    return (float("nan"),)
+
+
+def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
+    return 3.0
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": Own.model}, "Task: expected a method `model` that returns the model, got none"),
+        ({"samples": Own.samples}, "Task: expected a method `samples` that returns two splits for `data: {name: own}`"),
+        ({"samples": lambda task: 3}, "Task.samples: expected two splits, such as ArraySplit(inputs, targets), got 3"),
+        ({"best": "accuracy"}, "Task.best: expected one of its metrics (wrong), got 'accuracy'"),
+        ({"metrics": Metrics(("wrong",), nothing)}, "metrics: expected a finite sum over the batch for each of wrong"),
+        ({"metrics": Metrics(("wrong", "b"), one_sum)}, "for each of wrong, b, got 3.0"),
+    ],
+)
+def test_a_task_that_cannot_be_trained_is_a_line(changes: dict[str, Any], told: str) -> None:
+    script = setup.Script(Sides.build, type("Task", (Sides,), changes))
+    with pytest.raises(RequestError, match=re.escape(told)):
+        train.train(adapters.load("local"), script, Recipe.model_validate(DOCUMENT), None, Heartbeat())
+
+
+@pytest.mark.check
+def test_lengths_that_differ_and_keys_that_would_be_ignored_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"got inputs of shape \(4, 3\) and \(3,\), targets \(4, 1\)"):
+        ArraySplit((np.ones((4, 3)), np.ones(3)), np.ones((4, 1)))
+    with pytest.raises(RequestError, match=r"recompute: expected false with model\.name own"):
+        schema.revise({**DOCUMENT, "recompute": True}, "recipe")
+    smoothed = Recipe.model_validate({**DOCUMENT, "loss": {"label_smoothing": 0.1}})
+    assert Sides(smoothed).recipe == smoothed
+    with pytest.raises(RequestError, match="loss: expected none in the recipe, as Squared has a loss of its own"):
+        type("Squared", (Sides,), {"loss": lambda task, y, t: 0})(smoothed)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("loss", "got"), [(np.ones((3, 1)), "the shape (3, 1)"), (0.5, "a float")])
+def test_a_loss_is_one_value(loss: Any, got: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(f"the mean over the batch, got {got}")):
+        one_value(lambda outputs, targets: loss)(None, None)
+    assert one_value(lambda outputs, targets: np.ones((1,)))(None, None) == 1
+
+
+@pytest.mark.parametrize(("name", "framework", "least"), [("pairs", "keras", 0.85), ("dropout", "mxnet", 0.9)])
+def test_the_other_examples_learn_on_two_ranks(
+    name: str, framework: str, least: float, hvdkit: Hvdkit, tmp_path: Path
+) -> None:
+    words = [ROOT / "examples" / f"{name}.yaml", f"model.script={ROOT / 'examples' / f'{name}_{framework}.py'}"]
+    done = hvdkit("train", *words, "--framework", framework, "-np", 2, "threads=1", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["val_accuracy"] > least
+    assert f" {result['unit']}/s, " in done.stdout

@@ -53,8 +53,9 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     assert len(constraints) == 4
     assert len(patches) >= 13
     assert len(templates) == 7
+    others = {"hvdkit/__init__.pyi", "hvdkit/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == (
-        code | templates | clusters | constraints | patches | recipes | {"hvdkit/py.typed"}
+        code | templates | clusters | constraints | patches | recipes | others
     )
     assert any(name.endswith("/LICENSE") for name in names)
     assert metadata["Name"] == "hvdkit"

@@ -29,6 +29,7 @@ from hvdkit.cli.options import (
     loaded,
     show,
 )
+from hvdkit.commands.defaults import COMPARED_RANKS, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import RequestError
 
 app = App(
@@ -52,12 +53,12 @@ Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default=
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    framework: Framework = "pytorch",
+    framework: Framework = FRAMEWORK,
     np: Ranks = 1,
     hosts: Hosts = None,
     rival: Annotated[str | None, typer.Option(help="train with another method: " + RIVALS)] = None,
-    launcher: Launcher = "direct",
-    stall_timeout: StallTimeout = 60.0,
+    launcher: Launcher = LAUNCHER,
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in --out")] = False,
@@ -94,10 +95,10 @@ def train(
 def evaluate(
     checkpoint: CheckpointFolder,
     overrides: Overrides = None,
-    framework: Framework = "pytorch",
+    framework: Framework = FRAMEWORK,
     np: Ranks = 1,
-    launcher: Launcher = "direct",
-    stall_timeout: StallTimeout = 60.0,
+    launcher: Launcher = LAUNCHER,
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -150,9 +151,9 @@ def compare(
     baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
     margin: Annotated[
         float, typer.Option(help="a significant loss against the baseline of more than this gives status 1")
-    ] = 0.05,
-    launcher: Launcher = "direct",
-    stall_timeout: StallTimeout = 60.0,
+    ] = MARGIN,
+    launcher: Launcher = LAUNCHER,
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
@@ -169,7 +170,7 @@ def compare(
 
     began = time.monotonic()
     checked = loaded(recipe, overrides)
-    names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
+    names, nps, rivals = framework or list(FRAMEWORKS), np or list(COMPARED_RANKS), rival or []
     if resume and out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
     placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout)
@@ -200,11 +201,11 @@ def parity(
     recipe: RecipeFile,
     overrides: Overrides = None,
     framework: Frameworks = None,
-    steps: Annotated[int, typer.Option(help="steps to compare one by one")] = 20,
-    np: Ranks = 2,
+    steps: Annotated[int, typer.Option(help="steps to compare one by one")] = STEPS,
+    np: Ranks = PROFILED_RANKS,
     rival: Rivals = None,
-    launcher: Launcher = "direct",
-    stall_timeout: StallTimeout = 60.0,
+    launcher: Launcher = LAUNCHER,
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -239,13 +240,13 @@ for command in (images.predict_images, bench.bench, predict.predict, predict.adv
 def profile(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    framework: Framework = "pytorch",
-    np: Ranks = 2,
+    framework: Framework = FRAMEWORK,
+    np: Ranks = PROFILED_RANKS,
     hosts: Hosts = None,
-    steps: Annotated[int, typer.Option(help="steps to measure")] = 20,
+    steps: Annotated[int, typer.Option(help="steps to measure")] = STEPS,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="write PyTorch's own profile too")] = False,
-    launcher: Launcher = "direct",
-    stall_timeout: StallTimeout = 60.0,
+    launcher: Launcher = LAUNCHER,
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:

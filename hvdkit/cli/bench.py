@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show
+from hvdkit.commands.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
 
 Out = Annotated[
     Path | None, typer.Option(help="the folder to write into", show_default="runs/<collective>-bench-<time>")
@@ -16,7 +17,7 @@ Out = Annotated[
 
 def bench(
     collective: Annotated[str, typer.Argument(help="allreduce, allgather, broadcast, alltoall or reducescatter")],
-    framework: Framework = "pytorch",
+    framework: Framework = FRAMEWORK,
     np: Ranks = 2,
     hosts: Hosts = None,
     min_bytes: Annotated[int, typer.Option(help="the smallest size")] = 4,
@@ -28,8 +29,8 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or gpu")] = "auto",
     link_mbit_per_s: Annotated[float | None, typer.Option(help="the link's rate, to show the share of it")] = None,
     add_to: Annotated[Path | None, typer.Option(help="a cluster file to add the result to, in a new file")] = None,
-    launcher: Launcher = "direct",
-    stall_timeout: StallTimeout = 60.0,
+    launcher: Launcher = LAUNCHER,
+    stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:

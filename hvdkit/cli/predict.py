@@ -90,7 +90,6 @@ def advise(
     from hvdkit import paths
     from hvdkit.commands import advise as advise_
     from hvdkit.commands import predict as predict_
-    from hvdkit.launch.placement import Placement
     from hvdkit.report.predict import advice_lines
 
     of_recipes = {
@@ -100,25 +99,17 @@ def advise(
     predict_.check(price, apply)
     question = predict_.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
     if subject.suffix == ".json":
-        given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
-        if given:
-            raise RequestError(f"{given}: expected a recipe with it, got the profile {subject}, which is measured")
-        plan = question.of(predict_.read(subject))
-        settings, name = plan.profile.settings, plan.profile.recipe
+        request = advise_.of_profile(subject, question, of_recipes)
     else:
         if resume and out is None:
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
         recipe = loaded(subject, overrides)
-        placement = Placement(
-            2 if np is None else np, hosts, launcher or "direct", 60.0 if stall_timeout is None else stall_timeout
-        )
-        measuring = advise_.plan(recipe, question, framework or "pytorch", placement, 20 if steps is None else steps)
-        settings, name = recipe.model_dump(), recipe.name
-    with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
-        if subject.suffix != ".json":
-            plan = advise_.run(measuring, question, folder)
+        request = advise_.of_recipe(recipe, question, framework, np, hosts, steps, launcher, stall_timeout)
+    folder = out or paths.default_out(request.name, "advise")
+    with paths.claimed(folder, overwrite, resume, [subject, cluster]) as folder:
+        plan = request.plan(folder)
         advice = predict_.advise(plan, predict_.money(plan, price, images, epochs), folder)
         typer.echo("\n".join(advice_lines(advice)))
         typer.echo(f"written to {folder / 'advise.json'} and advise.md")
         if apply is not None:
-            typer.echo(f"{apply}: the recipe with {predict_.apply(advice, settings, apply)}")
+            typer.echo(f"{apply}: the recipe with {predict_.apply(advice, request.settings, apply)}")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hvdkit.commands import predict
 from hvdkit.commands import profile as profiling
+from hvdkit.commands.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.commands.predict import Plan, Question
 from hvdkit.commands.profile import ProfilePlan
 from hvdkit.errors import Faults, RequestError
@@ -16,6 +20,52 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
 
 CLUSTER = "cluster.yaml"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, checked: `asked` of a profile, or of a recipe named `name` that is measured first.
+
+    `settings` are the recipe's.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    asked: Plan | tuple[ProfilePlan, Question]
+
+    def plan(self, folder: Path) -> Plan:
+        """The question of the profile, which is measured into `folder` if it is not there. Raises as `run` does."""
+        return self.asked if isinstance(self.asked, Plan) else run(*self.asked, folder)
+
+
+def of_profile(path: Path, question: Question, of_recipes: Mapping[str, object]) -> Request:
+    """The request for a profile. Raises RequestError, also if one of the options `of_recipes` is given."""
+    given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
+    if given:
+        raise RequestError(f"{given}: expected a recipe with it, got the profile {path}, which is measured")
+    asked = question.of(predict.read(path))
+    return Request(asked.profile.recipe, asked.profile.settings, asked)
+
+
+def of_recipe(
+    recipe: Recipe,
+    question: Question,
+    framework: str | None = None,
+    np: int | None = None,
+    hosts: str | None = None,
+    steps: int | None = None,
+    launcher: str | None = None,
+    stall_timeout: float | None = None,
+) -> Request:
+    """The request for a recipe; None stands for the default. Raises RequestError with all its faults."""
+    placement = Placement(
+        PROFILED_RANKS if np is None else np,
+        hosts,
+        launcher or LAUNCHER,
+        STALL_TIMEOUT_S if stall_timeout is None else stall_timeout,
+    )
+    measuring = plan(recipe, question, framework or FRAMEWORK, placement, STEPS if steps is None else steps)
+    return Request(recipe.name, recipe.model_dump(), (measuring, question))
 
 
 def plan(recipe: Recipe, question: Question, framework: str, placement: Placement, steps: int) -> ProfilePlan:

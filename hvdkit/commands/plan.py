@@ -20,7 +20,7 @@ from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
-from hvdkit.recipe.schema import Model, OwnModel, Recipe
+from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.results.train import MetricLine
 from hvdkit.runtimes.store import Runtime, find
 
@@ -78,7 +78,7 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
         faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
     if rival is not None:
         faults += registry.check([rival], [framework], [np])
-    if isinstance(recipe.model, OwnModel) and not (script := _script(recipe.model, framework)).is_file():
+    if isinstance(recipe.model, OwnModel) and not (script := _own(recipe.model)).is_file():
         faults.append(f"model.script: {script}: no such file; expected a Python script (docs/own-model.md)")
     faults.report()
     if rival is not None:
@@ -103,10 +103,9 @@ def launch(
     """
     placement, bounds = plan.placement, plan.recipe.elastic
     rival = ["--rival", plan.rival] if plan.rival else []
-    script = plan.script or _script(plan.recipe.model, plan.framework)
     job = Job(
         python=plan.runtime.python,
-        arguments=[str(script), str(recipe), *arguments, *rival],
+        arguments=[*_program(plan), str(recipe), *arguments, *rival],
         np=placement.np,
         hosts=placement.hosts,
         environment=plan.runtime.environment | _environment(plan),
@@ -121,9 +120,18 @@ def launch(
         raise _with_remedy(failure, plan) from None
 
 
-def _script(model: Model | OwnModel, framework: str) -> Path:
-    """The program of the ranks."""
-    return Path(model.script).expanduser() if isinstance(model, OwnModel) else paths.script(framework, model.SCRIPT)
+def _program(plan: Plan) -> list[str]:
+    """The program of the ranks: a script, with arguments that come before the recipe."""
+    model = plan.recipe.model
+    if plan.script is not None:
+        return [str(plan.script)]
+    if isinstance(model, OwnModel):
+        return [str(paths.program("own_script")), plan.framework, str(_own(model))]
+    return [str(paths.script(plan.framework, model.SCRIPT))]
+
+
+def _own(model: OwnModel) -> Path:
+    return Path(model.script).expanduser()
 
 
 def _environment(plan: Plan) -> dict[str, str]:

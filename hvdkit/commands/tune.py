@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hvdkit import tasks
 from hvdkit.commands.plan import MetricsTail, Plan, launch
 from hvdkit.core import tuning
 from hvdkit.core.tuning import CHOSEN, CYCLE, IDLE
@@ -51,12 +52,12 @@ def measured(plan: Plan, folder: Path) -> Plan:
     if not searches(plan):
         return plan
     speeds: dict[str, list[float]] = {name: [] for name in SETTINGS}
-    place = folder / "tuning"
+    place, unit = folder / "tuning", tasks.choose(plan.recipe).unit
     try:
         for number in range(ROUNDS):
             for name in random.Random(number).sample(list(SETTINGS), len(SETTINGS)):
                 speeds[name].append(_speed(replace(plan, settings=SETTINGS[name]), place))
-                speed = f"{speeds[name][-1]:.0f} images/s {name}"
+                speed = f"{speeds[name][-1]:.0f} {unit}/s {name}"
                 print(f"tuning, round {number + 1} of {ROUNDS}: {speed}", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -8,7 +8,7 @@ Frameworks that trace (TensorFlow, Keras) compile the methods of this class; the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from hvdkit.core.state import check_fits, from_canonical, to_canonical
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update import Update, scalar
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import Optimizer
+from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss, Optimizer
 
 _TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
 _TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
@@ -41,6 +42,20 @@ class Gradients:
     averaged: dict[str, np.ndarray]
 
 
+def one_value(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A loss of the user's that raises RequestError unless it returns a tensor of one element."""
+
+    def checked(outputs: Any, targets: Any) -> Any:
+        found = loss(outputs, targets)
+        shape = getattr(found, "shape", None)
+        if shape is None or any(size != 1 for size in shape):
+            got = f"a {type(found).__name__}" if shape is None else f"the shape {tuple(shape)}"
+            raise RequestError(f"loss: expected a tensor of one value, the mean over the batch, got {got}")
+        return found
+
+    return checked
+
+
 class Session:
     """`trainable` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
 
@@ -57,7 +72,7 @@ class Session:
         precision: str = "fp32",
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
-        self.trainable = adapter.bind(model, loss, precision)
+        self.trainable = adapter.bind(model, loss if isinstance(loss, Loss) else one_value(loss), precision)
         self.trainable.session = self
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision)

@@ -219,6 +219,7 @@ class Loop:
                 learning_rate=self.rate(self.progress.step - 1),
                 images_per_second=speed,
                 bytes_per_step=self._strategy.bytes_per_step,
+                unit=self._task.unit,
                 **rest,
             )
         )
@@ -329,7 +330,12 @@ def summed(
     sums, total = np.zeros(len(metrics_of.names)), 0
     for batch, valid in data_.evaluation_batches(split, batch_size, shard.rank, shard.size):
         on_batch()
-        sums += metrics_of.sums(session.predict(batch.inputs)[:valid], batch.targets[:valid])
+        outputs = session.predict(batch.inputs)[:valid]
+        part = np.asarray(metrics_of.sums(outputs, batch.targets[:valid]), float)
+        if part.shape != sums.shape or (np.isfinite(outputs).all() and not np.isfinite(part).all()):
+            expected = f"a finite sum over the batch for each of {', '.join(metrics_of.names)}"
+            raise RequestError(f"metrics: expected {expected}, got {part.tolist()}")
+        sums += part
         total += valid
     found = metrics.reduce_sums(adapter, **dict(zip(metrics_of.names, sums.tolist(), strict=True)), count=total)
     count = round(found.pop("count"))

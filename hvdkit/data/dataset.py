@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from hvdkit.errors import RequestError
+
 T = TypeVar("T")
 Inputs = Any  # an array, or a tuple of arrays
 
@@ -109,10 +111,18 @@ class BatchedSplit(Split, Protocol):
 
 @dataclass(frozen=True)
 class ArraySplit:
-    """A split held in memory; `inputs` as in `Batch`."""
+    """A split held in memory; `inputs` as in `Batch`. Raises RequestError if lengths differ."""
 
     inputs: Inputs
     targets: np.ndarray
+
+    def __post_init__(self) -> None:
+        shapes = [np.shape(each) for each in (*arguments(self.inputs), self.targets)]
+        if len({shape[:1] for shape in shapes}) != 1:
+            inputs = " and ".join(map(str, shapes[:-1]))
+            raise RequestError(
+                f"ArraySplit: expected as many targets as inputs, got inputs of shape {inputs}, targets {shapes[-1]}"
+            )
 
     def __len__(self) -> int:
         return len(self.targets)

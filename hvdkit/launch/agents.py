@@ -377,4 +377,5 @@ def _caught_signals() -> Iterator[list[int]]:
         yield caught
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that was not set from Python, and cannot be set from it
+                signal.signal(number, handler)

@@ -215,6 +215,8 @@ class Recipe(Strict):
         found = communication.faults(self)
         if isinstance(self.data, OwnData) and not isinstance(self.model, OwnModel):
             found.append(f"data.name: own needs a script; expected model.name own, got {self.model.name}")
+        if self.recompute and isinstance(self.model, OwnModel):
+            found.append("recompute: expected false with model.name own, whose script can do it, got true")
         if found:
             raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(found)})
         return self

@@ -94,16 +94,17 @@ class Charts:
         lines = [line for line in group.runs[0].lines if not line.ends_epoch]
         if not lines:
             return
-        with drawing(240, "course", "Throughput along the run", ["step", "images/s"]) as canvas:
+        unit = f"{group.first.unit}/s"
+        with drawing(240, "course", "Throughput along the run", ["step", unit]) as canvas:
             axes = canvas.figure.subplots()
             speeds = [line.images_per_second for line in lines]
             axes.plot([line.step for line in lines], speeds, **self._line(group.label))
             axes.axhline(group.speed.middle, color=MUTED, lw=0.9, ls=_DOTS)
             for line in lines:
-                text = f"step {line.step}: {line.images_per_second:,.1f} images/s"
+                text = f"step {line.step}: {line.images_per_second:,.1f} {unit}"
                 canvas.point(axes, line.step, line.images_per_second, text)
                 canvas.table.rows.append([number(line.step), number(line.images_per_second, 1)])
-            axes.set(xlabel="step", ylabel="images/s")
+            axes.set(xlabel="step", ylabel=unit)
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
             axes.grid(axis="y")

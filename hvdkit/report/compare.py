@@ -22,7 +22,7 @@ _PAPER_ONLY = {"CPU an image", "start-up"}  # columns that a terminal has no roo
 def comparison_tables(comparison: Comparison) -> list[RichTable]:
     """For the terminal."""
     first = comparison.runs[0]
-    title = f"{first.recipe}: {first.model}, {first.batch_size} images a rank"
+    title = f"{first.recipe}: {first.model}, {first.batch_size} {first.unit} a rank"
     tables = [terminal(_main(comparison, leave_out=_PAPER_ONLY), title)]
     if comparison.ratios and (comparison.rounds > 1 or any(ratio.against != "np=1" for ratio in comparison.ratios)):
         tables.append(terminal(_ratios(comparison.ratios), _RATIOS))
@@ -53,7 +53,7 @@ def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> Table:
         "framework": lambda group: f"{group.framework} {group.first.framework_version}",
         "rival": lambda group: group.rival or "",
         "ranks": lambda group: str(group.np),
-        "images/s": lambda group: _number(group.middle("images_per_second")),
+        f"{groups[0].first.unit}/s": lambda group: _number(group.middle("images_per_second")),
         "efficiency": lambda group: _percent(found.middle if (found := efficiency(group, groups)) else None),
         "step p50": lambda group: _number(group.middle("step_ms_p50"), " ms"),
         "step p90": lambda group: _number(group.middle("step_ms_p90"), " ms"),

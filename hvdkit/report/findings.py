@@ -44,15 +44,16 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
 def _single(group: Group) -> Finding:
     result = group.first
     rate = "" if result.val_accuracy is None else f", accuracy {100 * result.val_accuracy:.2f} %"
-    text = f"{result.images_per_second:,.1f} images/s, step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}"
-    return Finding("plain", f"{group.framework}, {ranks(group.np)}", f"{text}{rate}. One run: no interval.")
+    speed = f"{result.images_per_second:,.1f} {result.unit}/s"
+    text = f"{speed}, step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}{rate}"
+    return Finding("plain", f"{group.framework}, {ranks(group.np)}", f"{text}. One run: no interval.")
 
 
 def _fastest(groups: list[Group]) -> Finding:
     """The fastest at a number of ranks; a tie if the interval of the ratio to the second contains 1."""
     ordered = sorted(groups, key=lambda group: -group.speed.middle)
     best = ordered[0]
-    speed = f"{best.speed.text()} images/s"
+    speed = f"{best.speed.text()} {best.first.unit}/s"
     if len(ordered) == 1:
         return Finding("plain", ranks(best.np), f"Only {best.label} was run: {speed}.")
     second, lead, kind = ordered[1], ratio(best, ordered[1]), "plain"

@@ -88,7 +88,7 @@ def make(found: Found, own_command: str) -> Page:
     commands = [reproduce.locate(group.runs[0]) for group in groups]
     return Page(
         title=f"{first.recipe}: {who}",
-        about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} images a rank and step, "
+        about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} {first.unit} a rank and step, "
         f"{first.epochs} epoch{'' if first.epochs == 1 else 's'}, {first.precision}, {first.optimizer}, "
         f"seed {first.seed}",
         findings=findings(found, groups),

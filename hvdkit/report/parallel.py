@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -21,7 +22,9 @@ def call_all(functions: dict[str, Callable[[], T]]) -> dict[str, T]:
     fails, this process calls what is missing, and an error is raised here. A process pool would need semaphores in
     /dev/shm, which not every container has.
     """
-    if len(functions) < 2 or len(os.sched_getaffinity(0)) < 2:
+    # A child of a process with several threads, such as a notebook's kernel, could wait for a lock for ever.
+    alone = threading.active_count() == 1
+    if len(functions) < 2 or len(os.sched_getaffinity(0)) < 2 or not alone:
         return {name: function() for name, function in functions.items()}
     queue, fill = os.pipe()
     os.write(fill, bytes(range(len(functions))))  # a byte for each function; whichever process is free takes the next

@@ -1,10 +1,10 @@
-"""What a waiting user sees: bars on a terminal; elsewhere a line for each epoch, run of a comparison, or stage."""
+"""What a waiting user sees: bars on a terminal and in a notebook; elsewhere a line for each epoch, run or stage."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -12,6 +12,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -27,22 +28,38 @@ SILENCE_S = 60.0
 
 
 class _Bars:
-    """Progress bars on standard error, shown if that is a terminal. `began` is when the command started, by `clock`."""
+    """Progress bars on standard error, if that is a terminal, or as an output of a notebook's cell.
+
+    `began` is when the command started, by `clock`.
+    """
 
     def __init__(
         self, *columns: ProgressColumn, began: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console = Console(stderr=True)
         shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *columns)
-        self._progress = Progress(*shown, console=self._console, disable=not self._console.is_terminal)
+        self._live = self._console.is_terminal or self._console.is_jupyter
+        self._progress = Progress(*shown, console=self._console, disable=not self._live)
+        self._cell: Any = None  # the output in a notebook, which rich alone would show with ipywidgets only
         self._clock, self._began = clock, clock() if began is None else began
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self._console.is_jupyter:
+            from IPython.display import display
+
+            self._cell = display(self._progress, display_id=True)
+        else:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._cell is None:
+            self._progress.stop()
+
+    def _update(self, task: TaskID, **changes: Any) -> None:
+        self._progress.update(task, **changes)
+        if self._cell is not None:
+            self._cell.update(self._progress)
 
     def _print(self, line: str) -> None:
         print(line, file=self._console.file, flush=True)
@@ -74,12 +91,13 @@ class RunProgress(_Bars):
             self._progress.reset(task, start=False, total=None, description=title, text="")
 
         def see(line: MetricLine) -> None:
-            accuracy = "" if line.val_accuracy is None else f", accuracy {line.val_accuracy:.4f}"
-            speed = f"{line.images_per_second:.0f} images/s"
-            text = f"{speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{accuracy}"
-            if self._console.is_terminal:
+            shown = line.validation or {} if line.val_accuracy is None else {"accuracy": line.val_accuracy}
+            scores = "".join(f", {name} {value:.4f}" for name, value in shown.items())
+            speed = f"{line.images_per_second:.0f} {line.unit}/s"
+            text = f"{speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{scores}"
+            if self._live:
                 self._progress.start_task(task)
-                self._progress.update(task, completed=line.step, total=line.total_steps, text=text)
+                self._update(task, completed=line.step, total=line.total_steps, text=text)
             elif line.ends_epoch:
                 self._report(title, f"step {line.step}/{line.total_steps}, {text}")
 
@@ -126,14 +144,14 @@ class ComparisonProgress(RunProgress):
                 self._left.drop(earlier)  # kept from the comparison that is resumed
         self._place = place
         see = super().watch(title, number)
-        if self._console.is_terminal:
-            self._progress.update(self._all, completed=place, text=self._left.text())
+        if self._live:
+            self._update(self._all, completed=place, text=self._left.text())
         else:
             self._say("")
 
         def see_and_count(line: MetricLine) -> None:
             self._left.done(part, 0.99 * line.step / line.total_steps)
-            if self._console.is_terminal:
+            if self._live:
                 self._progress.update(self._all, text=self._left.text())
             see(line)
 
@@ -168,9 +186,9 @@ class StageProgress(_Bars):
         if self._begun:
             self._left.done(self._begun - 1)
         left = self._left.text()
-        if self._console.is_terminal:
+        if self._live:
             description = f"{self._title}: {stage}"
-            self._progress.update(self._task, completed=self._begun, description=description, left=left)
+            self._update(self._task, completed=self._begun, description=description, left=left)
         else:
             self._print_timed(f"{self._title} {self._begun + 1}/{self._stages}: {stage}", left)
         self._begun += 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from hvdkit.errors import RequestError
-from hvdkit.results.json_files import Figures, read
+from hvdkit.results.json_files import Figures, Result, read
 from hvdkit.results.machine import Machine
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
@@ -53,7 +53,7 @@ class BaselineRow(Figures):
     verdict: Literal["better", "worse", "tie"]
 
 
-class Comparison(Figures):
+class Comparison(Figures, Result):
     """`compare.json`. `parity` is None with `--no-parity`, `baseline` is None without `--baseline`.
 
     `runs` are sorted by round, then by the order on the command line. `order` has their names in the order in which
@@ -68,6 +68,11 @@ class Comparison(Figures):
     baseline: list[BaselineRow] | None = None
     parity: Parity | None = None
     machine: Machine
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each of `runs`: the single values of its result."""
+        single = str | int | float | None
+        return [{key: value for key, value in run if isinstance(value, single)} for run in self.runs]
 
 
 def read_comparison(path: Path) -> Comparison:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from hvdkit.results.json_files import Figures, read
+from hvdkit.results.json_files import Figures, Result, read
 
 
-class EvaluationResult(Figures):
+class EvaluationResult(Figures, Result):
     """`evaluate.json`: a checkpoint `trained_by` one framework and evaluated by `framework` on `total` samples.
 
     `metrics` are the means of the task's metrics by name. Those of a classifier are `accuracy` and `loss` too, and
@@ -27,6 +28,10 @@ class EvaluationResult(Figures):
     accuracy: float | None = None
     loss: float | None = None
     metrics: dict[str, float] | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row, with a column for each of `metrics`."""
+        return [self.model_dump(exclude={"metrics"}) | (self.metrics or {})]
 
     @property
     def line(self) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from hvdkit.errors import LARGEST, RequestError, first_fault
 from hvdkit.files import read_bounded
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _LARGEST_FLOAT = 1e300  # beyond it, sums and ratios overflow
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -36,6 +39,42 @@ class Figures(Record):
         return self
 
 
+class Result(BaseModel):
+    """A whole file that a command has written."""
+
+    _folder: Path | None = PrivateAttr(None)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file, absolute. Raises RequestError for a result that no file is known of."""
+        if self._folder is None:
+            raise RequestError(
+                f"{type(self).__name__}: expected a result that was read or written, got one without a file"
+            )
+        return self._folder
+
+    def at(self, folder: Path) -> Self:
+        """This result, with its `folder`."""
+        self._folder = folder.absolute()
+        return self
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The result as a table, with a dictionary for each row."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> DataFrame:
+        """`rows` as a pandas DataFrame. Raises RequestError without pandas."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise RequestError("to_pandas: expected pandas; install it with `pip install pandas`") from None
+        return DataFrame(self.rows())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the files have the same content, wherever they are."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+
 def version(expected: int, remedy: str) -> BeforeValidator:
     """Refuses the file of another version of the schema, and says what to do."""
 
@@ -50,7 +89,20 @@ def version(expected: int, remedy: str) -> BeforeValidator:
 def read(kind: type[R], path: Path, expected: str) -> R:
     """Read a JSON file. Raises RequestError, one line with the file and what was `expected`, if it is damaged."""
     try:
-        return kind.model_validate_json(read_bounded(path))
+        found = kind.model_validate_json(read_bounded(path))
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
+    except ValidationError as error:
+        raise RequestError(f"{path}: not {expected}: {first_fault(error)}") from None
+    if isinstance(found, Result):
+        found.at(path.parent)
+    return found
+
+
+def read_lines(kind: type[R], path: Path, expected: str) -> list[R]:
+    """Read a file with a JSON document on each line. Raises RequestError as `read` does."""
+    try:
+        return [kind.model_validate_json(line) for line in read_bounded(path).splitlines()]
     except OSError as error:
         raise RequestError(f"{path}: cannot be read ({error.strerror}); expected {expected}") from None
     except ValidationError as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from hvdkit.results.json_files import Figures, read
+from hvdkit.results.json_files import Figures, Result, read
 from hvdkit.results.machine import Machine
 
 # The figures of a FrameworkParity that have a limit of their own in `marks`.
@@ -60,7 +60,7 @@ class FrameworkParity(Figures):
     step_errors_f64: list[float]
 
 
-class Parity(Figures):
+class Parity(Figures, Result):
     """`parity.json`. `recipe_keys` has the settings of the recipe that the result holds for, by dotted key.
 
     `marks` are the largest errors that pass. In float32 the limit is the framework's `f32_factor` times the reference's
@@ -80,6 +80,14 @@ class Parity(Figures):
     marks: dict[str, float]
     frameworks: Annotated[dict[str, FrameworkParity], Field(min_length=1)]
     machine: Machine
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each framework, with its verdict and its largest errors."""
+        figures = ["passed", "version", *MARKED, "logits_f32", "gradients_f32"]
+        return [
+            {"framework": name} | {key: getattr(found, key) for key in figures}
+            for name, found in self.frameworks.items()
+        ]
 
     @field_validator("marks")
     @classmethod

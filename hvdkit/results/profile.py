@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from hvdkit.files import write_atomic
 from hvdkit.results import json_files
-from hvdkit.results.json_files import Record
+from hvdkit.results.json_files import Record, Result
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -191,7 +191,7 @@ class Memory(_Strict):
     device_peak_mib: Time | None
 
 
-class Profile(_Strict):
+class Profile(_Strict, Result):
     """`profile.json`. `tensors` are in the order in which backward finishes them.
 
     `step` is the mean over `ranks`. `bytes_per_step` is what a rank sends. `settings` is the resolved recipe, from
@@ -231,6 +231,12 @@ class Profile(_Strict):
     tuning: Tuning
     memory: Memory
     cost: Cost | None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each part of a step, with its mean time and its share of the step, and for the whole step."""
+        parts = [*self.step.parts().items(), ("step", self.step.step_ms)]
+        whole = self.step.step_ms.mean or None
+        return [{"part": name, **spread.model_dump(), "share": whole and spread.mean / whole} for name, spread in parts]
 
     @model_validator(mode="after")
     def _check_names(self) -> Profile:

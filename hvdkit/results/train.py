@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from hvdkit.results.json_files import Count, Figures, read
+from hvdkit.results.json_files import Count, Figures, Result, read, read_lines
 
 
 def scores(validation: dict[str, float]) -> dict[str, Any]:
@@ -28,7 +28,8 @@ class MetricLine(Figures):
     the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
     `images_per_second` is measured by rank 0's clock. `validation` has the task's metrics by name at the end of an
     epoch; those of a classifier are `val_accuracy` and `val_loss` (without label smoothing) too. `bytes_per_step` is
-    what one rank sends of gradients and weights for an update, on average since the process started.
+    what one rank sends of gradients and weights for an update, on average since the process started. `unit` names the
+    samples in the plural; where it is not images, `images_per_second` counts those.
     """
 
     step: Count
@@ -42,6 +43,7 @@ class MetricLine(Figures):
     val_accuracy: float | None = None
     val_loss: float | None = None
     validation: dict[str, float] | None = None
+    unit: str = "images"
 
 
 class Recovery(Figures):
@@ -58,7 +60,7 @@ class Recovery(Figures):
     seconds: float
 
 
-class TrainResult(Figures):
+class TrainResult(Figures, Result):
     """`result.json` of one run.
 
     `parameters` counts the trainable ones. `batch_size` (images) and `threads` are per rank. `steps` counts updates.
@@ -81,7 +83,8 @@ class TrainResult(Figures):
     `ended_at` is the wall clock, UTC. `bytes_per_step` is what one rank (the one that sends most) sends of gradients
     and weights for an update, without protocol overhead; None with a rival. `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
-    kept, relative to this file: `last`, and `best` by validation accuracy if there is one.
+    kept, relative to this file: `last`, and `best` by validation accuracy if there is one. `unit` is
+    as in `MetricLine`.
     """
 
     framework: str
@@ -116,7 +119,7 @@ class TrainResult(Figures):
     step_ms_p50: float
     step_ms_p90: float
     step_ms_p99: float | None = None
-    step_ms: list[float] = Field(default_factory=list)
+    step_ms: list[float] = Field(default_factory=list, repr=False)
     cpu_s_per_image: float | None = None
     startup_s: float | None = None
     load: float | None = None
@@ -131,11 +134,20 @@ class TrainResult(Figures):
     corrupt_images: int = 0
     native_pipeline: bool = False
     recoveries: list[Recovery] = Field(default_factory=list)
-    tuning: dict[str, dict[str, Any]] | None = None
+    tuning: dict[str, dict[str, Any]] | None = Field(None, repr=False)
     ended_at: datetime | None = None
     checkpoints: dict[str, str] = Field(default_factory=dict)
+    unit: str = "images"
     initial_state_sha256: str
     final_weights_sha256: str
+
+    def lines(self) -> list[MetricLine]:
+        """The lines of the run's metrics.jsonl. Raises RequestError if it is missing or damaged."""
+        return read_lines(MetricLine, self.folder / "metrics.jsonl", "the metrics.jsonl of `hvdkit train`")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each of `lines`, with a column for each metric of a task of one's own."""
+        return [line.model_dump(exclude={"validation"}) | (line.validation or {}) for line in self.lines()]
 
     @field_validator("sync")
     @classmethod
@@ -155,14 +167,16 @@ class TrainResult(Figures):
 
 def result_lines(result: TrainResult) -> str:
     """The result in a line, and a second one if images were corrupt."""
-    accuracy = "" if result.val_accuracy is None else f", validation accuracy {100 * result.val_accuracy:.2f} %"
+    scores = "".join(f", validation {name} {value:.4f}" for name, value in (result.validation or {}).items())
+    if result.val_accuracy is not None:
+        scores = f", validation accuracy {100 * result.val_accuracy:.2f} %"
     if result.corrupt_images:
-        accuracy += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
+        scores += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
     by = f" by {result.rival}" if result.rival else ""
     return (
         f"{result.framework} {result.framework_version}{by}, {result.np} rank(s): "
-        f"{result.images_per_second:.1f} images/s, "
-        f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{accuracy}"
+        f"{result.images_per_second:.1f} {result.unit}/s, "
+        f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{scores}"
     )
 
 

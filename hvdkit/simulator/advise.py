@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import candidates, step
 from hvdkit.simulator.calibration import Calibration, calibrate
@@ -71,7 +72,7 @@ class Adding(Record):
     told: str
 
 
-class Advice(Record):
+class Advice(Record, Result):
     """`advise.json`; `suggestions` are software first, each kind by gain."""
 
     schema_version: Literal[1] = 1
@@ -81,6 +82,10 @@ class Advice(Record):
     today: Point
     suggestions: list[Suggestion]
     adding: Adding
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each suggestion."""
+        return [each.model_dump(exclude={"settings", "recipe", "warnings"}) for each in self.suggestions]
 
 
 @dataclass(frozen=True)

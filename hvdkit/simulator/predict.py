@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from hvdkit.errors import RequestError
+from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import engine, step
 from hvdkit.simulator.calibration import Calibration, calibrate
@@ -84,7 +85,7 @@ class Point(Record):
     warnings: list[str]
 
 
-class Prediction(Record):
+class Prediction(Record, Result):
     """`predict.json`."""
 
     schema_version: Literal[1] = 1
@@ -95,6 +96,10 @@ class Prediction(Record):
     measured_step_ms: float
     check_percent: float | None
     points: list[Point]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each number of ranks."""
+        return [each.model_dump(exclude={"utilisation", "critical_path", "warnings"}) for each in self.points]
 
 
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:

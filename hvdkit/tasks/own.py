@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import OwnData, OwnModel, Recipe
+from hvdkit.recipe.schema import Loss, OwnData, OwnModel, Recipe
 from hvdkit.tasks.image_classification import METRICS
 from hvdkit.tasks.task import Layer, Metrics
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Own:
     """Subclass it, and define `model`, for data of your own `samples`, and what is not as in a classifier.
 
-    `recipe` is the recipe, `options` what it has under `model.options`, and `dtype` the name of the parameters' dtype,
-    which PyTorch and MXNet models need not regard.
+    `recipe` is the recipe, `options` what it has under `model.options`. `dtype` is the name of the parameters' dtype,
+    `compute_dtype` that of the activations; PyTorch and MXNet models are cast, and need not regard them.
     """
 
     unit = "samples"
@@ -33,15 +33,22 @@ class Own:
     def __init__(self, recipe: Recipe) -> None:
         if not isinstance(recipe.model, OwnModel):
             raise RequestError(f"model.name: expected own for a script of your own, got {recipe.model.name}")
-        self.recipe, self.options, self.dtype = recipe, recipe.model.options, "float32"
+        if self.best.removeprefix("-") not in self.metrics.names:
+            known = ", ".join(self.metrics.names)
+            raise RequestError(f"{type(self).__name__}.best: expected one of its metrics ({known}), got {self.best!r}")
+        if self.loss is not None and recipe.loss != Loss():
+            raise RequestError(f"loss: expected none in the recipe, as {type(self).__name__} has a loss of its own")
+        self.recipe, self.options = recipe, recipe.model.options
+        self.dtype = self.compute_dtype = "float32"
 
     def model(self) -> Any:
         """The model, in the framework's own way. Its initial weights are those of rank 0."""
-        raise NotImplementedError
+        raise RequestError(f"{type(self).__name__}: expected a method `model` that returns the model, got none")
 
     def samples(self) -> tuple[Split, Split]:
         """The training and the validation split for `data: {name: own}`, such as `ArraySplit(inputs, targets)`."""
-        raise NotImplementedError
+        expected = "expected a method `samples` that returns two splits for `data: {name: own}`"
+        raise RequestError(f"{type(self).__name__}: {expected}, got none")
 
     # For hvdkit
 
@@ -53,7 +60,11 @@ class Own:
         recipe = self.recipe
         if not isinstance(recipe.data, OwnData):
             return open_dataset(recipe.data, int(recipe.model.classes), recipe.seed, shard, recipe.batch_size)
-        train, val = self.samples()
+        splits = self.samples()
+        if not (isinstance(splits, tuple) and len(splits) == 2 and all(hasattr(each, "batch") for each in splits)):
+            name = f"{type(self).__name__}.samples"
+            raise RequestError(f"{name}: expected two splits, such as ArraySplit(inputs, targets), got {splits!r:.60}")
+        train, val = splits
         return Dataset(train, val, (), int(recipe.model.classes))
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> OwnArchitecture:
@@ -66,7 +77,7 @@ class Own:
     @staticmethod
     def build(architecture: OwnArchitecture) -> Any:
         """The model of a table from `architecture`."""
-        architecture.task.dtype = architecture.dtype
+        architecture.task.dtype, architecture.task.compute_dtype = architecture.dtype, architecture.compute_dtype
         return architecture.task.model()
 
 

@@ -32,7 +32,15 @@ def main(adapter: Adapter, build: Callable[[Any], Any], argv: list[str]) -> NoRe
 
 def run_task(adapter: Adapter, task: type[Own]) -> NoReturn:
     """Run one rank of a task of the user's own, by the process's command line, as `main` does."""
-    end_as_rank(lambda heartbeat: _run(adapter, Script(task.build, task), sys.argv[1:], heartbeat))
+
+    def run(heartbeat: Heartbeat) -> None:
+        from hvdkit.tasks.own import Own
+
+        if not (isinstance(task, type) and issubclass(task, Own)):
+            raise RequestError(f"run_task: expected a subclass of hvdkit.tasks.own.Own, got {task!r}")
+        _run(adapter, Script(task.build, task), sys.argv[1:], heartbeat)
+
+    end_as_rank(run)
 
 
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
@@ -64,6 +72,11 @@ def _report_crashes() -> None:
 
 def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat) -> None:
     arguments = _parse(argv)
+    if arguments.framework not in (None, adapter.NAME):
+        raise RequestError(
+            f"model.script: {sys.argv[0]}: it trains with {adapter.NAME}, got --framework {arguments.framework}; "
+            f"give --framework {adapter.NAME}, or a script for {arguments.framework}"
+        )
     recipe = schema.load(arguments.recipe, arguments.overrides)
     if recipe.undecided:  # without the command line, which decides once for all ranks
         from hvdkit.tasks import folder
@@ -133,5 +146,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit profile`")
     parser.add_argument("--own-profile", action="store_true", help="for --profile: the framework's own too")
     parser.add_argument("--leads", action="store_true", help="for --parity: leave the trace that others follow")
+    parser.add_argument("--framework", help="refuse to run with another one")
     parser.add_argument("--rival", help="train by other means than hvdkit's: see hvdkit/baselines/registry.py")
     return parser.parse_intermixed_args(argv)

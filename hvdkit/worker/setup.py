@@ -92,12 +92,20 @@ def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | N
     mesh = Mesh(world)
     each = threads_per_rank(threads, world.local_size)
     usage.pin_where_asked(world.local_rank, world.local_size, each)
-    adapter.seed(recipe.seed)
+    adapter.seed(seed_of(recipe, world.rank))
     check_can(adapter, recipe, world)
     check_alike(adapter, world, flat(recipe))
     task = script.task(recipe)
     dataset = task.open_data(mesh.shard) if dataset is None else dataset
     return Setup(adapter, script, recipe, mesh, dataset, task, task.architecture(dataset.shape))
+
+
+def seed_of(recipe: Recipe, rank: int, step: int = 0) -> int:
+    """The seed of a rank's random numbers from a step on: for rank 0 at the start the recipe's, for all others another.
+
+    So the masks of dropout differ between ranks, and are the same in each run of a recipe on as many ranks.
+    """
+    return (recipe.seed + 1_000_003 * step + 2_654_435_761 * rank) % 2**32
 
 
 def _recording_sockets_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:

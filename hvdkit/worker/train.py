@@ -28,7 +28,7 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, scores
 from hvdkit.strategies.dense import Dense
-from hvdkit.worker.setup import Script, Setup, start
+from hvdkit.worker.setup import Script, Setup, seed_of, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
@@ -86,7 +86,7 @@ def _train(
         progress, recounted, root, rest = resumed(adapter, recipe, mesh, dataset, session, place, held)
         strategy.load_state(rest)
         if progress.step:
-            adapter.seed(_seed_at(recipe, progress))
+            adapter.seed(seed_of(recipe, mesh.world.rank, progress.step))
     elif place and keeps:
         check_fresh(adapter, mesh.world, place)
     session.broadcast_state(root_rank=root)
@@ -162,7 +162,7 @@ class _Keeper:
             if self.checkpoints:
                 self.checkpoints.write(taken)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
-        self.setup.adapter.seed(_seed_at(self.setup.recipe, progress))
+        self.setup.adapter.seed(seed_of(self.setup.recipe, self.setup.mesh.world.rank, progress.step))
 
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
@@ -198,10 +198,6 @@ def _record(setup: Setup, progress: Progress) -> snapshots.Record:
         recipe=setup.recipe.model_dump(mode="json"),
         preprocessing=setup.dataset.preprocessing,
     )
-
-
-def _seed_at(recipe: Recipe, progress: Progress) -> int:
-    return (recipe.seed + 1_000_003 * progress.step) % 2**32
 
 
 def _result(
@@ -246,6 +242,7 @@ def _result(
         corrupt_images=len(corrupt),
         native_pipeline=setup.dataset.native,
         tuning=None if rival_of(adapter) else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[world.device]),
+        unit=setup.task.unit,
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest(parameters_of(session.state())),

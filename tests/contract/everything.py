@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collectives
+import dropout
 import grown
 import own_losses
 import squeezed

@@ -64,6 +64,7 @@ def versions() -> dict[str, str]:
 
 def seed(value: int) -> None:
     keras.utils.set_random_seed(value)
+    training.reseed(value)
 
 
 def bind(model: keras.Model, loss: AnyLoss, precision: str) -> training.TrainableModel:

@@ -5,6 +5,7 @@ Horovod's own Keras API does not work with Keras 3, so gradients are reduced by 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,13 +22,18 @@ import keras  # isort: skip  # after the other adapter, which sets TensorFlow's 
 import tensorflow as tf  # isort: skip
 
 
+_bound: weakref.WeakSet[TrainableModel] = weakref.WeakSet()
+
+
 class TrainableModel(TensorFlowModel):
     """A model in training. It is compiled when it is bound, so that its own losses are included."""
 
     def __init__(self, model: keras.Model, loss: AnyLoss, precision: str) -> None:
-        variables = [(_name(variable), variable.value) for variable in model.variables]
+        # Without the states of random layers, which are a rank's own.
+        variables = [(_name(each), each.value) for each in model.variables if not _is_seed(each)]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
         self.model = model
+        _bound.add(self)
         with floatx(self.dtype):  # the dtype of the sum of losses
             model.compile(
                 optimizer=DistributedOptimizer(self),
@@ -75,7 +81,7 @@ class TrainableModel(TensorFlowModel):
         for epoch in range(first, last):
             for group in hooks.groups(epoch):
                 for batch in group:
-                    yield _listed(self.on_device(batch)), batch.targets
+                    yield self.on_device(batch), batch.targets  # several inputs as a tuple, as `fit` expects
 
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
@@ -177,6 +183,18 @@ def floatx(dtype: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_floatx(before)
+
+
+def reseed(value: int) -> None:
+    """Set the states of the random layers of all models, which draw on from the seeds that they were built with."""
+    for trainable in _bound:
+        for number, state in enumerate(filter(_is_seed, trainable.model.variables)):
+            state.assign(np.array([(value + number) % 2**31, 0]))
+
+
+def _is_seed(variable: keras.Variable) -> bool:
+    """Whether it is the state of a random layer, such as dropout."""
+    return str(variable.name) == "seed_generator_state"
 
 
 def _listed(inputs: Any) -> Any:

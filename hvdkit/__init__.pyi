@@ -1,0 +1,21 @@
+"""What type checkers and editors see of the package; `__init__.py` loads it when it is used."""
+
+import os
+from pathlib import Path
+
+from hvdkit.api import advise as advise
+from hvdkit.api import compare as compare
+from hvdkit.api import evaluate as evaluate
+from hvdkit.api import export as export
+from hvdkit.api import parity as parity
+from hvdkit.api import predict as predict
+from hvdkit.api import profile as profile
+from hvdkit.api import train as train
+from hvdkit.errors import HvdkitError as HvdkitError
+from hvdkit.errors import RequestError as RequestError
+from hvdkit.errors import RunError as RunError
+from hvdkit.errors import Stopped as Stopped
+
+__version__: str
+
+def report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> tuple[Path, Path]: ...

@@ -1,0 +1,254 @@
+"""hvdkit's commands as functions: `hvdkit.train(...)` and the others."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hygiene
+import nbformat
+import numpy as np
+import pytest
+import simulating
+from conftest import ROOT, run
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+import hvdkit
+from hvdkit import api
+from hvdkit.cli import app, predict
+from hvdkit.recipe import schema
+from hvdkit.results import profile as profiles
+from hvdkit.results.compare import read_comparison
+from hvdkit.results.json_files import Result
+from hvdkit.results.parity import read_parity
+from hvdkit.results.train import read_result
+from hvdkit.simulator import cluster as clusters
+
+RECIPE = "resnet20-digits"
+COMMANDS = ("train", "evaluate", "export", "compare", "parity", "profile")
+COMPARISON = ROOT / "tests" / "data" / "comparison"
+
+
+@pytest.mark.check
+def test_importing_hvdkit_loads_nothing_until_a_function_is_used() -> None:
+    code = "import sys, hvdkit; print(*(name for name in sys.modules if name.startswith('hvdkit')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["hvdkit"]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", [*COMMANDS, "predict", "advise"])
+def test_a_function_has_the_options_of_its_command_and_their_defaults(name: str) -> None:
+    command = getattr(predict if name in ("predict", "advise") else app, name)
+    theirs = {
+        "settings" if key == "set_" else key: None if each.default is each.empty else each.default
+        for key, each in inspect.signature(command).parameters.items()
+    }
+    mine = {
+        key: None if each.default is each.empty else each.default
+        for key, each in inspect.signature(getattr(hvdkit, name)).parameters.items()
+    }
+    assert mine == theirs
+
+
+@pytest.mark.check
+def test_type_checkers_see_what_there_is() -> None:
+    stub = ast.parse((ROOT / "hvdkit" / "__init__.pyi").read_text())
+    named = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names} - {None}
+    assert named == set(hvdkit._LAZY) and {*named, "report"} <= set(dir(hvdkit))  # type: ignore[attr-defined]
+    assert all(callable(getattr(hvdkit, name)) for name in named)
+    with pytest.raises(AttributeError, match="module 'hvdkit' has no attribute 'trian'"):
+        hvdkit.trian  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.check
+def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() -> None:
+    given = {"epochs": np.int64(2), "optimizer.learning_rate": 1e-5, "model.weights": Path("é.safetensors")}
+    assert api._texts("overrides", given) == [
+        "epochs=2", "optimizer.learning_rate=1e-05", 'model.weights="é.safetensors"'
+    ]  # fmt: skip
+    found = api._loaded(RECIPE, given)
+    assert found == api._loaded(RECIPE, ["epochs=2", "optimizer.learning_rate=1e-5", "model.weights=é.safetensors"])
+    content = found.model_dump()
+    assert api._loaded(content, {"seed": 7}) == found.model_copy(update={"seed": 7}) and content["seed"] == 1
+    with pytest.raises(hvdkit.RequestError, match=r"^overrides: epochs: expected a number, text, list .*got set"):
+        api._loaded(RECIPE, {"epochs": {2}})
+    with pytest.raises(hvdkit.RequestError, match=r"^recipe: data: expected .*"):
+        api._loaded({**content, "data": 3}, None)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("train", {"recipe": "resnet21"}, "unknown recipe 'resnet21'"),
+        ("train", {"recipe": RECIPE, "np": "two"}, "np: expected a whole number, got 'two'"),
+        ("train", {"recipe": RECIPE, "framework": "torch"}, "unknown framework 'torch'"),
+        ("train", {"recipe": RECIPE, "resume": True}, "--resume: expected --out"),
+        ("train", {"recipe": RECIPE, "hosts": ["a:1", "b:x"], "np": 2}, "b:x"),
+        ("evaluate", {"checkpoint": "nowhere"}, "nowhere"),
+        ("export", {"checkpoint": "nowhere", "out": "model.zip"}, r"model\.zip: expected a file that ends in"),
+        ("compare", {"recipe": RECIPE, "np": [1, 1]}, "-np 1: given 2 times"),
+        ("compare", {"recipe": RECIPE, "framework": ["pytorch", "cafe"]}, "unknown framework 'cafe'"),
+        ("parity", {"recipe": RECIPE, "steps": 0}, "--steps 0: expected 1 or more"),
+        ("profile", {"recipe": RECIPE, "steps": 0}, "--steps 0"),
+        ("predict", {"profile": "nowhere.json", "cluster": "nowhere.yaml", "ranks": 8}, r"nowhere\.yaml"),
+        ("advise", {"subject": "nowhere.json", "np": 2}, "-np: expected a recipe with it"),
+        ("report", {"folder": "nowhere"}, "nowhere: no such folder"),
+    ],
+)
+def test_a_wrong_request_is_an_error_and_nothing_is_written(
+    name: str, arguments: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(hvdkit.RequestError, match=told):
+        getattr(hvdkit, name)(**arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.check
+def test_results_know_their_folder_and_are_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = read_comparison(COMPARISON / "compare.json")
+    frame = comparison.to_pandas()
+    assert list(frame["framework"]) == [run.framework for run in comparison.runs]
+    assert list(frame["images_per_second"]) == [run.images_per_second for run in comparison.runs]
+    run = read_result(COMPARISON / "runs" / "keras-np1" / "result.json")
+    assert run.folder == COMPARISON / "runs" / "keras-np1"
+    frame = run.to_pandas()
+    ends = frame[frame["ends_epoch"]]
+    assert list(ends["step"]) == [44, 88, 132] and ends["val_accuracy"].iloc[-1] == run.val_accuracy
+    assert run == type(run).model_validate(run.model_dump()), "wherever it lies"
+    with pytest.raises(hvdkit.RequestError, match="TrainResult: expected a result that was read or written"):
+        run.model_validate(run.model_dump()).to_pandas()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(hvdkit.RequestError, match="expected pandas; install it with `pip install pandas`"):
+        run.to_pandas()
+
+
+@pytest.mark.check
+def test_a_profile_is_predicted_and_advised_of_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = api._loaded(RECIPE, None).model_dump()
+    profiles.save(simulating.profile().model_copy(update={"settings": settings}), tmp_path / "profile.json")
+    clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
+    profile = profiles.load(tmp_path / "profile.json")
+    parts = profile.to_pandas().set_index("part")
+    assert parts["mean"].drop("step").sum() == pytest.approx(parts["mean"]["step"]) and parts["share"]["step"] == 1
+    one = hvdkit.predict(profile, cluster="slow.yaml", ranks=[2, 4], settings={"batch_size": 64})
+    assert one.settings == {"batch_size": 64} and list(one.to_pandas()["ranks"]) == [2, 4]
+    assert (one.folder / "predict.json").read_text() == one.model_dump_json(indent=2) + "\n"
+    two = hvdkit.predict("profile.json", cluster="slow.yaml", ranks=4, settings=["batch_size=64"])
+    assert two.folder != one.folder, "two in one second"
+    assert two.points == one.points[1:]
+    advice = hvdkit.advise(profile, cluster="slow.yaml", ranks=4, price=2, apply="new.yaml")
+    assert list(advice.to_pandas()["what"]) == [each.what for each in advice.suggestions]
+    assert schema.load(tmp_path / "new.yaml").model.name == "resnet20"
+
+
+@pytest.mark.check
+def test_every_result_is_a_table() -> None:
+    proof = read_parity(ROOT / "benchmarks" / "parity" / "resnet20-digits" / "parity.json")
+    assert list(proof.to_pandas()["framework"]) == list(proof.frameworks)
+    kinds = Result.__subclasses__()
+    assert len(kinds) == 7 and all("rows" in vars(kind) for kind in kinds), kinds
+
+
+def snippets() -> str:
+    """All Python of the page, one program."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.M | re.S))
+
+
+@pytest.mark.usefixtures("warm")
+def test_the_snippets_of_the_page_run_as_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text(snippets())
+    done = run([sys.executable, "page.py"], 300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "optimizer.momentum: expected less than 1, got 2" in done.stdout
+    assert "pytorch, 2 ranks: step 22/44, " in done.stderr, "progress without a terminal"
+    assert (tmp_path / "runs" / "resnet8.safetensors").exists()
+    assert len(list(tmp_path.glob("runs/*-compare-*/report.html"))) == 1
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotebookClient]:
+    """A notebook's kernel, and the examples' notebook to execute in an empty folder."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / "jupyter"))
+    (tmp_path / "work").mkdir()
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tmp_path / "work")}}
+    client = NotebookClient(notebook, timeout=int(hygiene.patience(300)), resources=resources)
+    with client.setup_kernel():
+        yield client
+
+
+@pytest.mark.usefixtures("warm")
+def test_the_notebook_runs(kernel: NotebookClient, tmp_path: Path) -> None:
+    for place, cell in enumerate(kernel.nb.cells):
+        kernel.execute_cell(cell, place)
+    outputs = [output for cell in kernel.nb.cells for output in cell.get("outputs", ())]
+    assert not [output for output in outputs if output["output_type"] in ("stream", "error") and
+                output.get("name") != "stdout"], outputs  # fmt: skip
+    bars, *_ = (output["data"] for output in outputs if output["output_type"] == "display_data")
+    assert re.match(r"pytorch, 2 ranks .*66/66.* images/s, loss", bars["text/plain"]), "as at the end"
+    assert "<pre" in bars["text/html"]
+    tables = [output["data"]["text/html"] for output in outputs if output["output_type"] == "execute_result"
+              and "text/html" in output["data"]]  # fmt: skip
+    assert len(tables) == 3 and "val_accuracy" in tables[0] and "waiting" in tables[1] and "efficiency" in tables[2]
+    assert list((tmp_path / "work" / "runs").glob("*-train-*/report.html"))
+
+
+def test_interrupting_a_cell_ends_all_ranks(kernel: NotebookClient, tmp_path: Path) -> None:
+    changes = '{"epochs": 1000, "log_every": 1, "model.name": "resnet8"}'
+    long = f'import hvdkit\nhvdkit.train("resnet20-digits", {changes}, np=2, out="long")'
+    kernel.nb.cells = [nbformat.v4.new_code_cell(source) for source in (long, "print(6 * 7)")]
+    metrics = tmp_path / "work" / "long" / "metrics.jsonl"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + hygiene.patience(60)
+        while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        asyncio.run(kernel.km.interrupt_kernel())
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(interrupt)
+        with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+            kernel.execute_cell(kernel.nb.cells[0], 0)
+    ends = json.loads((metrics.parent / "logs" / "exits.json").read_text())
+    assert len(ends) == 2 and not [end for end in ends if Path("/proc", str(end["pid"])).exists()]
+    kernel.execute_cell(kernel.nb.cells[1], 1)
+    assert kernel.nb.cells[1]["outputs"][0]["text"] == "42\n", "the kernel goes on"
+
+
+WITHIN = """
+import asyncio, signal, hvdkit
+
+async def main():
+    changes = {"steps": 4, "model.name": "resnet8", "checkpoint": None}
+    before = signal.getsignal(signal.SIGINT)
+    apart, _ = await asyncio.gather(
+        asyncio.to_thread(hvdkit.train, "resnet20-digits", changes, framework="mxnet", np=2), asyncio.sleep(0.1)
+    )
+    here = hvdkit.train("resnet20-digits", changes, framework="mxnet", np=2)
+    assert signal.getsignal(signal.SIGINT) is before
+    print(apart.steps, here.steps, apart.final_weights_sha256 == here.final_weights_sha256)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.usefixtures("warm")
+def test_training_in_another_thread_and_inside_a_loop(tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", WITHIN], 120, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "4 4 True\n"), done.stderr
