@@ -49,7 +49,7 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
             if recipe.model.name == "own":
                 raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
             recipe = recipe.model_copy(update={"elastic": None})  # one rank writes, whatever trained it
-            ready = make_plan(recipe, _WRITTEN_BY[out.suffix], Placement())
+            ready = make_plan(recipe, _WRITTEN_BY[out.suffix], Placement(), use="none")
     faults.report()
     return ExportPlan(folder.absolute(), out.absolute(), ready)
 

@@ -12,9 +12,12 @@ from pathlib import Path
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
+from hvdkit.commands import checks
+from hvdkit.commands.checks import Use
 from hvdkit.core import tuning
 from hvdkit.core.precision import gaps
 from hvdkit.core.topology import threads_per_rank
+from hvdkit.data.counts import Counts
 from hvdkit.errors import Faults, RunError
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import Elastic, Job
@@ -39,6 +42,7 @@ class Plan:
     rival: str | None = None  # of hvdkit.baselines.registry
     pinned: bool = False  # each rank gets cores of its own, where there are enough
     settings: Mapping[str, str] = field(default_factory=dict)  # of the ranks' environment, found by measuring
+    samples: Counts | None = None  # in the recipe's data, as far as that is known
     began: float | None = None  # wall-clock time at which the command began, where starting counts from then
 
     @property
@@ -60,8 +64,10 @@ class Plan:
         return replace(self, script=script)
 
 
-def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str | None = None) -> Plan:
-    """Check framework, runtime, placement and rival. Raises RequestError with the faults of each."""
+def make_plan(
+    recipe: Recipe, framework: str, placement: Placement, rival: str | None = None, use: Use = "train"
+) -> Plan:
+    """Check framework, runtime, placement, rival, and the data by its `use`. Raises RequestError with all faults."""
     np, elastic = placement.np, recipe.elastic
     faults = Faults()
     with faults.collected():
@@ -80,10 +86,12 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
         faults += registry.check([rival], [framework], [np])
     if isinstance(recipe.model, OwnModel) and not (script := _script(recipe.model, framework)).is_file():
         faults.append(f"model.script: {script}: no such file; expected a Python script (docs/own-model.md)")
+    with faults.collected():
+        found = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None)
     faults.report()
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
-    return Plan(recipe, framework, runtime, placement, rival=rival)
+    return Plan(recipe, framework, runtime, placement, rival=rival, samples=found)
 
 
 def launch(
