@@ -29,8 +29,8 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
-    "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "launch_hosts",
-    "mesh", "paths", "predict", "profile", "quick", "refused", "report_files", "runtimes_edits", "simulator",
+    "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "dry_run",
+    "launch_hosts", "mesh", "paths", "predict", "profile", "quick", "refused", "report_files", "runtimes_edits", "simulator",
     "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 

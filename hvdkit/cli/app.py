@@ -15,9 +15,11 @@ from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
     App,
+    DryRun,
     Framework,
     Frameworks,
     Hosts,
+    Json,
     Launcher,
     Overrides,
     Overwrite,
@@ -26,6 +28,7 @@ from hvdkit.cli.options import (
     Rivals,
     StallTimeout,
     loaded,
+    preview,
     show,
 )
 from hvdkit.errors import RequestError
@@ -61,6 +64,8 @@ def train(
     host_discovery_script: Annotated[
         Path | None, typer.Option(help="a program that prints one host:slots per line, for elastic runs")
     ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Train a recipe under one framework."""
     from hvdkit import paths
@@ -76,6 +81,11 @@ def train(
     placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
     plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
     out = out or paths.default_out(checked.name, "train")
+    if dry_run:
+        from hvdkit.commands import dry_run as dry_run_
+
+        paths.check_free(out, overwrite, resume, [checked.model.weights])
+        return preview(dry_run_.of_train(plan, out, resume), json)
     with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
         with RunProgress([plan.title]) as progress:
             result = train_.run(plan, folder, progress.watch(plan.title), resume)
@@ -144,6 +154,8 @@ def compare(
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
@@ -165,6 +177,11 @@ def compare(
     proof = compare_.proof(checked, names, parity, no_parity, placement, rivals)
     old = compare_.earlier(baseline, margin, checked, schedule.plans) if baseline else None
     out = out or paths.default_out(checked.name, "compare")
+    if dry_run:
+        from hvdkit.commands import dry_run as dry_run_
+
+        paths.check_free(out, overwrite, resume, [checked.model.weights, baseline, parity])
+        return preview(dry_run_.of_comparison(checked, schedule, proof, out), json)
     with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
         for line in compare_.left_out(rivals, names, nps):
             typer.echo(line, err=True)
@@ -195,6 +212,8 @@ def parity(
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 if one does not."""
     from hvdkit import paths
@@ -209,6 +228,11 @@ def parity(
     placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
     plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, placement, rival)
     out = out or paths.default_out(checked.name, "parity")
+    if dry_run:
+        from hvdkit.commands import dry_run as dry_run_
+
+        paths.check_free(out, overwrite, inputs=[checked.model.weights])
+        return preview(dry_run_.of_parity(plan, out), json)
     with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
@@ -236,6 +260,8 @@ def profile(
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Measure where the time of a step goes, by layer and by rank, and show what bounds it."""
     from hvdkit import paths
@@ -247,6 +273,11 @@ def profile(
     placement = Placement(np, hosts, launcher, stall_timeout)
     plan = profile_.plan(checked, framework, placement, steps, torch_profiler)
     out = out or paths.default_out(checked.name, "profile")
+    if dry_run:
+        from hvdkit.commands import dry_run as dry_run_
+
+        paths.check_free(out, overwrite, inputs=[checked.model.weights])
+        return preview(dry_run_.of_profile(plan, out), json)
     with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
         for line in plan.left_out:
             typer.echo(line, err=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hvdkit.recipe.schema import Recipe
+    from hvdkit.results.dry_run import DryRun as Preview
 
 RIVALS = "plain, ddp, multiworker, kvstore or independent"
 RecipeFile = Annotated[
@@ -33,6 +34,9 @@ StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank th
 Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the results of an earlier run in the folder")]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be started, and start and write nothing")]
+Json = Annotated[bool, typer.Option("--json", help="with --dry-run: as JSON")]
+
 
 class App(typer.Typer):
     """A typer app that checks the numbers in all options of a command, and reports all faults at once."""
@@ -45,6 +49,8 @@ class App(typer.Typer):
 class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # click's context; typer may have a click of its own
         faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
+        if ctx.params.get("json") and not ctx.params["dry_run"]:
+            faults.append("--json: expected --dry-run with it")
         if faults:
             raise RequestError("\n".join(faults))
         return super().invoke(ctx)
@@ -66,6 +72,13 @@ def loaded(recipe: Path, overrides: list[str] | None) -> Recipe:
     from hvdkit.recipe import registry, schema
 
     return schema.load(registry.locate(recipe), overrides or [])
+
+
+def preview(found: Preview, json: bool) -> None:
+    """Print what `--dry-run` has found, as JSON or as text."""
+    from hvdkit.report.dry_run import lines
+
+    typer.echo(found.model_dump_json(indent=2) if json else "\n".join(lines(found)))
 
 
 def show(tables: Iterable[Table], width: int) -> None:

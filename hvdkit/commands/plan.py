@@ -111,13 +111,12 @@ def launch(
     """
     placement, bounds = plan.placement, plan.recipe.elastic
     rival = ["--rival", plan.rival] if plan.rival else []
-    script = plan.script or _script(plan.recipe.model, plan.framework)
     job = Job(
         python=plan.runtime.python,
-        arguments=[str(script), str(recipe), *arguments, *rival],
+        arguments=[str(script(plan)), str(recipe), *arguments, *rival],
         np=placement.np,
         hosts=placement.hosts,
-        environment=plan.runtime.environment | _environment(plan),
+        environment=plan.runtime.environment | environment(plan),
         log_dir=log_dir,
         stall_timeout_s=placement.stall_timeout_s,
         preemption_grace_s=preemption_grace_s,
@@ -129,23 +128,28 @@ def launch(
         raise _with_remedy(failure, plan) from None
 
 
+def script(plan: Plan) -> Path:
+    """The program of the plan's ranks."""
+    return plan.script or _script(plan.recipe.model, plan.framework)
+
+
 def _script(model: Model | OwnModel, framework: str) -> Path:
     """The program of the ranks."""
     return Path(model.script).expanduser() if isinstance(model, OwnModel) else paths.script(framework, model.SCRIPT)
 
 
-def _environment(plan: Plan) -> dict[str, str]:
+def environment(plan: Plan) -> dict[str, str]:
     """What the run adds to the ranks' environment: a framework reads its number of threads when it is loaded."""
-    environment = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
+    added = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
     if plan.pinned:
-        environment["HVDKIT_PIN"] = "1"
+        added["HVDKIT_PIN"] = "1"
     if len(plan.placement.hosts) == 1 or plan.placement.separate_networks:  # another machine may have other cores
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
-        environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
-    environment |= plan.settings
+        added["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
+    added |= plan.settings
     if plan.rival is None:
-        environment |= tuning.environment(plan.recipe, {**os.environ, **plan.runtime.environment, **environment})
-    return environment
+        added |= tuning.environment(plan.recipe, {**os.environ, **plan.runtime.environment, **added})
+    return added
 
 
 def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:

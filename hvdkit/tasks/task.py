@@ -47,6 +47,9 @@ class Architecture(Protocol):
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
 
+    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
+        """About how many values of one sample of `shape` are kept until backward; 0 if that is unknown."""
+
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters and buffers, float32: the same bits for every framework and rank."""
 
