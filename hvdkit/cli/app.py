@@ -138,7 +138,9 @@ def compare(
     recipe: RecipeFile,
     overrides: Overrides = None,
     framework: Frameworks = None,
-    np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated", show_default="1 and 2")] = None,
+    np: Annotated[
+        list[int] | None, typer.Option("-np", "--np", "-n", help="may be repeated", show_default="1 and 2")
+    ] = None,
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
     no_parity: Annotated[bool, typer.Option("--no-parity", help="do not check that all do the same work")] = False,
     rival: Rivals = None,

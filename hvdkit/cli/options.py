@@ -25,7 +25,7 @@ RecipeFile = Annotated[
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
 Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
 Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated", show_default="all four")]
-Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
+Ranks = Annotated[int, typer.Option("-np", "--np", "-n", help="number of ranks")]
 Hosts = Annotated[
     str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
 ]
@@ -47,7 +47,21 @@ class App(typer.Typer):
 
 
 class _Command(TyperCommand):
-    def invoke(self, ctx: Any) -> Any:  # click's context; typer may have a click of its own
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's context; typer may have a click of its own
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            known = {option for each in self.params for option in each.opts}
+            if type(error).__name__ == "NoSuchOption" and any(each.name == "overrides" for each in self.params):
+                from hvdkit.recipe.hints import as_overrides
+                from hvdkit.recipe.schema import Recipe
+
+                if message := as_overrides(given, known, Recipe):
+                    raise RequestError(message) from None
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
         faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
         if ctx.params.get("json") and not ctx.params["dry_run"]:
             faults.append("--json: expected --dry-run with it")
@@ -71,7 +85,16 @@ def loaded(recipe: Path, overrides: list[str] | None) -> Recipe:
     """The recipe of that file or name, with its overrides. Raises RequestError with all faults."""
     from hvdkit.recipe import registry, schema
 
-    return schema.load(registry.locate(recipe), overrides or [])
+    notes: list[str] = []
+    checked = schema.load(registry.locate(recipe), overrides or [], notes)
+    warn(notes)
+    return checked
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print lines on standard error, which leaves standard output to results."""
+    for line in lines:
+        typer.echo(line, err=True)
 
 
 def preview(found: Preview, json: bool) -> None:
