@@ -57,9 +57,11 @@ def lies_in(path: Path, folder: Path) -> bool:
 def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iterable[Path | str | None] = ()) -> None:
     """Check that a command may write into `folder`, without changing it.
 
-    Raises RequestError if it is not a folder, is not writable, is not empty without `overwrite` or `resume`, or has
-    files of others, and if `overwrite` would delete one of the command's own `inputs`.
+    Raises RequestError if both `overwrite` and `resume` are given; if it is not a folder, is not writable, is not empty
+    without one of them, or has files of others; and if `overwrite` would delete one of the command's own `inputs`.
     """
+    if overwrite and resume:
+        raise RequestError("--overwrite, --resume: expected one of them, got both")
     try:
         existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
         if not existing.is_dir():
@@ -95,8 +97,6 @@ def claimed(
 
     Raises RequestError like `check_free`, and if another run is writing there.
     """
-    if overwrite and resume:
-        raise RequestError("--overwrite, --resume: expected one of them, got both")
     check_free(folder, overwrite, resume, inputs)
     made = [place for place in (folder.absolute(), *folder.absolute().parents) if not place.exists()]
     try:

@@ -30,8 +30,8 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
     "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "dry_run",
-    "launch_hosts", "mesh", "paths", "predict", "profile", "quick", "refused", "report_files", "runtimes_edits",
-    "simulator", "simulator_costs", "sync", "tuning", "validation",
+    "hints", "launch_hosts", "mesh", "paths", "predict", "profile", "quick", "refused", "report_files",
+    "runtimes_edits", "simulator", "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

@@ -31,6 +31,7 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.files import open_regular, read_bounded, write_atomic
+from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Checkpointing
 
 FORMAT = 1
@@ -90,9 +91,9 @@ def read(folder: Path) -> Checkpoint:
     try:
         record = Record.model_validate_json(read_bounded(path))
     except OSError as error:
-        raise RequestError(
-            f"{path}: cannot be read ({error.strerror}); expected a checkpoint's folder, such as RUN/checkpoints/best"
-        ) from None
+        expected = "expected a checkpoint's folder, such as RUN/checkpoints/best"
+        why = _kept_nothing(folder) or f"{path}: cannot be read ({error.strerror}); {expected}"
+        raise RequestError(why) from None
     except ValidationError as error:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
     if min(record.progress.step, record.progress.epoch, record.progress.samples) < 0:
@@ -105,6 +106,20 @@ def read(folder: Path) -> Checkpoint:
     for name, expected in record.files.items():
         state |= _read_tensors(folder / name, expected)
     return Checkpoint(record, state)
+
+
+def _kept_nothing(folder: Path) -> str | None:
+    """The message for a checkpoint of a run that has kept none; None if `folder` is not in or below such a run."""
+    for run in (folder, *list(folder.parents)[:2]):
+        if not (run / "metrics.jsonl").is_file() or any((run / "checkpoints").glob("step-*")):
+            continue
+        try:
+            recipe = schema.load(run / "config.yaml")
+        except RequestError:
+            continue
+        why = "as its recipe says checkpoint: null; train it again without that"
+        return f"{run}: this run kept no weights" + (f", {why}" if recipe.checkpoint is None else " so far")
+    return None
 
 
 def _read_tensors(path: Path, expected: str) -> State:

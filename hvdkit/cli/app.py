@@ -30,6 +30,7 @@ from hvdkit.cli.options import (
     loaded,
     preview,
     show,
+    warn,
 )
 from hvdkit.errors import RequestError
 
@@ -80,17 +81,19 @@ def train(
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
     plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
-    out = out or paths.default_out(checked.name, "train")
+    named, out = out is not None, out or paths.default_out(checked.name, "train")
+    claim = (out, overwrite, resume, [checked.model.weights])
     if dry_run:
-        from hvdkit.commands import dry_run as dry_run_
-
-        paths.check_free(out, overwrite, resume, [checked.model.weights])
-        return preview(dry_run_.of_train(plan, out, resume), json)
-    with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
+        return preview(claim, json, "of_train", plan, out, resume)
+    with paths.claimed(*claim) as folder:
+        if checked.checkpoint and not named:
+            warn([f"no --out: checkpoints go to {out}; --out {out} --resume goes on from them"])
+        warn(plan.warnings)
         with RunProgress([plan.title]) as progress:
             result = train_.run(plan, folder, progress.watch(plan.title), resume)
-        from hvdkit.results.train import kept_lines, result_lines
+        from hvdkit.results.train import doubts, kept_lines, result_lines
 
+        warn(doubts(result))
         typer.echo("\n".join([result_lines(result), *kept_lines(result, out), f"written to {folder}"]))
 
 
@@ -179,14 +182,11 @@ def compare(
     proof = compare_.proof(checked, names, parity, no_parity, placement, rivals)
     old = compare_.earlier(baseline, margin, checked, schedule.plans) if baseline else None
     out = out or paths.default_out(checked.name, "compare")
+    claim = (out, overwrite, resume, [checked.model.weights, baseline, parity])
     if dry_run:
-        from hvdkit.commands import dry_run as dry_run_
-
-        paths.check_free(out, overwrite, resume, [checked.model.weights, baseline, parity])
-        return preview(dry_run_.of_comparison(checked, schedule, proof, out), json)
-    with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
-        for line in compare_.left_out(rivals, names, nps):
-            typer.echo(line, err=True)
+        return preview(claim, json, "of_comparison", checked, schedule, proof, out)
+    with paths.claimed(*claim) as folder:
+        warn([*compare_.left_out(rivals, names, nps), *max(schedule.plans, key=lambda plan: plan.np).warnings])
         if isinstance(proof, ParityPlan):
             with StageProgress("parity", len(proof.plans), began) as stages:
                 proof = compare_.prove(proof, folder, stages.begin, resume)
@@ -230,12 +230,10 @@ def parity(
     placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
     plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, placement, rival)
     out = out or paths.default_out(checked.name, "parity")
+    claim = (out, overwrite, False, [checked.model.weights])
     if dry_run:
-        from hvdkit.commands import dry_run as dry_run_
-
-        paths.check_free(out, overwrite, inputs=[checked.model.weights])
-        return preview(dry_run_.of_parity(plan, out), json)
-    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
+        return preview(claim, json, "of_parity", plan, out)
+    with paths.claimed(*claim) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
         show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
@@ -275,14 +273,11 @@ def profile(
     placement = Placement(np, hosts, launcher, stall_timeout)
     plan = profile_.plan(checked, framework, placement, steps, torch_profiler)
     out = out or paths.default_out(checked.name, "profile")
+    claim = (out, overwrite, False, [checked.model.weights])
     if dry_run:
-        from hvdkit.commands import dry_run as dry_run_
-
-        paths.check_free(out, overwrite, inputs=[checked.model.weights])
-        return preview(dry_run_.of_profile(plan, out), json)
-    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
-        for line in plan.left_out:
-            typer.echo(line, err=True)
+        return preview(claim, json, "of_profile", plan, out)
+    with paths.claimed(*claim) as folder:
+        warn([*plan.left_out, *plan.plan.warnings])
         found = profile_.run(plan, folder)
         show(tables(found), 100)
         written = f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}"

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hvdkit.recipe.schema import Recipe
-    from hvdkit.results.dry_run import DryRun as Preview
 
 RIVALS = "plain, ddp, multiworker, kvstore or independent"
 RecipeFile = Annotated[
@@ -97,10 +96,14 @@ def warn(lines: Iterable[str]) -> None:
         typer.echo(line, err=True)
 
 
-def preview(found: Preview, json: bool) -> None:
-    """Print what `--dry-run` has found, as JSON or as text."""
+def preview(claim: tuple[Any, ...], json: bool, name: str, *arguments: Any) -> None:
+    """Print what that function of `commands.dry_run` finds, as JSON or as text, if the folder can be claimed."""
+    from hvdkit import paths
+    from hvdkit.commands import dry_run
     from hvdkit.report.dry_run import lines
 
+    paths.check_free(*claim)
+    found = getattr(dry_run, name)(*arguments)
     typer.echo(found.model_dump_json(indent=2) if json else "\n".join(lines(found)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,13 @@ def of_profile(profile: ProfilePlan, out: Path) -> DryRun:
 
 
 def _described(
-    command: str, recipe: Recipe, out: Path, plans: Iterable[tuple[Plan, int]], notes: Iterable[str] = ()
+    command: str, recipe: Recipe, out: Path, plans: Sequence[tuple[Plan, int]], notes: Iterable[str] = ()
 ) -> DryRun:
     """What a command with this recipe would start: each plan so many times."""
     former = _former_results([Path("runs"), out.parent])
     runs = [_run(plan, times, former) for plan, times in plans]
-    return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(notes))
+    lines = dict.fromkeys([*notes, *(line for plan, _ in plans for line in plan.warnings)])
+    return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(lines))
 
 
 def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> PlannedRun:

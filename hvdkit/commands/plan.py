@@ -59,6 +59,12 @@ class Plan:
         since = "begun with " if self.recipe.elastic else ""  # their number may change
         return f"{self.framework}{by}, {since}{self.np} rank{'s' if self.np > 1 else ''}"
 
+    @property
+    def warnings(self) -> list[str]:
+        """Lines to show before the run."""
+        on_gpus = self.recipe.device == "gpu" or (self.recipe.device == "auto" and self.runtime.gpu)
+        return [] if on_gpus else self.placement.crowding
+
     def by(self, script: Path) -> Plan:
         """The same run with another script."""
         return replace(self, script=script)

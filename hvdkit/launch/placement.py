@@ -45,6 +45,15 @@ class Placement:
         """Whether hosts are network namespaces of this machine."""
         return any(host.namespace for host in self.hosts)
 
+    @property
+    def crowding(self) -> list[str]:
+        """A warning where more ranks than cores run on this machine."""
+        cores = len(os.sched_getaffinity(0))
+        if not self.here or self.np <= cores:
+            return []
+        here = f"this machine's {cores} core{'s' if cores > 1 else ''}"
+        return [f"-np {self.np}: more ranks than {here}; they wait for each other, so speeds say little"]
+
     def faults(self, framework: str, elastic: bool) -> Faults:
         """What is wrong with the options, or with environment variables that ranks of the framework inherit.
 
