@@ -35,7 +35,7 @@ class Placement:
         """The hosts of the ranks; without -H this machine. Raises RequestError where -H or -np is wrong."""
         return parse_hosts(self.hosts_option, self.np)
 
-    @property
+    @cached_property
     def here(self) -> bool:
         """Whether all ranks run on this machine."""
         return all(host.here for host in self.hosts)
