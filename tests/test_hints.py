@@ -31,9 +31,9 @@ DRY = ("--dry-run", "--json")
         (["lr=0.1"], "lr: unknown key; did you mean 'optimizer.learning_rate'?"),
         (["optimizer.lr=0.1"], "optimizer.lr: unknown key; did you mean 'optimizer.learning_rate'?"),
         (["optimizer.epochs=3"], "optimizer.epochs: unknown key; did you mean 'epochs'?"),
-        (["data.path=/x"], "data.path: unknown key; it belongs to data.name=cifar10 or data.name=imagefolder: give th"),
-        (["model.script=x.py"], "model.script: unknown key; it belongs to model.name=own: give that too"),
-        (["optimizer.beta1=0.8"], "it belongs to optimizer.name=adamw or optimizer.name=lamb: give that too"),
+        (["data.path=/x"], "data.path: unknown key; it needs data.name=cifar10 or data.name=imagefolder"),
+        (["model.script=x.py"], "model.script: unknown key; it needs model.name=own"),
+        (["optimizer.beta1=0.8"], "it needs optimizer.name=adamw or optimizer.name=lamb"),
         (["--epochs", "3"], "--epochs: keys of the recipe are given as key=value, without dashes; expected epochs=3"),
         (["--batch-size", 64, "--lr=0.1", "--tensorboard"],
          "--batch-size, --lr, --tensorboard: keys of the recipe are given as key=value, without dashes; expected "
@@ -82,7 +82,7 @@ def test_what_a_user_wrote_for_that_choice_is_a_fault(where: str, inside: Hvdkit
         (tmp_path / "mine.yaml").write_text(text)
         path, words = "mine.yaml", []
     done = inside("train", path, *words)
-    assert done.returncode == 2 and "optimizer.momentum: unknown key; it belongs to optimizer.name=sgd" in done.stderr
+    assert done.returncode == 2 and "optimizer.momentum: unknown key; it needs optimizer.name=sgd" in done.stderr
 
 
 def test_a_misspelt_key_of_the_file_is_not_left_out(inside: Hvdkit, tmp_path: Path) -> None:

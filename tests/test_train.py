@@ -233,15 +233,16 @@ def test_a_missing_recipe_and_a_missing_command(hvdkit: Hvdkit) -> None:
 def test_what_only_a_rank_can_find_leaves_nothing_either(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """The folder is gone, or has what it had, so the corrected command runs as it is."""
     (tmp_path / "wrong.py").write_text("def open_pipeline(job):\n    return 3\n")
-    wrong = ("train", recipe, "--framework", "mxnet", "data={name: native, module: wrong.py}", *TWO_STEPS)
-    done = hvdkit(*wrong, "-np", 2, "--out", "runs/mine")
+    right = ("train", recipe, "--framework", "mxnet", "steps=2", "model.name=resnet8", "--out", "runs/mine")
+    wrong = (*right, "data={name: native, module: wrong.py}")
+    done = hvdkit(*wrong, "-np", 2)
     assert (done.returncode, done.stdout) == (2, "")
     assert "data.module: wrong.py: expected open_pipeline to return a NativePipeline, got int" in done.stderr
-    assert "Traceback" not in done.stderr and [path.name for path in tmp_path.iterdir()] == ["wrong.py"]
-    done = hvdkit(*wrong[:4], *TWO_STEPS, "--out", "runs/mine")
+    assert "Traceback" not in done.stderr and [str(path) for path in tmp_path.rglob("*")] == [str(tmp_path / "wrong.py")]
+    done = hvdkit(*right)
     assert done.returncode == 0, done.stderr
     result = (tmp_path / "runs" / "mine" / "result.json").read_text()
-    done = hvdkit(*wrong, "--out", "runs/mine", "--overwrite", "--launcher", "horovodrun")
+    done = hvdkit(*wrong, "--overwrite", "--launcher", "horovodrun")
     assert done.returncode == 2 and "expected open_pipeline to return" in done.stderr
     assert (tmp_path / "runs" / "mine" / "result.json").read_text() == result
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "last").exists()

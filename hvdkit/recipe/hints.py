@@ -52,7 +52,7 @@ def unknown_key(path: Sequence[str], section: type[BaseModel], kinds: Sequence[A
     if others:
         choice = choice_of(others)
         values = [f"{path[0]}.{choice}={value}" for value in by_value(choice, others)]
-        return f"unknown key; it belongs to {' or '.join(values[:3])}: give that too"
+        return f"unknown key; it needs {' or '.join(values[:3])}"
     other = meant(leaf, root)
     if other and other.split(".") != list(path):
         return f"unknown key; did you mean {other!r}?"
