@@ -238,7 +238,9 @@ def test_what_only_a_rank_can_find_leaves_nothing_either(hvdkit: Hvdkit, recipe:
     done = hvdkit(*wrong, "-np", 2)
     assert (done.returncode, done.stdout) == (2, "")
     assert "data.module: wrong.py: expected open_pipeline to return a NativePipeline, got int" in done.stderr
-    assert "Traceback" not in done.stderr and [str(path) for path in tmp_path.rglob("*")] == [str(tmp_path / "wrong.py")]
+    assert "Traceback" not in done.stderr and [str(path) for path in tmp_path.rglob("*")] == [
+        str(tmp_path / "wrong.py")
+    ]
     done = hvdkit(*right)
     assert done.returncode == 0, done.stderr
     result = (tmp_path / "runs" / "mine" / "result.json").read_text()

@@ -83,8 +83,8 @@ def _memory(memory: Memory | None) -> str:
         return "not known: only the script knows the model"
     parts = [f"{name} {value / 2**20:,.1f} MiB" for name, value in memory if value and name != "activations"]
     if memory.activations:
-        parts.append(f"activations about {memory.activations / 2**20:,.0f} MiB")
-    return f"a rank needs {', '.join(parts)}; framework and data come on top"
+        parts.append(f"activations {memory.activations / 2**20:,.0f} MiB")
+    return f"a rank needs at least {', '.join(parts)}; framework, data and scratch space come on top"
 
 
 def _time(run: PlannedRun) -> str:

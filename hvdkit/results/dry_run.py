@@ -10,9 +10,9 @@ from hvdkit.results.json_files import Figures
 
 
 class Memory(Figures):
-    """Bytes that one rank needs at least, by what is kept in them; `activations` is an estimate, None if unknown.
+    """Bytes that one rank needs at least, by what is kept in them; `activations` is None if unknown.
 
-    The framework, the data set and buffers of libraries come on top.
+    The framework, the data and scratch space come on top.
     """
 
     parameters: int
