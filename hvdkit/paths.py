@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hvdkit
@@ -28,6 +28,9 @@ _OURS = {
     "profile.json", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
 }  # fmt: skip
 _LOCK = ".lock"
+_REPLACED = ".replaced"  # what --overwrite replaces, kept until the command ends: a refused request gives it back
+# What a command or its ranks write before there is a result.
+_PREPARED = {_LOCK, _REPLACED, "config.yaml", "request.json", "logs", "tuning", "trace", "tensorboard", "timeline.json"}
 
 
 def recipes() -> Path:
@@ -66,9 +69,11 @@ def lies_in(path: Path, folder: Path) -> bool:
 def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iterable[Path | str | None] = ()) -> None:
     """Check that a command may write into `folder`, without changing it.
 
-    Raises RequestError if it is not a folder, is not writable, is not empty without `overwrite` or `resume`, or has
-    files of others, and if `overwrite` would delete one of the command's own `inputs`.
+    Raises RequestError if both `overwrite` and `resume` are given; if it is not a folder, is not writable, is not empty
+    without one of them, or has files of others; and if `overwrite` would delete one of the command's own `inputs`.
     """
+    if overwrite and resume:
+        raise RequestError("--overwrite, --resume: expected one of them, got both")
     try:
         existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
         if not existing.is_dir():
@@ -82,7 +87,7 @@ def check_free(folder: Path, overwrite: bool, resume: bool = False, inputs: Iter
         raise RequestError(f"--out {folder}: cannot be read ({error.strerror}); choose another folder") from error
     if content and not overwrite and not resume:
         raise RequestError(f"--out {folder}: the folder is not empty; add --overwrite or choose another one")
-    foreign = sorted(name for name in content - _OURS if not _unfinished(name))
+    foreign = sorted(name for name in content - _OURS - {_REPLACED} if not _unfinished(name))
     if foreign:
         raise RequestError(
             f"--out {folder}: it holds {foreign[0]!r}, which hvdkit has not written; choose another folder"
@@ -99,11 +104,13 @@ def claimed(
 ) -> Iterator[Path]:
     """Lock `folder` for this process and, without `resume`, empty it; yields its absolute path.
 
+    If the block raises RequestError before there are results, everything is as it was before the command: what it wrote
+    is removed, and what `overwrite` replaced is put back. Folders that the command made and left empty are removed.
+
     Raises RequestError like `check_free`, and if another run is writing there.
     """
-    if overwrite and resume:
-        raise RequestError("--overwrite, --resume: expected one of them, got both")
     check_free(folder, overwrite, resume, inputs)
+    made = [place for place in (folder.absolute(), *folder.absolute().parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open_lock(folder / _LOCK)
@@ -118,12 +125,39 @@ def claimed(
             mine = False
         if not mine:
             raise RequestError(f"--out {folder}: another run is writing there; choose another folder")
+        place, done = folder.absolute(), False
         try:
-            if not resume:
-                _clear(folder)
-            yield folder.absolute()
+            with _undone_if_refused(place, resume):
+                yield place
+            done = True
         finally:
-            (folder / _LOCK).unlink(missing_ok=True)
+            (place / _LOCK).unlink(missing_ok=True)
+            for each in [] if done else made:
+                with suppress(OSError):  # not empty
+                    each.rmdir()
+
+
+@contextmanager
+def _undone_if_refused(folder: Path, resume: bool) -> Iterator[None]:
+    """Set aside what is there, unless it is resumed; put it back if the block raises RequestError without results."""
+    fresh = not resume or not _ours(folder)
+    if not resume:
+        _set_aside(folder)
+    try:
+        yield
+    except RequestError:
+        if fresh and not _results(folder):
+            with suppress(OSError):  # the refusal matters more
+                _remove(_ours(folder))
+                _put_back(folder)
+        raise
+    finally:
+        shutil.rmtree(folder / _REPLACED, ignore_errors=True)
+
+
+def _ours(folder: Path) -> list[Path]:
+    """What hvdkit's commands have written into the folder."""
+    return [path for path in folder.iterdir() if path.name in _OURS or _unfinished(path.name)]
 
 
 def _unfinished(name: str) -> bool:
@@ -131,14 +165,36 @@ def _unfinished(name: str) -> bool:
     return name.startswith(".") and name[1:].rpartition(".")[0] in _OURS
 
 
-def _clear(folder: Path) -> None:
+def _results(folder: Path) -> bool:
+    """Whether a command has written more into the folder than its request, logs and empty files."""
+    files = (path for path in folder.rglob("*") if _PREPARED.isdisjoint(path.relative_to(folder).parts))
+    return any(path.is_file() and path.stat().st_size for path in files)
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what an earlier run left into `_REPLACED`."""
+    replaced = folder / _REPLACED
+    shutil.rmtree(replaced, ignore_errors=True)  # of a command that was killed
     try:
-        for path in [path for path in folder.iterdir() if path.name in _OURS or _unfinished(path.name)]:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        for path in _ours(folder):
+            replaced.mkdir(exist_ok=True)
+            path.rename(replaced / path.name)
     except OSError as error:
+        _put_back(folder)
         raise RequestError(
             f"--out {folder}: {error.filename} cannot be removed ({error.strerror}); choose another folder"
         ) from error
+
+
+def _put_back(folder: Path) -> None:
+    replaced = folder / _REPLACED
+    for path in list(replaced.iterdir()) if replaced.is_dir() else []:
+        path.rename(folder / path.name)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -35,3 +35,80 @@ def test_a_lock_whose_file_has_gone_keeps_nobody_out(tmp_path: Path, monkeypatch
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(RequestError, match="another run is writing there"), paths.claimed(tmp_path, overwrite=False):
         pytest.fail("two runs could have the folder now")
+
+
+def content(folder: Path) -> dict[str, str]:
+    """The files below a folder, with their texts; folders end in a slash."""
+    return {
+        f"{path.relative_to(folder)}{'/' * path.is_dir()}": "" if path.is_dir() else path.read_text()
+        for path in folder.rglob("*")
+    }
+
+
+def refused(folder: Path, written: dict[str, str], **options: bool) -> None:
+    """A command writes these files into the folder, then finds that its request was wrong."""
+    with (
+        pytest.raises(RequestError, match="wrong"),
+        paths.claimed(folder, **({"overwrite": False} | options)) as place,
+    ):
+        for name, text in written.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(text)
+        raise RequestError("wrong")
+
+
+START = {"config.yaml": "name: a\n", "logs/rank-0.log": "error: wrong\n", "logs/exits.json": "[]", "metrics.jsonl": ""}
+
+
+def test_a_refused_command_takes_back_the_folders_it_made(tmp_path: Path) -> None:
+    refused(tmp_path / "runs" / "deep" / "a", START)
+    assert content(tmp_path) == {}
+    (tmp_path / "runs" / "there").mkdir(parents=True)
+    refused(tmp_path / "runs" / "there", START)
+    refused(tmp_path / "runs" / "new", START)
+    refused(tmp_path / "runs" / "resumed", START, resume=True)
+    assert content(tmp_path) == {"runs/": "", "runs/there/": ""}, "an empty folder that was there stays"
+
+
+def test_a_refused_command_gives_back_what_it_replaces(tmp_path: Path) -> None:
+    old = {"result.json": "{}", "logs/": "", "logs/rank-0.log": "well", "config.yaml": "name: old\n"}
+    for name, text in old.items():
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text(text)
+    refused(tmp_path, START, overwrite=True)
+    assert content(tmp_path) == old
+    with paths.claimed(tmp_path, overwrite=True) as place:
+        assert {path.name for path in place.iterdir()} == {".lock", ".replaced"}
+        (place / "result.json").write_text("new")
+    assert content(tmp_path) == {"result.json": "new"}
+
+
+def test_what_a_resumed_run_has_stays(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: a\n")
+    refused(tmp_path, {"logs/rank-0.log": "error"}, resume=True)
+    assert content(tmp_path) == {"config.yaml": "name: a\n", "logs/": "", "logs/rank-0.log": "error"}
+
+
+@pytest.mark.parametrize("result", ["metrics.jsonl", "runs/mxnet-np1/result.json", "checkpoints/step-1/a"])
+def test_results_outlive_a_request_that_turns_out_wrong(result: str, tmp_path: Path) -> None:
+    """Such as a corrupt image in the third epoch: what explains it stays, too."""
+    refused(tmp_path / "run", START | {result: "1\n"})
+    assert content(tmp_path / "run").items() >= (START | {result: "1\n"}).items()
+
+
+def test_a_command_that_fails_keeps_its_logs_and_no_empty_folder(tmp_path: Path) -> None:
+    for name, files in (("empty", []), ("run", ["config.yaml"])):
+        with pytest.raises(KeyboardInterrupt), paths.claimed(tmp_path / name, overwrite=False) as place:
+            for file in files:
+                (place / file).write_text("name: a\n")
+            raise KeyboardInterrupt
+    assert content(tmp_path) == {"run/": "", "run/config.yaml": "name: a\n"}
+
+
+def test_what_a_killed_command_had_replaced_is_protected(tmp_path: Path) -> None:
+    (tmp_path / ".replaced").mkdir()
+    (tmp_path / ".replaced" / "result.json").write_text("{}")
+    with pytest.raises(RequestError, match="not empty"), paths.claimed(tmp_path, overwrite=False):
+        pytest.fail("it would be lost")
+    with paths.claimed(tmp_path, overwrite=True):
+        pass
+    assert content(tmp_path) == {}

@@ -93,7 +93,8 @@ def test_one_process_without_launcher(recipe: Path, tmp_path: Path) -> None:
     script = ROOT / "recipes" / "mxnet" / "resnet.py"
     done = run([str(find("mxnet").python), str(script), str(recipe), *TWO_STEPS], timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert '"launcher": "none"' in done.stdout and list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    assert "images/s, step" in done.stdout.splitlines()[-1] and "--out FOLDER keeps" in done.stdout.splitlines()[-1]
 
 
 def test_hvdkit_train_by_horovodrun(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
@@ -229,11 +230,24 @@ def test_a_missing_recipe_and_a_missing_command(hvdkit: Hvdkit) -> None:
     assert hvdkit("trian").returncode == 2
 
 
-def test_what_only_a_rank_can_find_is_told_as_clearly(hvdkit: Hvdkit, recipe: Path) -> None:
-    done = hvdkit("train", recipe, "--framework", "mxnet", "-np", 2, "batch_size=1000")
-    assert done.returncode == 2
-    assert "batch_size: expected at most 1437 samples over 2 ranks, got 1000" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_only_a_rank_can_find_leaves_nothing_either(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    """The folder is gone, or has what it had, so the corrected command runs as it is."""
+    (tmp_path / "wrong.py").write_text("def open_pipeline(job):\n    return 3\n")
+    right = ("train", recipe, "--framework", "mxnet", "steps=2", "model.name=resnet8", "--out", "runs/mine")
+    wrong = (*right, "data={name: native, module: wrong.py}")
+    done = hvdkit(*wrong, "-np", 2)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "data.module: wrong.py: expected open_pipeline to return a NativePipeline, got int" in done.stderr
+    assert "Traceback" not in done.stderr and [str(path) for path in tmp_path.rglob("*")] == [
+        str(tmp_path / "wrong.py")
+    ]
+    done = hvdkit(*right)
+    assert done.returncode == 0, done.stderr
+    result = (tmp_path / "runs" / "mine" / "result.json").read_text()
+    done = hvdkit(*wrong, "--overwrite", "--launcher", "horovodrun")
+    assert done.returncode == 2 and "expected open_pipeline to return" in done.stderr
+    assert (tmp_path / "runs" / "mine" / "result.json").read_text() == result
+    assert (tmp_path / "runs" / "mine" / "checkpoints" / "last").exists()
 
 
 def test_what_a_framework_cannot_do_is_refused_before_training(inside: Hvdkit, recipe: Path) -> None:

@@ -38,6 +38,15 @@ def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) ->
     With `new_head` the last layer keeps its initial values. PyTorch's `num_batches_tracked` is ignored.
     Raises RequestError, naming the file and the tensor, if the file cannot be read or does not fit.
     """
+    given = read_fitting(path, {name: value.shape for name, value in initial.items()}, new_head)
+    return {name: given.get(name, value).astype(value.dtype) for name, value in initial.items()}
+
+
+def read_fitting(path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bool) -> dict[str, np.ndarray]:
+    """The file's tensors for a model whose tensors have these shapes, without those that `start_from` leaves out.
+
+    Raises RequestError as that does.
+    """
     try:
         given = load_file(path)
     except OSError as error:
@@ -52,7 +61,7 @@ def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) ->
         ) from None
     left_out = HEAD if new_head else ()
     given = {n: value for n, value in given.items() if not n.endswith("num_batches_tracked") and n not in left_out}
-    wanted = {name: value.shape for name, value in initial.items() if name not in left_out}
+    wanted = {name: shape for name, shape in shapes.items() if name not in left_out}
     try:
         check_fits(wanted, given)
     except RequestError as error:
@@ -60,4 +69,4 @@ def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) ->
         raise RequestError(
             "\n".join(f"model.weights: {path}: {line}" for line in str(error).splitlines()) + hint
         ) from None
-    return {name: given.get(name, value).astype(value.dtype) for name, value in initial.items()}
+    return given

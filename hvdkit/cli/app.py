@@ -16,9 +16,11 @@ from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
     App,
+    DryRun,
     Framework,
     Frameworks,
     Hosts,
+    Json,
     Launcher,
     Overrides,
     Overwrite,
@@ -27,7 +29,9 @@ from hvdkit.cli.options import (
     Rivals,
     StallTimeout,
     loaded,
+    preview,
     show,
+    warn,
 )
 from hvdkit.commands.defaults import COMPARED_RANKS, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import RequestError
@@ -65,6 +69,8 @@ def train(
     host_discovery_script: Annotated[
         Path | None, typer.Option(help="a program that prints one host:slots per line, for elastic runs")
     ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Train a recipe under one framework."""
     from hvdkit import paths
@@ -79,12 +85,19 @@ def train(
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
     plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
-    out = out or paths.default_out(checked.name, "train")
-    with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
+    named, out = out is not None, out or paths.default_out(checked.name, "train")
+    claim = (out, overwrite, resume, [checked.model.weights])
+    if dry_run:
+        return preview(claim, json, "of_train", plan, out, resume)
+    with paths.claimed(*claim) as folder:
+        if checked.checkpoint and not named:
+            warn([f"no --out: checkpoints go to {out}; --out {out} --resume goes on from them"])
+        warn(plan.warnings)
         with RunProgress([plan.title]) as progress:
             result = train_.run(plan, folder, progress.watch(plan.title), resume)
-        from hvdkit.results.train import kept_lines, result_lines
+        from hvdkit.results.train import doubts, kept_lines, result_lines
 
+        warn(doubts(result))
         lines = [result_lines(result), *kept_lines(result, out), f"written to {folder}"]
         if checked.data.name == "imagefolder" and result.checkpoints:
             lines.append(f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(out), 'PICTURE.jpg'])}")
@@ -141,7 +154,9 @@ def compare(
     recipe: RecipeFile,
     overrides: Overrides = None,
     framework: Frameworks = None,
-    np: Annotated[list[int] | None, typer.Option("-np", "--np", help="may be repeated", show_default="1 and 2")] = None,
+    np: Annotated[
+        list[int] | None, typer.Option("-np", "--np", "-n", help="may be repeated", show_default="1 and 2")
+    ] = None,
     parity: Annotated[Path | None, typer.Option(help="the parity.json of an earlier `hvdkit parity`")] = None,
     no_parity: Annotated[bool, typer.Option("--no-parity", help="do not check that all do the same work")] = False,
     rival: Rivals = None,
@@ -157,6 +172,8 @@ def compare(
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
@@ -178,9 +195,11 @@ def compare(
     proof = compare_.proof(checked, names, parity, no_parity, placement, rivals)
     old = compare_.earlier(baseline, margin, checked, schedule.plans) if baseline else None
     out = out or paths.default_out(checked.name, "compare")
-    with paths.claimed(out, overwrite, resume, [checked.model.weights, baseline, parity]) as folder:
-        for line in compare_.left_out(rivals, names, nps):
-            typer.echo(line, err=True)
+    claim = (out, overwrite, resume, [checked.model.weights, baseline, parity])
+    if dry_run:
+        return preview(claim, json, "of_comparison", checked, schedule, proof, out)
+    with paths.claimed(*claim) as folder:
+        warn([*compare_.left_out(rivals, names, nps), *max(schedule.plans, key=lambda plan: plan.np).warnings])
         if isinstance(proof, ParityPlan):
             with StageProgress("parity", len(proof.plans), began) as stages:
                 proof = compare_.prove(proof, folder, stages.begin, resume)
@@ -208,6 +227,8 @@ def parity(
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 if one does not."""
     from hvdkit import paths
@@ -222,7 +243,10 @@ def parity(
     placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
     plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, placement, rival)
     out = out or paths.default_out(checked.name, "parity")
-    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
+    claim = (out, overwrite, False, [checked.model.weights])
+    if dry_run:
+        return preview(claim, json, "of_parity", plan, out)
+    with paths.claimed(*claim) as folder:
         with StageProgress("parity", len(plan.plans)) as progress:
             result = parity_.run(plan, folder, progress.begin)
         show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
@@ -249,6 +273,8 @@ def profile(
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Measure where the time of a step goes, by layer and by rank, and show what bounds it."""
     from hvdkit import paths
@@ -260,9 +286,11 @@ def profile(
     placement = Placement(np, hosts, launcher, stall_timeout)
     plan = profile_.plan(checked, framework, placement, steps, torch_profiler)
     out = out or paths.default_out(checked.name, "profile")
-    with paths.claimed(out, overwrite, inputs=[checked.model.weights]) as folder:
-        for line in plan.left_out:
-            typer.echo(line, err=True)
+    claim = (out, overwrite, False, [checked.model.weights])
+    if dry_run:
+        return preview(claim, json, "of_profile", plan, out)
+    with paths.claimed(*claim) as folder:
+        warn([*plan.left_out, *plan.plan.warnings])
         found = profile_.run(plan, folder)
         show(tables(found), 100)
         written = f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show
+from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show, warn
 from hvdkit.commands.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
 
 Out = Annotated[
@@ -46,6 +46,7 @@ def bench(
         add_to,
     )  # fmt: skip
     with paths.claimed(out or paths.default_out(collective, "bench"), overwrite, inputs=[add_to]) as folder:
+        warn([] if device == "gpu" or plan.runtime.gpu else placement.crowding)
         result = bench_.run(plan, folder, lambda row: typer.echo(row_line(row), err=True))
         fit = bench_.measured(result)
         bench_plot(result, fit, folder / "bench.png")

@@ -25,7 +25,7 @@ RecipeFile = Annotated[
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
 Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
 Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated", show_default="all four")]
-Ranks = Annotated[int, typer.Option("-np", "--np", help="number of ranks")]
+Ranks = Annotated[int, typer.Option("-np", "--np", "-n", help="number of ranks")]
 Hosts = Annotated[
     str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
 ]
@@ -33,6 +33,9 @@ Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the results of an earlier run in the folder")]
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be started, and start and write nothing")]
+Json = Annotated[bool, typer.Option("--json", help="with --dry-run: as JSON")]
 
 
 class App(typer.Typer):
@@ -44,8 +47,24 @@ class App(typer.Typer):
 
 
 class _Command(TyperCommand):
-    def invoke(self, ctx: Any) -> Any:  # click's context; typer may have a click of its own
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's context; typer may have a click of its own
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            known = {option for each in self.params for option in each.opts}
+            if type(error).__name__ == "NoSuchOption" and any(each.name == "overrides" for each in self.params):
+                from hvdkit.recipe.hints import as_overrides
+                from hvdkit.recipe.schema import Recipe
+
+                if message := as_overrides(given, known, Recipe):
+                    raise RequestError(message) from None
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
         faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
+        if ctx.params.get("json") and not ctx.params["dry_run"]:
+            faults.append("--json: expected --dry-run with it")
         if faults:
             raise RequestError("\n".join(faults))
         return super().invoke(ctx)
@@ -70,7 +89,9 @@ def loaded(recipe: Path, overrides: list[str] | None, resumed: Path | None = Non
     """
     from hvdkit.recipe import registry, schema
 
-    read = schema.load(registry.locate(recipe), overrides or [])
+    notes: list[str] = []
+    read = schema.load(registry.locate(recipe), overrides or [], notes)
+    warn(notes)
     if not isinstance(read.data, schema.ImageFolder):
         return read
     from hvdkit.tasks import folder
@@ -80,9 +101,25 @@ def loaded(recipe: Path, overrides: list[str] | None, resumed: Path | None = Non
         with contextlib.suppress(RequestError):  # no run is there yet
             earlier = schema.load(resumed / "config.yaml")
     decision = folder.decide(read, earlier, folder.measured_speed)
-    for line in [*decision.found, *(f"warning: {line}" for line in decision.warnings)]:
-        typer.echo(line, err=True)
+    warn([*decision.found, *(f"warning: {line}" for line in decision.warnings)])
     return decision.recipe
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print lines on standard error, which leaves standard output to results."""
+    for line in lines:
+        typer.echo(line, err=True)
+
+
+def preview(claim: tuple[Any, ...], json: bool, name: str, *arguments: Any) -> None:
+    """Print what that function of `commands.dry_run` finds, as JSON or as text, if the folder can be claimed."""
+    from hvdkit import paths
+    from hvdkit.commands import dry_run
+    from hvdkit.report.dry_run import lines
+
+    paths.check_free(*claim)
+    found = getattr(dry_run, name)(*arguments)
+    typer.echo(found.model_dump_json(indent=2) if json else "\n".join(lines(found)))
 
 
 def show(tables: Iterable[Table], width: int) -> None:

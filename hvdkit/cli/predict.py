@@ -21,7 +21,7 @@ Out = Annotated[
 def predict(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="the profile.json of `hvdkit profile`")],
     cluster: Cluster,
-    ranks: Annotated[list[int], typer.Option("-n", help="number of ranks; may be repeated")],
+    ranks: Annotated[list[int], typer.Option("-n", "-np", "--np", help="number of ranks; may be repeated")],
     policy: Policy = None,
     set_: Set = None,
     out: Out = None,
@@ -97,6 +97,8 @@ def advise(
         "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
     }  # fmt: skip
     predict_.check(price, apply)
+    if subject.suffix == ".json" and ranks is None:
+        ranks, np, of_recipes["-np"] = np, None, None  # there is nothing to profile, so it can only mean this
     question = predict_.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
     if subject.suffix == ".json":
         request = advise_.of_profile(subject, question, of_recipes)

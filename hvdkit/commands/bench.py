@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 import hvdkit
 from hvdkit.adapters.capabilities import CAPABILITIES
+from hvdkit.commands import checks
 from hvdkit.core import tuning
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import Faults, RequestError
@@ -98,6 +99,9 @@ def plan(
         faults.append(f"--seconds {seconds:g}: expected more than 0, up to 3600")
     if device not in ("auto", "cpu", "gpu"):
         faults.append(f"--device {device}: expected auto, cpu or gpu")
+    with faults.collected():
+        if device == "gpu" and placement.here:
+            checks.check_gpu(framework, np)
     if link_mbit_per_s is not None and not 0 < link_mbit_per_s < float("inf"):
         faults.append(f"--link-mbit-per-s {link_mbit_per_s:g}: expected the link's rate, more than 0")
     try:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hvdkit import tasks
 from hvdkit.checkpoint import snapshots
 from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.core.state import check_fits, model_state
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.evaluate import EvaluationResult, read_evaluation
+from hvdkit.tasks.task import state_shapes
 
 
 def plan(folder: Path, overrides: list[str], framework: str, placement: Placement) -> Plan:
     """Check the checkpoint, its recipe with `overrides`, and the run. Raises RequestError."""
-    record = snapshots.read(folder).record
+    found = snapshots.read(folder)
+    record = found.record
     recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides)
     recipe = recipe.model_copy(update={"elastic": None})  # how many ranks trained it does not bind these
-    return make_plan(recipe, framework, placement)
+    plan = make_plan(recipe, framework, placement, use="evaluate")
+    shapes = state_shapes(tasks.choose(recipe).architecture(plan.samples.shape if plan.samples else None))
+    if shapes:  # a model of the user's own has no table
+        check_fits(shapes, model_state(found.state))
+    return plan
 
 
 def run(plan: Plan, checkpoint_folder: Path, folder: Path) -> EvaluationResult:

@@ -91,7 +91,7 @@ def _with_architecture(plan: ExportPlan, recipe: schema.Recipe, model: schema.Mo
     if plan.out.suffix == KERAS:
         # One process writes the file on a CPU, however many have trained the model, on whatever devices.
         bare = schema.Recipe(name=recipe.name, model=model, data=recipe.data, optimizer=recipe.optimizer, device="cpu")
-        return replace(plan, plan=make_plan(bare, "keras", Placement()))
+        return replace(plan, plan=make_plan(bare, "keras", Placement(), use="none"))
     if plan.out.suffix == SAFETENSORS:
         script = paths.script("pytorch", model.SCRIPT)
         beside = plan.out.with_name(script.name)

@@ -12,9 +12,12 @@ from pathlib import Path
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
+from hvdkit.commands import checks
+from hvdkit.commands.checks import Use
 from hvdkit.core import tuning
 from hvdkit.core.precision import gaps
 from hvdkit.core.topology import threads_per_rank
+from hvdkit.data.counts import Counts
 from hvdkit.errors import Faults, RunError
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import Elastic, Job
@@ -39,6 +42,7 @@ class Plan:
     rival: str | None = None  # of hvdkit.baselines.registry
     pinned: bool = False  # each rank gets cores of its own, where there are enough
     settings: Mapping[str, str] = field(default_factory=dict)  # of the ranks' environment, found by measuring
+    samples: Counts | None = None  # in the recipe's data, as far as that is known
     began: float | None = None  # wall-clock time at which the command began, where starting counts from then
 
     @property
@@ -55,13 +59,21 @@ class Plan:
         since = "begun with " if self.recipe.elastic else ""  # their number may change
         return f"{self.framework}{by}, {since}{self.np} rank{'s' if self.np > 1 else ''}"
 
+    @property
+    def warnings(self) -> list[str]:
+        """Lines to show before the run."""
+        on_gpus = self.recipe.device == "gpu" or (self.recipe.device == "auto" and self.runtime.gpu)
+        return [] if on_gpus else self.placement.crowding
+
     def by(self, script: Path) -> Plan:
         """The same run with another script."""
         return replace(self, script=script)
 
 
-def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str | None = None) -> Plan:
-    """Check framework, runtime, placement and rival. Raises RequestError with the faults of each."""
+def make_plan(
+    recipe: Recipe, framework: str, placement: Placement, rival: str | None = None, use: Use = "train"
+) -> Plan:
+    """Check framework, runtime, placement, rival, and the data by its `use`. Raises RequestError with all faults."""
     np, elastic = placement.np, recipe.elastic
     faults = Faults()
     with faults.collected():
@@ -80,10 +92,12 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
         faults += registry.check([rival], [framework], [np])
     if isinstance(recipe.model, OwnModel) and not (script := _own(recipe.model)).is_file():
         faults.append(f"model.script: {script}: no such file; expected a Python script (docs/own-model.md)")
+    with faults.collected():
+        found = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None)
     faults.report()
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
-    return Plan(recipe, framework, runtime, placement, rival=rival)
+    return Plan(recipe, framework, runtime, placement, rival=rival, samples=found)
 
 
 def launch(
@@ -105,10 +119,10 @@ def launch(
     rival = ["--rival", plan.rival] if plan.rival else []
     job = Job(
         python=plan.runtime.python,
-        arguments=[*_program(plan), str(recipe), *arguments, *rival],
+        arguments=[*program(plan), str(recipe), *arguments, *rival],
         np=placement.np,
         hosts=placement.hosts,
-        environment=plan.runtime.environment | _environment(plan),
+        environment=plan.runtime.environment | environment(plan),
         log_dir=log_dir,
         stall_timeout_s=placement.stall_timeout_s,
         preemption_grace_s=preemption_grace_s,
@@ -120,8 +134,8 @@ def launch(
         raise _with_remedy(failure, plan) from None
 
 
-def _program(plan: Plan) -> list[str]:
-    """The program of the ranks: a script, with arguments that come before the recipe."""
+def program(plan: Plan) -> list[str]:
+    """The program of the plan's ranks: a script, with arguments that come before the recipe."""
     model = plan.recipe.model
     if plan.script is not None:
         return [str(plan.script)]
@@ -134,18 +148,18 @@ def _own(model: OwnModel) -> Path:
     return Path(model.script).expanduser()
 
 
-def _environment(plan: Plan) -> dict[str, str]:
+def environment(plan: Plan) -> dict[str, str]:
     """What the run adds to the ranks' environment: a framework reads its number of threads when it is loaded."""
-    environment = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
+    added = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
     if plan.pinned:
-        environment["HVDKIT_PIN"] = "1"
+        added["HVDKIT_PIN"] = "1"
     if len(plan.placement.hosts) == 1 or plan.placement.separate_networks:  # another machine may have other cores
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
-        environment["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
-    environment |= plan.settings
+        added["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
+    added |= plan.settings
     if plan.rival is None:
-        environment |= tuning.environment(plan.recipe, {**os.environ, **plan.runtime.environment, **environment})
-    return environment
+        added |= tuning.environment(plan.recipe, {**os.environ, **plan.runtime.environment, **added})
+    return added
 
 
 def _with_remedy(failure: RankFailure, plan: Plan) -> RunError:

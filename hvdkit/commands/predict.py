@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.data.counts import KNOWN
 from hvdkit.errors import LARGEST, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.report import gantt
@@ -170,8 +171,8 @@ def _images(settings: dict[str, Any]) -> int | None:
     data = settings.get("data")
     if not isinstance(data, dict):
         return None
-    given = _count(data.get("train_images"))
-    return given or {"digits": 1437, "mnist5k": 4000, "cifar10": 50_000}.get(str(data.get("name")))
+    known = KNOWN.get(str(data.get("name")))
+    return known.train if known else _count(data.get("train_images"))
 
 
 def _count(value: Any) -> int | None:

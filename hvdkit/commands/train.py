@@ -23,7 +23,9 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
     where SIGTERM ended training after a checkpoint.
     """
-    result = folder / "result.json"
+    config, metrics, result = (folder / name for name in ("config.yaml", "metrics.jsonl", "result.json"))
+    before = {path: path.read_bytes() for path in (config, result) if path.exists()}
+    lines = _size(metrics)
     if resume:
         done = finished(plan, folder)
         if done:
@@ -36,16 +38,26 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
             print(line, file=sys.stderr, flush=True)
         result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
     plan = tune.measured(plan, folder)
-    write_atomic(folder / "config.yaml", schema.dump(plan.recipe))
-    tail = MetricsTail(folder / "metrics.jsonl", watch)
+    write_atomic(config, schema.dump(plan.recipe))
+    tail = MetricsTail(metrics, watch)
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
     grace_s = PREEMPTION_GRACE_S if plan.recipe.checkpoint else 0.0
-    launch(plan, folder / "config.yaml", arguments, folder / "logs", tail.poll, grace_s)
+    try:
+        launch(plan, config, arguments, folder / "logs", tail.poll, grace_s)
+    except RequestError:
+        if _size(metrics) == lines:  # nothing was trained, so the earlier run's files still hold
+            for path, content in before.items():
+                write_atomic(path, content)
+        raise
     tail.poll()
     if not result.exists():
         kept = sorted((folder / "checkpoints").glob("step-*"))
         raise Stopped(f"stopped by SIGTERM behind {kept[-1] if kept else 'no checkpoint'}; go on with --resume")
     return read_result(result)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def finished(plan: Plan, folder: Path) -> TrainResult | None:

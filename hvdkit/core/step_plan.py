@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from hvdkit.core.schedule import LearningRate, learning_rate
-from hvdkit.data import Shard
-from hvdkit.data.batches import epoch_batches
-from hvdkit.data.dataset import Batch, Split
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
+
+if TYPE_CHECKING:  # the command line counts steps and starts without NumPy
+    from hvdkit.data import Shard
+    from hvdkit.data.dataset import Batch, Split
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class StepPlan:
         self, split: Split, shard: Shard, epoch: int, samples: int = 0, sizes: list[int] | None = None
     ) -> Iterator[list[Batch]]:
         """A rank's batches for the rest of an epoch, one list per update."""
+        from hvdkit.data.batches import epoch_batches
+
         recipe = self.recipe
         batches = epoch_batches(
             split, recipe.batch_size, recipe.seed, epoch, shard.rank, shard.size, recipe.data.augment, samples

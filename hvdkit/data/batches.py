@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from hvdkit.data import Shard, small_images
+from hvdkit.data import Shard, check_classes, small_images
 from hvdkit.data.dataset import ArraySplit as ArraySplit  # users import it from here
 from hvdkit.data.dataset import Augmentation, Batch, BatchedSplit, Dataset, PoolSplit, Split, StreamedSplit
 from hvdkit.errors import RequestError
@@ -20,8 +20,7 @@ def open_dataset(data: AnyData, classes: int, seed: int, shard: Shard | None = N
     Data sets that read ahead or divide the samples themselves need `shard` and `batch_size`.
     """
     dataset = _open(data, classes, seed, shard or Shard(), batch_size)
-    if classes < dataset.classes:
-        raise RequestError(f"model.classes: expected at least {dataset.classes} for data {data.name!r}, got {classes}")
+    check_classes(data.name, dataset.classes, classes)
     return dataset
 
 

@@ -51,11 +51,17 @@ class NativePipeline:
     val: Callable[[], Iterable[tuple[Any, Any]]] | None = None
 
 
-def open_native(data: Native, job: NativeJob) -> Dataset:
-    """The data set of the user's file. Raises RequestError if the file cannot be used."""
+def check_module(data: Native) -> Path:
+    """The user's file. Raises RequestError if there is none."""
     path = Path(data.module).expanduser()
     if not path.is_file():
         raise RequestError(f"data.module: {path}: no such file; expected a Python file with a function open_pipeline")
+    return path
+
+
+def open_native(data: Native, job: NativeJob) -> Dataset:
+    """The data set of the user's file. Raises RequestError if the file cannot be used."""
+    path = check_module(data)
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
         raise RequestError(f"data.module: {path}: no Python file; expected one that ends in .py")

@@ -35,7 +35,7 @@ class Placement:
         """The hosts of the ranks; without -H this machine. Raises RequestError where -H or -np is wrong."""
         return parse_hosts(self.hosts_option, self.np)
 
-    @property
+    @cached_property
     def here(self) -> bool:
         """Whether all ranks run on this machine."""
         return all(host.here for host in self.hosts)
@@ -44,6 +44,15 @@ class Placement:
     def separate_networks(self) -> bool:
         """Whether hosts are network namespaces of this machine."""
         return any(host.namespace for host in self.hosts)
+
+    @property
+    def crowding(self) -> list[str]:
+        """A warning where more ranks than cores run on this machine."""
+        cores = len(os.sched_getaffinity(0))
+        if not self.here or self.np <= cores:
+            return []
+        here = f"this machine's {cores} core{'s' if cores > 1 else ''}"
+        return [f"-np {self.np}: more ranks than {here}; they wait for each other, so speeds say little"]
 
     def faults(self, framework: str, elastic: bool) -> Faults:
         """What is wrong with the options, or with environment variables that ranks of the framework inherit.

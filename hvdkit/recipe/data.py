@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # the pattern of names
+
 
 class Strict(BaseModel):
     """Base of every section of a recipe: no unknown keys, no implicit conversions, no NaN, immutable."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from hvdkit.errors import nearest
-from hvdkit.recipe.data import by_value
+from hvdkit.recipe.data import NAME, by_value
+from hvdkit.recipe.hints import choice_of, sections, unknown_key
 from hvdkit.recipe.yaml_files import brief
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 MOST_FAULTS = 50  # listed one by one; the rest are counted
 # Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
 _AUTO_OR_NUMBER = {
@@ -32,9 +32,9 @@ def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[s
         if fault["type"] == "together":
             lines |= dict.fromkeys(fault["msg"].splitlines())
             continue
-        key, section, kinds = _place(fault, root)
+        key, section, kinds, siblings = _place(fault, root)
         if fault["type"] == "union_tag_invalid":
-            key = [*key, _choice(kinds)]
+            key = [*key, choice_of(kinds)]
         for union, bounds in _AUTO_OR_NUMBER.items():
             if key[: len(union)] == list(union) and fault["type"] != "extra_forbidden":
                 key = list(union)
@@ -42,46 +42,44 @@ def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[s
         # a key with a line break in it must not break the message's line
         name = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in key) or whole
         # more faults are not printed, and looking for similar names takes time
-        why = _reason(fault, key, section, kinds) if number <= MOST_FAULTS else fault["type"]
+        why = fault["type"]
+        if number <= MOST_FAULTS:
+            unknown = why == "extra_forbidden"
+            why = unknown_key(key, section, siblings, root) if unknown else _reason(fault, key, kinds)
         lines[f"{name}: {why}"] = None
     return list(lines)
 
 
-def _place(fault: Any, root: type[BaseModel]) -> tuple[list[str], type[BaseModel], list[type[BaseModel]]]:
-    """The key of a fault, the section that it is in, and the union members that are still possible."""
+_Kinds = list[type[BaseModel]]
+
+
+def _place(fault: Any, root: type[BaseModel]) -> tuple[list[str], type[BaseModel], _Kinds, _Kinds]:
+    """The key of a fault, the section that it is in, the union members that are still possible, and the section's."""
     key: list[str] = []
+    siblings: _Kinds = []
     section = root
-    kinds: list[type[BaseModel]] = []
+    kinds: _Kinds = []
     for part in map(str, fault["loc"]):
         if kinds:  # pydantic includes the chosen kind of data or optimizer in the location as if it were a key
-            section, kinds = by_value(_choice(kinds), kinds)[part], []
+            section, kinds, siblings = by_value(choice_of(kinds), kinds)[part], [], kinds
             continue
         key.append(part)
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        alternatives: Any = get_args(annotation) or [annotation]
-        inner = [each for each in alternatives if hasattr(each, "model_fields")]
+        inner = sections(section.model_fields[part].annotation) if part in section.model_fields else []
         section, kinds = (inner[0], []) if len(inner) == 1 else (section, inner)
-    return key, section, kinds
+    return key, section, kinds, siblings
 
 
-def _choice(kinds: list[type[BaseModel]]) -> str:
-    """The key that chooses one of these kinds of section."""
-    return next(key for key in ("name", "method") if key in kinds[0].model_fields)
-
-
-def _reason(fault: Any, key: list[str], section: type[BaseModel], kinds: list[type[BaseModel]]) -> str:
+def _reason(fault: Any, key: list[str], kinds: _Kinds) -> str:
     kind, received = fault["type"], brief(fault.get("input"))
-    if kind == "extra_forbidden":
-        known = sorted(section.model_fields)
-        return f"unknown key{nearest(key[-1], known) or '; known keys: ' + ', '.join(known)}"
     if kind == "union_tag_not_found":
-        choice = _choice(kinds)
+        choice = choice_of(kinds)
         expected = ", ".join(map(repr, by_value(choice, kinds)))
         return f"required key {key[0]}.{choice} is missing; expected one of {expected}"
     if kind in ("model_type", "model_attributes_type"):
         return f"expected keys with values (a mapping), got {received}"
     if kind == "union_tag_invalid":
-        return f"expected {fault['ctx']['expected_tags']}, got {brief(fault['ctx']['tag'])}"
+        tag = fault["ctx"]["tag"]
+        return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{nearest(tag, by_value(key[-1], kinds))}"
     if kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME:
         return f"expected letters, digits, '.', '_' or '-', at most 100, the first a letter or digit; got {received}"
     if kind == "missing":

@@ -6,6 +6,7 @@ received, before anything is started or written.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,6 +18,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import communication, yaml_files
 from hvdkit.recipe.communication import AnyCompression, Sync, Uncompressed
 from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's classes
+    NAME,
     AnyData,
     Cifar10,
     Digits,
@@ -28,10 +30,11 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     Strict,
     Synthetic,
 )
-from hvdkit.recipe.faults import MOST_FAULTS, NAME, explain
 from hvdkit.recipe.optimizer import AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
 from hvdkit.recipe.yaml_files import brief, named
 
+# Keys that decide which others a section has.
+_CHOICES = {"optimizer.name", "data.name", "compression.method", "schedule.decay", "schedule.scale"}
 ModelName = Literal[
     "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
@@ -222,26 +225,39 @@ class Recipe(Strict):
         return self
 
 
-def load(path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+def load(path: Path, overrides: list[str] | tuple[str, ...] = (), notes: list[str] | None = None) -> Recipe:
     """Read a recipe file and apply `key=value` overrides (nested keys with dots, values as YAML).
 
-    Raises RequestError with all faults, one a line.
+    Where an override chooses another optimizer, for example, the file's keys that only the former one has are left out;
+    `notes` gets a line for that. Raises RequestError with all faults, one a line.
     """
-    return revise(_read(path), named(path), overrides)
+    return revise(_read(path), named(path), overrides, notes)
 
 
-def revise(document: dict[str, Any], where: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Validate a document that has been read, with overrides; each fault of the document starts with `where`.
+def revise(
+    document: dict[str, Any], where: str, overrides: list[str] | tuple[str, ...] = (), notes: list[str] | None = None
+) -> Recipe:
+    """Validate a document that has been read, with overrides, as `load` does.
 
-    Raises RequestError with all faults, one a line.
+    Each fault of the document starts with `where`. Raises RequestError with all faults, one a line.
     """
+    before = copy.deepcopy(document) if overrides else document
     faults = [fault for text in overrides if (fault := yaml_files.override(document, text))]
+    given = {text.partition("=")[0].strip() for text in overrides}
+    if given & _CHOICES:
+        from hvdkit.recipe.choices import leave_out  # most runs do not need it
+
+        left_out = leave_out(document, before, given)
+        if notes is not None:
+            notes += left_out
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
+        from hvdkit.recipe.faults import MOST_FAULTS, explain  # only a wrong recipe needs it
+
         faults += [f"{where}: {line}" for line in explain(error, Recipe, "recipe")]
-    if len(faults) > MOST_FAULTS:
-        faults = [*faults[:MOST_FAULTS], f"{where}: {len(faults) - MOST_FAULTS} more faults; no YAML recipe"]
+        if len(faults) > MOST_FAULTS:
+            faults = [*faults[:MOST_FAULTS], f"{where}: {len(faults) - MOST_FAULTS} more faults; no YAML recipe"]
     if faults:
         raise RequestError("\n".join(faults))
     return recipe

@@ -21,6 +21,9 @@ def scores(validation: dict[str, float]) -> dict[str, Any]:
     return {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
 
 
+FEW_STEPS = 5  # fewer measured ones make a speed by chance
+
+
 class MetricLine(Figures):
     """One line of `metrics.jsonl`: a logged step or, if `ends_epoch`, the end of an epoch.
 
@@ -178,6 +181,18 @@ def result_lines(result: TrainResult) -> str:
         f"{result.images_per_second:.1f} {result.unit}/s, "
         f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{scores}"
     )
+
+
+def doubts(result: TrainResult) -> list[str]:
+    """Warnings about the speed that a result states."""
+    lines = []
+    if result.measured_steps < FEW_STEPS:
+        count = f"{result.measured_steps} step{'' if result.measured_steps == 1 else 's'}"
+        lines.append(f"images/s was measured over {count} only; train longer, or give a smaller warmup_steps")
+    if result.noisy:
+        share = f"{100 * (result.load or 0):.0f} % of this machine's CPU time"
+        lines.append(f"noisy: other processes used {share}, so images/s says little; repeat it on a quiet machine")
+    return lines
 
 
 def kept_lines(result: TrainResult, folder: Path) -> list[str]:

@@ -95,6 +95,10 @@ class OwnArchitecture:
         """None are known."""
         return {}
 
+    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
+        """None are known."""
+        return 0
+
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """None: the framework initializes the weights, after `seed` has been set."""
         return {}

@@ -111,6 +111,27 @@ class ResNet:
             side = inside
         return total
 
+    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
+        """About how many values of one image of `shape` are kept until backward.
+
+        Counted are each convolution's output, which its batch norm needs, and the normalized one, which the next layer
+        needs. With `recompute` these are the blocks' inputs, and all of the largest block.
+        """
+        height, width, _ = shape
+        height, width = -(-height // self.stem.stride), -(-width // self.stem.stride)
+        stem = 2 * height * width * self.stem.outputs
+        if self.max_pool:
+            height, width = -(-height // 2), -(-width // 2)
+        inputs, inner = [], []
+        for block in self.blocks:
+            inputs.append(height * width * block.convs[0].inputs)
+            kept = 0
+            for conv in block.convs:
+                height, width = -(-height // conv.stride), -(-width // conv.stride)
+                kept += 2 * height * width * conv.outputs
+            inner.append(kept + (height * width * block.projection.outputs if block.projection else 0))
+        return stem + (sum(inputs) + max(inner) if recompute else sum(inner))
+
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""
         shapes: dict[str, tuple[int, ...]] = {}

@@ -47,6 +47,9 @@ class Architecture(Protocol):
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
 
+    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
+        """About how many values of one sample of `shape` are kept until backward; 0 if that is unknown."""
+
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters and buffers, float32: the same bits for every framework and rank."""
 
@@ -94,3 +97,11 @@ class Task(Protocol):
 def parameter_count(architecture: Architecture) -> int:
     """The number of trainable parameters."""
     return sum(prod(shape) for shape in architecture.parameter_shapes().values())
+
+
+def state_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the parameters and of batch norms' running statistics; empty where the table has none."""
+    shapes = architecture.parameter_shapes()
+    norms = [layer.norm for layer in architecture.normalized_layers()]
+    statistics = [(norm, name) for norm in norms for name in ("running_mean", "running_var")]
+    return shapes | {f"{norm}.{name}": shapes[f"{norm}.weight"] for norm, name in statistics}

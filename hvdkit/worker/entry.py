@@ -77,7 +77,10 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
             f"model.script: {sys.argv[0]}: it trains with {adapter.NAME}, got --framework {arguments.framework}; "
             f"give --framework {adapter.NAME}, or a script for {arguments.framework}"
         )
-    recipe = schema.load(arguments.recipe, arguments.overrides)
+    notes: list[str] = []
+    recipe = schema.load(arguments.recipe, arguments.overrides, notes)
+    if notes and os.environ.get("HOROVOD_RANK", "0") == "0":
+        print("\n".join(notes), file=sys.stderr, flush=True)
     if recipe.undecided:  # without the command line, which decides once for all ranks
         from hvdkit.tasks import folder
 
@@ -134,9 +137,9 @@ def _exit_status(work: Callable[[Heartbeat], None]) -> int:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train one rank of a recipe; start it with horovodrun for more ranks.")
-    parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser = _Parser(description="Train one rank of a recipe; start it with horovodrun for more ranks.")
+    parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml", help="the recipe, such as resnet20-digits.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, such as epochs=2")
     parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl, result.json and checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
     parser.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="do not train: evaluate a checkpoint")
@@ -149,3 +152,17 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--framework", help="refuse to run with another one")
     parser.add_argument("--rival", help="train by other means than hvdkit's: see hvdkit/baselines/registry.py")
     return parser.parse_intermixed_args(argv)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Recognizes keys of the recipe that are given as options."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments"):
+            from hvdkit.recipe.hints import as_overrides
+
+            message = as_overrides(sys.argv[1:], self._option_string_actions, schema.Recipe) or message
+        elif "required: RECIPE.yaml" in message:
+            self.print_help(sys.stderr)
+            self.exit(2, "\nexpected a recipe, such as recipes/resnet20-digits.yaml\n")
+        super().error(message)

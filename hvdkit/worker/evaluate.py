@@ -13,7 +13,8 @@ from hvdkit.core import trainer
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import model_state
-from hvdkit.errors import RequestError, RunError
+from hvdkit.data.counts import check_validation
+from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.evaluate import EvaluationResult
@@ -29,8 +30,7 @@ def evaluate(
     samples; RunError if the loss is NaN or infinite.
     """
     setup = start(adapter, script, recipe)
-    if len(setup.dataset.val) == 0:
-        raise RequestError("data: expected validation samples, got none")
+    check_validation(len(setup.dataset.val))
     session = setup.session(recipe)
     found = snapshots.read(folder)
     check_classes(found.record, setup.dataset)

@@ -26,7 +26,7 @@ from hvdkit.core.trainer import Loop
 from hvdkit.errors import Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.train import TrainResult, kept_lines, scores
+from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
 from hvdkit.strategies.dense import Dense
 from hvdkit.worker.setup import Script, Setup, seed_of, start
 
@@ -136,11 +136,13 @@ def _train(
     if mesh.is_root:
         if out and checkpoints:
             result.checkpoints = {name: str(path.relative_to(out)) for name, path in checkpoints.kept().items()}
-        print(result.model_dump_json(indent=2), flush=True)
+        lines = [result_lines(result)]
         if out:
             write_atomic(out / "result.json", result.model_dump_json(indent=2) + "\n")
-            for line in kept_lines(result, out):
-                print(line, flush=True)
+            lines += [*kept_lines(result, out), f"all figures: {out / 'result.json'}"]
+        else:
+            lines[-1] += "; --out FOLDER keeps all figures and the weights"
+        print("\n".join(lines), flush=True)
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()
     return result

@@ -1,0 +1,68 @@
+"""What ranks on this machine would refuse, found before any of them is started and any file is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from hvdkit import tasks
+from hvdkit.baselines import registry
+from hvdkit.core.step_plan import StepPlan
+from hvdkit.core.topology import wants_gpu
+from hvdkit.data import check_classes, counts
+from hvdkit.data.counts import Counts
+from hvdkit.errors import Faults
+from hvdkit.launch.placement import Placement
+from hvdkit.recipe.schema import Recipe
+from hvdkit.runtimes import machine
+from hvdkit.tasks.task import state_shapes
+
+Use = Literal["train", "evaluate", "none"]  # of the data
+_AMD = Path("/dev/kfd")  # the device of AMD's GPUs, which nvidia-smi does not list
+
+
+def check(recipe: Recipe, framework: str, placement: Placement, use: Use, rival: str | None = None) -> Counts | None:
+    """Check device, data, batch size and initial weights; returns what is known of the data.
+
+    Other machines may have other GPUs and files, so only their ranks check those. Raises RequestError with all faults.
+    """
+    if not placement.here:
+        return None
+    faults, found = Faults(), None
+    with faults.collected():
+        if recipe.device == "gpu":
+            check_gpu(framework, placement.np)
+    with faults.collected():
+        if use != "none":
+            found = counts.count(recipe.data, int(recipe.model.classes))
+    task = tasks.choose(recipe)
+    if found is not None:
+        with faults.collected():
+            check_classes(recipe.data.name, found.classes, int(recipe.model.classes))
+    if found is not None and use == "evaluate":
+        with faults.collected():
+            counts.check_validation(found.val)
+    elif found is not None:
+        with faults.collected():
+            StepPlan(recipe, found.train, world_size(placement.np, rival))
+        with faults.collected():
+            task.check(found.shape)
+    with faults.collected():
+        if recipe.model.weights and use == "train":
+            from hvdkit.checkpoint.weights import read_fitting  # NumPy comes with it
+
+            shapes = state_shapes(task.architecture(found.shape if found else None))
+            read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head)
+    faults.report()
+    return found
+
+
+def check_gpu(framework: str, np: int) -> None:
+    """Raise RequestError if this machine has no GPU."""
+    if not machine.gpus() and not _AMD.exists():
+        wants_gpu("gpu", 0, np, framework)
+
+
+def world_size(np: int, rival: str | None) -> int:
+    """How many of `np` processes train together."""
+    return np if rival is None or registry.RIVALS[rival].averaging else 1

@@ -1,0 +1,197 @@
+"""`--dry-run`: what a command would start, from the plans that it has checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hvdkit import tasks
+from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
+from hvdkit.commands import train, tune
+from hvdkit.commands.checks import world_size
+from hvdkit.commands.compare import Schedule
+from hvdkit.commands.parity import ParityPlan
+from hvdkit.commands.plan import Plan, environment, program
+from hvdkit.commands.profile import ProfilePlan
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.step_plan import StepPlan
+from hvdkit.core.tuning import CHOSEN
+from hvdkit.core.update_rules import slot_names
+from hvdkit.errors import RequestError
+from hvdkit.launch.hosts import place
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe, flat
+from hvdkit.results.dry_run import DryRun, Memory, PlannedRun, Rank
+from hvdkit.results.parity import Parity
+from hvdkit.results.train import TrainResult, read_result
+from hvdkit.tasks.task import parameter_count
+from hvdkit.worker.profile import turns
+
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
+_ANY_SPEED = {
+    "name", "epochs", "steps", "seed", "schedule", "loss", "checkpoint", "log_every", "tensorboard", "warmup_steps",
+    "threads", "elastic", "tune",
+}  # fmt: skip
+_MOST_FORMER = 500  # results that are looked at for one of the same recipe
+
+
+def of_train(plan: Plan, out: Path, resume: bool) -> DryRun:
+    """What `hvdkit train` would start. Raises RequestError if it could not go on from the checkpoints in `out`."""
+    found = _described("train", plan.recipe, out, [(plan, 1)])
+    if tune.searches(plan):
+        found.notes.append(f"tune: {tune.ROUNDS * len(tune.SETTINGS)} short runs come first, to choose settings")
+    if not resume:
+        return found
+    if train.finished(plan, out):
+        found.notes.append(f"{out}: this run has finished, so --resume would only show its result")
+        return found
+    from hvdkit.checkpoint.resume import pick  # NumPy comes with it
+
+    newest, complaints = pick(out / "checkpoints", plan.recipe)
+    run = found.runs[0]
+    run.first_step = newest.record.progress.step if newest else 0
+    if run.seconds is not None and run.steps:
+        run.seconds *= max(0, run.steps - run.first_step) / run.steps
+    found.notes += [*complaints, f"{out}: goes on from step {run.first_step}"]
+    return found
+
+
+def of_comparison(recipe: Recipe, schedule: Schedule, proof: ParityPlan | Parity | None, out: Path) -> DryRun:
+    """What `hvdkit compare` would start."""
+    found = _described("compare", recipe, out, [(plan, schedule.rounds) for plan in schedule.plans])
+    if isinstance(proof, ParityPlan):
+        found.notes.append(f"before them a proof of {proof.steps} steps that {', '.join(proof.names)} do the same work")
+    return found
+
+
+def of_parity(parity: ParityPlan, out: Path) -> DryRun:
+    """What `hvdkit parity` would start."""
+    plans = [replace(plan, recipe=plan.recipe.model_copy(update={"steps": parity.steps})) for plan in parity.plans]
+    found = _described("parity", parity.recipe, out, [(plan, 1) for plan in plans])
+    for run in found.runs:  # ranks hold the model twice, in float64 and float32, and compute more than a training step
+        run.memory, run.seconds, run.seconds_from = None, None, "a step of a proof takes several times that of training"
+    return found
+
+
+def of_profile(profile: ProfilePlan, out: Path) -> DryRun:
+    """What `hvdkit profile` would start. Its steps are those that are measured, and those before and between them."""
+    recipe = profile.plan.recipe
+    every = recipe.sync.every if recipe.sync else 1
+    steps = sum(turn.steps for turn in turns(profile.steps, recipe.warmup_steps, every))
+    found = _described("profile", profile.asked, out, [(profile.plan, 1)], profile.left_out)
+    run = found.runs[0]
+    run.steps, run.epochs, run.seconds = steps, None, None
+    run.seconds_from = "profiled steps take longer than others"
+    return found
+
+
+def _described(
+    command: str, recipe: Recipe, out: Path, plans: Sequence[tuple[Plan, int]], notes: Iterable[str] = ()
+) -> DryRun:
+    """What a command with this recipe would start: each plan so many times."""
+    former = _former_results([Path("runs"), out.parent])
+    runs = [_run(plan, times, former) for plan, times in plans]
+    lines = dict.fromkeys([*notes, *(line for plan, _ in plans for line in plan.warnings)])
+    return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(lines))
+
+
+def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> PlannedRun:
+    recipe, samples, placement = plan.recipe, plan.samples, plan.placement
+    size = world_size(plan.np, plan.rival)
+    steps = StepPlan(recipe, samples.train, size) if samples else None
+    added = environment(plan)
+    added.pop("HVDKIT_STARTED")
+    tuning: dict[str, dict[str, Any]] = json.loads(added.pop(CHOSEN, "{}"))
+    device = "gpu" if recipe.device == "gpu" else "cpu"
+    if plan.rival is None and (recipe.device != "auto" or not plan.runtime.gpu):
+        chosen = OF_ADAPTERS[plan.framework][device]
+        tuning |= {name: {"value": value, "why": why} for name, (value, why) in chosen.items()}
+    threads = int(added["OMP_NUM_THREADS"]) if "OMP_NUM_THREADS" in added else None
+    seconds, seconds_from = _seconds(plan, steps, threads, former)
+    return PlannedRun(
+        title=plan.title,
+        framework=plan.framework,
+        rival=plan.rival,
+        times=times,
+        launcher=placement.launcher,
+        ranks=[
+            Rank(rank=each.rank, host=each.hostname, slot=each.local_rank) for each in place(placement.hosts, plan.np)
+        ],
+        interpreter=str(plan.runtime.python),
+        versions=plan.runtime.versions,
+        script=program(plan)[0],
+        threads=threads,
+        environment=plan.runtime.environment | added,
+        tuning=tuning,
+        train=samples.train if samples else None,
+        val=samples.val if samples else None,
+        shape=list(samples.shape) if samples else None,
+        global_batch=recipe.batch_size * size,
+        steps_per_epoch=steps.steps_per_epoch if steps else None,
+        epochs=steps.epochs if steps else None,
+        steps=steps.total_steps if steps else recipe.steps,
+        memory=_memory(recipe, samples.shape if samples else None),
+        seconds=seconds,
+        seconds_from=seconds_from,
+    )
+
+
+def _memory(recipe: Recipe, shape: tuple[int, ...] | None) -> Memory | None:
+    """What a rank keeps; None where only the script knows the model."""
+    architecture, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
+    bytes_ = parameter_count(architecture) * _BYTES[precision.parameters]
+    if not bytes_:
+        return None
+    residuals = int(getattr(recipe.compression, "error_feedback", False))
+    copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity
+    values = architecture.activation_values(shape, recipe.recompute) if shape else 0
+    return Memory(
+        parameters=bytes_,
+        gradients=bytes_,
+        optimizer=bytes_ * len(slot_names(recipe.optimizer)),
+        communication=bytes_ * (residuals + copies),
+        activations=recipe.batch_size * values * _BYTES[precision.compute] or None,
+    )
+
+
+def _former_results(places: list[Path]) -> list[tuple[Path, TrainResult]]:
+    """Results of `hvdkit train` and `compare` in folders below these, the newest first."""
+    patterns = ("*/result.json", "*/runs/*/result.json")
+    paths = {path.resolve(): path for place in places for pattern in patterns for path in place.glob(pattern)}
+    newest = sorted(paths.values(), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = []
+    for path in newest[:_MOST_FORMER]:
+        try:
+            found.append((path, read_result(path)))
+        except RequestError:
+            continue  # of another version, or damaged
+    return found
+
+
+def _seconds(
+    plan: Plan, steps: StepPlan | None, threads: int | None, former: list[tuple[Path, TrainResult]]
+) -> tuple[float | None, str]:
+    """How long the run takes, and from what this is known."""
+    wanted = {"framework": plan.framework, "rival": plan.rival, "np": plan.np, "launcher": plan.placement.launcher}
+    wanted |= {"threads": threads} if threads else {}
+    for path, result in former if steps else []:
+        made = result.steps - result.first_step
+        if made < 1 or any(getattr(result, key) != value for key, value in wanted.items()):
+            continue
+        try:
+            same = _of_speed(schema.load(path.parent / "config.yaml")) == _of_speed(plan.recipe)
+        except RequestError:
+            continue
+        if same and steps:
+            start_s = result.startup_s or 0.0
+            took = f"{path.parent} took {result.train_s:.3g} s for {made} steps, and {start_s:.3g} s to start"
+            return start_s + result.train_s * steps.total_steps / made, took
+    return None, "no earlier run of this recipe with this framework, launcher and number of ranks is there"
+
+
+def _of_speed(recipe: Recipe) -> dict[str, Any]:
+    return {key: value for key, value in flat(recipe).items() if key.partition(".")[0] not in _ANY_SPEED}

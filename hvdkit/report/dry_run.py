@@ -1,0 +1,103 @@
+"""What `--dry-run` prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+
+import yaml
+
+from hvdkit.results.dry_run import DryRun, Memory, PlannedRun
+
+_MOST_RANKS = 8  # named one by one
+
+
+def lines(found: DryRun) -> list[str]:
+    """The resolved recipe, then what would be started, a line for each thing."""
+    if len(found.runs) == 1:
+        about = _one(found.runs[0])
+    else:
+        about = [(run.title, _brief(run)) for run in found.runs]
+        known = [run.seconds * run.times for run in found.runs if run.seconds is not None]
+        if len(known) == len(found.runs):
+            about.append(("time", f"about {_duration(sum(known))} for all runs"))
+        about.append(("launcher", found.runs[0].launcher))
+    about.append(("writes to", found.out))
+    width = max(len(name) for name, _ in about)
+    return [
+        yaml.safe_dump(found.recipe, sort_keys=False),
+        f"hvdkit {found.command} would start this; with --dry-run nothing is started or written:",
+        *(f"  {name:<{width}}  {text}" for name, text in about),
+        *found.notes,
+    ]
+
+
+def _one(run: PlannedRun) -> list[tuple[str, str]]:
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    about = [
+        ("run", run.title),
+        ("ranks", _ranks(run)),
+        ("launcher", run.launcher),
+        ("program", shlex.join([run.interpreter, run.script])),
+        ("versions", versions or "not known"),
+    ]
+    if run.threads:
+        about.append(("threads", f"{run.threads} a rank"))
+    for name, choice in run.tuning.items():
+        value = "" if choice["value"] is None else f"{choice['value']}: "  # without a value `why` begins with it
+        about.append((name, f"{value}{choice['why']}"))
+    if run.train is not None and run.shape is not None:
+        shape = "×".join(map(str, run.shape))
+        about.append(("data", f"{run.train:,} training and {run.val:,} validation samples of {shape}"))
+    else:
+        about.append(("data", "only the ranks know how many samples there are"))
+    about += [("steps", _steps(run)), ("memory", _memory(run.memory)), ("time", _time(run))]
+    return about
+
+
+def _brief(run: PlannedRun) -> str:
+    times = "once" if run.times == 1 else f"{run.times} times"
+    known = "" if run.seconds is None else f", about {_duration(run.seconds)} each"
+    return f"{times}, {_count(run.steps)} steps{known}"
+
+
+def _ranks(run: PlannedRun) -> str:
+    if len(run.ranks) <= _MOST_RANKS:
+        return ", ".join(f"{each.rank} on {each.host} (slot {each.slot})" for each in run.ranks)
+    hosts = Counter(each.host for each in run.ranks)
+    return f"{len(run.ranks)}: " + ", ".join(f"{number} on {host}" for host, number in hosts.items())
+
+
+def _steps(run: PlannedRun) -> str:
+    behind = f"; {run.first_step} of them are made already" if run.first_step else ""
+    if run.steps_per_epoch is None:
+        return f"{_count(run.steps)} in all; {run.global_batch} samples a batch{behind}"
+    if run.epochs is None:
+        return f"{_count(run.steps)} in all, an epoch has {run.steps_per_epoch:,}; {run.global_batch} samples a batch"
+    epochs = f"{run.epochs} epoch{'' if run.epochs == 1 else 's'}"
+    return f"{run.steps:,} in {epochs} of {run.steps_per_epoch:,}; {run.global_batch} samples a batch{behind}"
+
+
+def _memory(memory: Memory | None) -> str:
+    if memory is None:
+        return "not known: only the script knows the model"
+    parts = [f"{name} {value / 2**20:,.1f} MiB" for name, value in memory if value and name != "activations"]
+    if memory.activations:
+        parts.append(f"activations {memory.activations / 2**20:,.0f} MiB")
+    return f"a rank needs at least {', '.join(parts)}; framework, data and scratch space come on top"
+
+
+def _time(run: PlannedRun) -> str:
+    if run.seconds is None:
+        return f"not known: {run.seconds_from}"
+    return f"about {_duration(run.seconds)}: {run.seconds_from}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _count(number: int | None) -> str:
+    return "an unknown number of" if number is None else f"{number:,}"

@@ -1,0 +1,73 @@
+"""The schema of what `--dry-run --json` prints: what a command would start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from hvdkit.results.json_files import Figures
+
+
+class Memory(Figures):
+    """Bytes that one rank needs at least, by what is kept in them; `activations` is None if unknown.
+
+    The framework, the data and scratch space come on top.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    communication: int
+    activations: int | None
+
+
+class Rank(Figures):
+    """Where a rank runs: `slot` counts the ranks of its host from 0."""
+
+    rank: int
+    host: str
+    slot: int
+
+
+class PlannedRun(Figures):
+    """Ranks that are started together, `times` times.
+
+    `environment` has the variables that hvdkit adds. `tuning` has `value` and `why` by setting. `train` and `val` count
+    samples, `global_batch` those of all ranks in a batch; `steps` counts updates, of which `first_step` are made
+    already. `seconds` is the time of one run, estimated from what `seconds_from` says. What is not known is None.
+    """
+
+    title: str
+    framework: str
+    rival: str | None
+    times: int = 1
+    launcher: str
+    ranks: list[Rank]
+    interpreter: str
+    versions: dict[str, str]
+    script: str
+    threads: int | None
+    environment: dict[str, str]
+    tuning: dict[str, dict[str, Any]]
+    train: int | None
+    val: int | None
+    shape: list[int] | None
+    global_batch: int
+    steps_per_epoch: int | None
+    epochs: int | None
+    steps: int | None
+    first_step: int = 0
+    memory: Memory | None
+    seconds: float | None
+    seconds_from: str
+
+
+class DryRun(Figures):
+    """`recipe` is the resolved recipe, `out` the folder that would be written; `notes` are lines about the whole."""
+
+    command: str
+    recipe: dict[str, Any]
+    out: str
+    runs: list[PlannedRun]
+    notes: list[str] = Field(default_factory=list)

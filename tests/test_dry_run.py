@@ -1,0 +1,158 @@
+"""`--dry-run`: what is shown of a command without starting it or writing anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Hvdkit
+from resuming import local_run
+
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.recipe import registry, schema
+from hvdkit.results.dry_run import DryRun
+from hvdkit.tasks import resnet
+
+DIGITS = "resnet20-digits"
+PARAMETERS = 4 * 272_474  # bytes of ResNet-20
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(job: Job, on_tick: Any = None) -> None:
+        raise AssertionError("a dry run starts nothing")
+
+    for name in LAUNCHERS:
+        monkeypatch.setitem(LAUNCHERS, name, start)
+
+
+def shown(inside: Hvdkit, *words: object) -> DryRun:
+    """What a dry run shows as JSON."""
+    done = inside(*words, "--dry-run", "--json")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return DryRun.model_validate_json(done.stdout)
+
+
+def test_a_training_run_as_text(inside: Hvdkit, tmp_path: Path) -> None:
+    done = inside("train", DIGITS, "-np", 2, "--out", "runs/mine", "epochs=3", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    recipe, _, about = done.stdout.partition("\n\n")
+    about = " ".join(about.split())
+    assert schema.revise(yaml.safe_load(recipe), "shown") == schema.load(registry.locate(Path(DIGITS)), ["epochs=3"])
+    for part in (
+        "run pytorch, 2 ranks",
+        "0 on localhost (slot 0), 1 on localhost (slot 1)",
+        "launcher direct",
+        "pytorch/bin/python ",
+        "recipes/pytorch/resnet.py",
+        "HOROVOD_CYCLE_TIME 5: for a Horovod that",
+        "HOROVOD_FUSION_THRESHOLD Horovod's own, 128 MiB: it holds all gradients",
+        "1,437 training and 360 validation samples of 32×32×3",
+        "66 in 3 epochs of 22; 64 samples a batch",
+        "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, activations 48 MiB",
+        "not known: no earlier run of this recipe",
+        "writes to runs/mine",
+    ):
+        assert part in about, (part, about)
+
+
+def test_the_same_as_json(inside: Hvdkit, tmp_path: Path) -> None:
+    (run,) = shown(inside, "train", DIGITS, "-np", 3, "-H", "localhost:2,127.0.0.1:2", "precision=fp64").runs
+    assert [(each.rank, each.host, each.slot) for each in run.ranks] == [
+        (0, "localhost", 0), (1, "localhost", 1), (2, "127.0.0.1", 0),
+    ]  # fmt: skip
+    assert (run.train, run.val, run.shape, run.global_batch) == (1437, 360, [32, 32, 3], 96)
+    assert (run.steps_per_epoch, run.epochs, run.steps, run.first_step) == (14, 8, 112, 0)
+    assert run.memory and run.memory.parameters == run.memory.gradients == run.memory.optimizer == 2 * PARAMETERS
+    assert run.memory.communication == 0 and run.seconds is None
+    assert run.environment["HOROVOD_CYCLE_TIME"] == "5" and run.tuning["HOROVOD_CYCLE_TIME"]["value"] == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_follows_the_recipe(inside: Hvdkit) -> None:
+    def memory(*overrides: str) -> list[int | None]:
+        found = shown(inside, "train", DIGITS, "-np", 2, *overrides).runs[0].memory
+        return [value for _, value in found] if found else []
+
+    plain = memory()
+    assert plain[:4] == [PARAMETERS, PARAMETERS, PARAMETERS, 0]
+    assert memory("optimizer={name: adamw, learning_rate: 0.001}")[2] == 2 * PARAMETERS
+    assert memory("compression=topk")[3] == PARAMETERS
+    assert memory("sync={every: 4, outer: nesterov}")[3] == 2 * PARAMETERS
+    half, double = memory("precision=bf16"), memory("batch_size=64")
+    assert half[:4] == plain[:4] and plain[4] == 2 * (half[4] or 0) and double[4] == 2 * (plain[4] or 0)
+    assert (memory("recompute=true")[4] or 0) < (plain[4] or 0)
+
+
+def test_activations_are_counted_from_the_table() -> None:
+    """By hand: the stem and three blocks of ResNet-8 at 32×32, two values for each output of a convolution."""
+    stem, first = 2 * 32 * 32 * 16, 4 * 32 * 32 * 16
+    second, third = 4 * 16 * 16 * 32 + 16 * 16 * 32, 4 * 8 * 8 * 64 + 8 * 8 * 64
+    assert resnet.architecture("resnet8", 10).activation_values((32, 32, 3)) == stem + first + second + third
+
+
+def test_time_is_that_of_an_earlier_run_of_the_same_recipe(inside: Hvdkit, tmp_path: Path) -> None:
+    recipe = schema.load(registry.locate(Path(DIGITS)), ["epochs=1", "checkpoint=null", "accumulate=3"])
+    (tmp_path / "runs" / "before").mkdir(parents=True)
+    result = local_run(tmp_path / "runs" / "before", recipe)
+    assert result and result.steps == 15
+    place = tmp_path / "runs" / "before"
+    (place / "config.yaml").write_text(schema.dump(recipe))
+    threads = len(os.sched_getaffinity(0))
+    took = {"framework": "mxnet", "launcher": "direct", "threads": threads, "train_s": 30.0, "startup_s": 4.0}
+    (place / "result.json").write_text(json.dumps(json.loads((place / "result.json").read_text()) | took))
+    asked = ("train", DIGITS, "--framework", "mxnet", "accumulate=3", "epochs=10", "seed=5")
+    (run,) = shown(inside, *asked).runs
+    assert run.seconds == 4 + 10 * 30.0 and run.seconds_from == "runs/before took 30 s for 15 steps, and 4 s to start"
+    for other in (["-np", 2], ["batch_size=16"], ["--launcher", "horovodrun"], ["precision=fp64"]):
+        assert shown(inside, *asked, *other).runs[0].seconds is None, other
+    done = inside(*asked, "--dry-run")
+    assert "about 5 min: runs/before took" in done.stdout
+
+
+def test_a_resumed_run_goes_on_from_its_checkpoint(inside: Hvdkit, tmp_path: Path) -> None:
+    recipe = schema.load(registry.locate(Path(DIGITS)), ["checkpoint.every_steps=20"])
+    assert local_run(tmp_path / "run", recipe, kill_at=50) is None
+    before = sorted(tmp_path.rglob("*"))
+    found = shown(inside, "train", DIGITS, "--resume", "--out", "run")
+    assert found.runs[0].first_step == 44 and "run: goes on from step 44" in found.notes
+    done = inside("train", DIGITS, "--resume", "--out", "run", "model.name=resnet32", "--dry-run")
+    assert done.returncode == 2 and "the newest checkpoint is of another recipe" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_comparison_a_proof_and_a_profile(inside: Hvdkit, tmp_path: Path) -> None:
+    compared = shown(inside, "compare", DIGITS, "--framework", "pytorch", "--rival", "ddp", "--rounds", 2)
+    assert [(run.rival, len(run.ranks), run.times) for run in compared.runs] == [
+        (None, 1, 2),
+        (None, 2, 2),
+        ("ddp", 2, 2),
+    ]
+    assert compared.notes == ["before them a proof of 5 steps that pytorch, pytorch-ddp do the same work"]
+    proof = shown(inside, "parity", DIGITS, "--framework", "mxnet", "--steps", 7)
+    assert [(run.title, run.steps) for run in proof.runs] == [("pytorch, plain, 2 ranks", 7), ("mxnet, 2 ranks", 7)]
+    profiled = shown(inside, "profile", DIGITS, "--steps", 8, "sync={every: 3}")
+    assert profiled.runs[0].steps and profiled.runs[0].steps > 16 and "whole rounds" in profiled.notes[0]
+    for command in ("compare", "parity", "profile"):
+        done = inside(command, DIGITS, "--dry-run")
+        assert done.returncode == 0 and f"hvdkit {command} would start this" in done.stdout, done.stderr
+        assert "None" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused_is_refused_in_a_dry_run_too(inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "result.json").touch()
+    for words, part in (
+        (("--out", "full", "--dry-run"), "the folder is not empty"),
+        (("batch_size=5000", "--dry-run"), "batch_size: expected at most 1437"),
+        (("--json",), "--json: expected --dry-run with it"),
+    ):
+        done = inside("train", DIGITS, *words)
+        assert done.returncode == 2 and part in done.stderr, done.stderr

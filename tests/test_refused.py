@@ -1,0 +1,205 @@
+"""Requests that are wrong: each is refused with its fault, changes no file, and runs once the fault is corrected."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simulating
+from comparisons import REAL
+from conftest import Hvdkit
+from resuming import local_recipe
+from safetensors.numpy import save_file
+
+sys.path.insert(0, str(Path(__file__).parent / "data"))
+from pictures import draw_folder, write_cifar
+
+from hvdkit.checkpoint import snapshots
+from hvdkit.commands import checks
+from hvdkit.core.step_plan import Progress
+from hvdkit.data import counts
+from hvdkit.data.batches import open_dataset
+from hvdkit.errors import RequestError, RunError
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.recipe.schema import Cifar10, Digits, ImageFolder
+from hvdkit.results import profile as profiles
+from hvdkit.runtimes import machine
+from hvdkit.tasks import resnet
+
+OUT = ("--out", "runs/mine")
+DIGITS = ("resnet20-digits", *OUT)
+FOLDER = ("resnet50-imagenet", *OUT, "batch_size=2", "model.classes=3", "data.size=32", "data.resize=36")
+PREDICT, ADVISE = ("profile.json", "--cluster", "v100-nvlink-ib", "-n", 2, *OUT), ("profile.json", *OUT)
+Words = tuple[object, ...]
+# The command with what stays; the faulty words, what is said of them, and the words that correct them.
+REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
+    ("train", FOLDER, ("data.path=nowhere",), "data.path: nowhere: no such folder", ("data.path=pictures",)),
+    ("train", FOLDER, ("data.path=pictures/val",), "pictures/val/train: no such folder", ("data.path=pictures",)),
+    ("train", FOLDER, ("data.path=broken",), "cat/no.jpg: neither JPEG nor PNG", ("data.path=pictures",)),
+    ("train", FOLDER, ("data.path=pictures", "model.classes=2"), "at least 3 for data", ("data.path=pictures",)),
+    ("train", FOLDER, ("data.path=pictures", "batch_size=25"), "at most 24 samples", ("data.path=pictures",)),
+    ("train", DIGITS, ("data={name: cifar10, path: cifar}",), "data.path: cifar: no such", ("data.name=mnist5k",)),
+    ("train", DIGITS, ("data={name: cifar10, path: half}",), "expected the 30,730,000 of", ("data.name=mnist5k",)),
+    ("train", DIGITS, ("data={name: native, module: no.py}",), "data.module: no.py: no such file", ()),
+    ("train", DIGITS, ("model={name: own, script: no.py}",), "model.script: no.py: no such file", ()),
+    ("train", DIGITS, ("model.classes=9",), "model.classes: expected at least 10 for data 'digits', got 9", ()),
+    ("train", DIGITS, ("-np", 2, "batch_size=719"), "at most 1437 samples over 2 ranks, got 719 × 2", ("-np", 2)),
+    ("train", DIGITS, ("batch_size=1", "model.name=resnet18"), "1×1, and one value per channel", ("batch_size=2",)),
+    ("train", DIGITS, ("device=gpu",), "device: expected a GPU for each of this host's 1 rank(s), pytorch sees 0", ()),
+    ("train", DIGITS, ("model.weights=no.safetensors",), "model.weights: no.safetensors: cannot be read", ()),
+    ("train", DIGITS, ("model.weights=profile.json",), "model.weights: profile.json: no safetensors file", ()),
+    ("train", DIGITS, ("model.weights=w.safetensors", "model.classes=11"), "shape (11, 64), got (10, 64)",
+     ("model.weights=w.safetensors", "model.classes=11", "model.new_head=true")),
+    ("train", DIGITS, ("model.weights=w.safetensors", "model.name=resnet32"), "tensor layer1.3.conv1.weight is miss",
+     ("model.weights=w.safetensors",)),
+    ("train", DIGITS, ("--framework", "jax"), "unknown framework 'jax'", ("--framework", "mxnet")),
+    ("train", DIGITS, ("--framework", "mxnet", "precision=bf16"), "precision: mxnet", ("--framework", "mxnet")),
+    ("train", DIGITS, ("--rival", "ddp", "-np", 2, "sync.every=2"), "--rival ddp: knows no Local SGD",
+     ("--rival", "ddp", "-np", 2)),
+    ("train", DIGITS, ("--rival", "ddp", "-np", 1), "--rival ddp: expected -np 2 or more", ("--rival", "plain")),
+    ("train", DIGITS, ("-np", 2, "elastic={max_np: 1}"), "-np 2: expected 1 to 1, as elastic says", ("-np", 2)),
+    ("train", DIGITS, ("-np", 3, "-H", "localhost:2"), "-np 3: -H offers 2 slots", ("-np", 2, "-H", "localhost:2")),
+    ("train", DIGITS, ("--launcher", "mpi"), "--launcher mpi: expected one of", ("--launcher", "horovodrun")),
+    ("train", DIGITS, ("--resume", "checkpoint=null"), "--resume: expected --out with", ("--resume",)),
+    ("train", DIGITS, ("--resume", "--overwrite"), "expected one of them, got both", ("--overwrite",)),
+    ("compare", (*FOLDER, "--no-parity"), ("data.path=nowhere",), "nowhere: no such folder", ("data.path=pictures",)),
+    ("compare", DIGITS, ("-np", 1, "-np", 4, "batch_size=400"), "over 4 ranks, got 400 × 4 = 1600", ("--no-parity",)),
+    ("compare", DIGITS, ("--rival", "ddp", "compression=fp16"), "--rival ddp: knows no comp", ("--rival", "ddp")),
+    ("compare", DIGITS, ("--parity", "no.json"), "no.json: cannot be read", ("--no-parity",)),
+    ("compare", DIGITS, ("--baseline", "compare.json"), "--baseline compare.json: expected this machine", ()),
+    ("parity", DIGITS, ("-np", 2, "batch_size=1000"), "over 2 ranks, got 1000", ()),
+    ("parity", DIGITS, ("--steps", 0), "--steps 0: expected 1 or more", ("--steps", 2)),
+    ("parity", DIGITS, ("data={name: native, module: no.py}",), "data native: parity needs the same bytes", ()),
+    ("profile", DIGITS, ("batch_size=1000",), "over 2 ranks, got 1000 × 2 = 2000", ("-np", 1, "batch_size=1000")),
+    ("profile", DIGITS, ("--torch-profiler", "--framework", "mxnet"), "--torch-profiler: mxnet has none", ()),
+    ("evaluate", ("kept", *OUT), ("model.classes=11",), "fc.weight: expected shape (11, 64), got (10, 64)", ()),
+    ("evaluate", ("kept", *OUT), ("model.name=resnet32",), "tensor layer1.3.conv1.weight is missing", ()),
+    ("evaluate", ("kept", *OUT), ("data={name: synthetic, height: 32, width: 32}",), "expected validation samples", ()),
+    ("evaluate", OUT, ("nowhere",), "nowhere/checkpoint.json: cannot be read", ("kept",)),
+    ("export", ("kept",), ("--out", "net.onyx"), "expected a file that ends in", ("--out", "net.safetensors")),
+    ("export", ("kept",), ("--out", "no/net.keras"), "no is no folder that can be written", ("--out", "net.keras")),
+    ("bench", OUT, ("allreduse",), "allreduse: expected one of", ("allreduce",)),
+    ("bench", ("allreduce", *OUT), ("--device", "gpu"), "device: expected a GPU for each of this host's 2", ()),
+    ("bench", ("allreduce", *OUT), ("--add-to", "profile.json"), "--add-to: profile.json", ()),
+    ("predict", PREDICT, ("--set", "batch=1"), "batch: unknown key", ("--set", "batch_size=1")),
+    ("predict", PREDICT, ("-n", 0), "-n 0: expected at least 1", ("-n", 4)),
+    ("advise", ADVISE, ("--cluster", "v100"), "did you mean 'v100-nvlink-ib'", ("--cluster", "v100-nvlink-ib")),
+    ("advise", ("resnet20-digits", *OUT), ("batch_size=1000",), "over 2 ranks, got 1000", ()),
+    ("advise", ADVISE, ("--apply", "profile.json"), "is there already", ("--cluster", "v100-nvlink-ib")),
+    ("report", (), ("kept", "--out", "page"), "neither compare.json nor result.json", (REAL, "--out", "page")),
+    ("report", (), (REAL, "--out", "profile.json"), "--out profile.json: cannot be made", (REAL, "--out", "page")),
+]  # fmt: skip
+
+
+class Started(RunError):
+    """Ranks would be started now."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the requests name."""
+    place = tmp_path_factory.mktemp("made")
+    draw_folder(place / "pictures")
+    draw_folder(place / "broken")
+    (place / "broken" / "train" / "cat" / "no.jpg").write_text("no picture")
+    (place / "half").mkdir()
+    (place / "half" / "data_batch_1.bin").write_bytes(b"0" * 3073)
+    (place / "compare.json").write_bytes((REAL / "compare.json").read_bytes())
+    profiles.save(simulating.profile(), place / "profile.json")
+    state = resnet.architecture("resnet20", 10).initial_state(1)
+    save_file(state, place / "w.safetensors")
+    zeros = {f"optimizer.momentum.{name}": np.zeros_like(value) for name, value in state.items()}
+    recipe = local_recipe().model_dump(mode="json")
+    record = snapshots.Record(
+        progress=Progress(step=1), np=1, framework="mxnet", framework_version="1", hvdkit_version="1", recipe=recipe
+    )
+    writer = snapshots.Checkpoints(place / "checkpoints", local_recipe().checkpoint, "accuracy")
+    writer.write(snapshots.Checkpoint(record, state | zeros))
+    writer.wait()
+    (place / "kept").symlink_to(place / "checkpoints" / "step-00000001")
+    return place
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would start ranks raises `Started`; the machine has no GPU."""
+
+    def start(job: Job, on_tick: Any = None) -> None:
+        raise Started("started")
+
+    for name in LAUNCHERS:
+        monkeypatch.setitem(LAUNCHERS, name, start)
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(checks, "_AMD", Path("/dev/nothing"))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, and its folders."""
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: f"{each[0]} {each[2][0]}")
+def test_a_refused_request_leaves_nothing_and_runs_when_corrected(
+    request_: tuple[str, Words, Words, str, Words], inside: Hvdkit, made: Path, tmp_path: Path, starts: None
+) -> None:
+    command, stays, wrong, told, right = request_
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    before = content(tmp_path)
+    done = inside(command, *stays, *wrong)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert content(tmp_path) == before
+    done = inside(command, *stays, *right)
+    # `advise` without a cluster and such lines end where ranks would start, those without ranks with their result
+    assert (done.returncode, done.stderr.splitlines()[-1:]) in ((1, ["started"]), (0, [])), done.stderr
+
+
+def test_files_of_other_machines_are_for_their_ranks_to_check(inside: Hvdkit, tmp_path: Path, starts: None) -> None:
+    there = ("--launcher", "horovodrun", "-H", "elsewhere.invalid:2", "-np", 2)
+    done = inside("train", *FOLDER, *there, "data.path=nowhere", "device=gpu")
+    assert (done.returncode, done.stderr) == (1, "started\n")
+
+
+def test_what_is_known_of_data_sets_is_so(made: Path, tmp_path: Path) -> None:
+    folder = ImageFolder(name="imagefolder", path=str(made / "pictures"), size=32, resize=36)
+    cifar = Cifar10(name="cifar10", path=str(write_cifar(tmp_path / "cifar")))
+    for data in (Digits(name="digits"), cifar, folder):
+        opened = open_dataset(data, 10, 1)
+        found = counts.Counts(len(opened.train), len(opened.val), opened.shape, opened.classes)
+        assert counts.count(data, 10) == found == counts.KNOWN.get(data.name, found), data.name
+
+
+# What only ranks can find
+
+
+def resumable(folder: Path) -> dict[str, bytes]:
+    """The files of a run that has ended, but for its checkpoints and logs."""
+    files = {"config.yaml": b"name: before\n", "result.json": b"{}\n", "metrics.jsonl": b""}
+    for name, text in files.items():
+        (folder / name).write_bytes(text)
+    return files
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_resumed_run_that_is_refused_stays_as_it_was(
+    trained: bool, inside: Hvdkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resumable(tmp_path)
+
+    def refuse(job: Job, on_tick: Any = None) -> None:
+        if trained:
+            (tmp_path / "metrics.jsonl").write_text("{}\n")
+        raise RequestError("image 7 is none")
+
+    monkeypatch.setitem(LAUNCHERS, "direct", refuse)
+    done = inside("train", "resnet20-digits", "--out", tmp_path, "--resume", "epochs=9")
+    assert done.returncode == 2 and done.stderr.endswith("image 7 is none\n")
+    after = {name: (tmp_path / name).read_bytes() for name in before if (tmp_path / name).exists()}
+    if trained:
+        assert "result.json" not in after and b"epochs: 9" in after["config.yaml"]
+    else:
+        assert after == before
