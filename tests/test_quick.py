@@ -87,7 +87,9 @@ def test_a_prediction_is_made_and_drawn_without_a_plotting_library(tmp_path: Pat
         "predict", tmp_path / "profile.json", "--cluster", "p100-roce25", "-n", 64, "--out", tmp_path / "out"
     )
     assert status == 0 and (PLOTS | {"hvdkit.recipe.schema", "hvdkit.simulator.advise"}).isdisjoint(modules)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"predict.json", "predict.png", "predict-trace.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "predict.json", "predict.csv", "predict.png", "predict-trace.json",
+    }  # fmt: skip
     with Image.open(tmp_path / "out" / "predict.png") as picture:
         assert picture.width == 1430 and picture.height > 200
 

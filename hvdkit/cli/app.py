@@ -19,6 +19,7 @@ from hvdkit.cli.options import (
     Frameworks,
     Hosts,
     Launcher,
+    Log,
     Overrides,
     Overwrite,
     Ranks,
@@ -27,12 +28,13 @@ from hvdkit.cli.options import (
     StallTimeout,
     loaded,
     show,
+    stderr,
 )
 from hvdkit.errors import RequestError
 
 app = App(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="One ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
@@ -61,6 +63,7 @@ def train(
     host_discovery_script: Annotated[
         Path | None, typer.Option(help="a program that prints one host:slots per line, for elastic runs")
     ] = None,
+    log: Log = None,
 ) -> None:
     """Train a recipe under one framework."""
     from hvdkit import paths
@@ -69,16 +72,18 @@ def train(
     from hvdkit.core.usage import process_began
     from hvdkit.launch.placement import Placement
     from hvdkit.report.progress import RunProgress
+    from hvdkit.tracking import trackers as tracking
 
-    checked = loaded(recipe, overrides)
+    names = tracking.check(log or [])
+    checked = loaded(recipe, [*(overrides or []), *tracking.overrides(names)])
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
     plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
     out = out or paths.default_out(checked.name, "train")
     with paths.claimed(out, overwrite, resume, [checked.model.weights]) as folder:
-        with RunProgress([plan.title]) as progress:
-            result = train_.run(plan, folder, progress.watch(plan.title), resume)
+        with RunProgress([plan.title]) as progress, tracking.Trackers(names, stderr) as trackers:
+            result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
         from hvdkit.results.train import kept_lines, result_lines
 
         typer.echo("\n".join([result_lines(result), *kept_lines(result, out), f"written to {folder}"]))
@@ -144,6 +149,7 @@ def compare(
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
+    log: Log = None,
 ) -> None:
     """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
@@ -154,9 +160,11 @@ def compare(
     from hvdkit.report.parity import deviations
     from hvdkit.report.progress import ComparisonProgress, StageProgress
     from hvdkit.runtimes.pins import FRAMEWORKS
+    from hvdkit.tracking import trackers as tracking
 
     began = time.monotonic()
-    checked = loaded(recipe, overrides)
+    trackers = tracking.check(log or [])
+    checked = loaded(recipe, [*(overrides or []), *tracking.overrides(trackers)])
     names, nps, rivals = framework or list(FRAMEWORKS), np or [1, 2], rival or []
     if resume and out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
@@ -176,9 +184,10 @@ def compare(
             comparison = compare_.run(
                 schedule, proof, folder, lambda number, plan: progress.watch(plan.title, number), old, resume
             )
+        compare_.log(schedule, folder, trackers, stderr)
         show(comparison_tables(comparison), 160)
         lines = deviations(proof) if proof else []
-        typer.echo("\n".join([*lines, f"written to {folder / 'compare.json'} and compare.md"]))
+        typer.echo("\n".join([*lines, f"written to {folder / 'compare.json'}, .csv and .md"]))
     lost = any(row.verdict == "worse" for row in comparison.baseline or [])
     raise typer.Exit(1 if lost or (proof is not None and not proof.passed) else 0)
 
@@ -214,7 +223,7 @@ def parity(
             result = parity_.run(plan, folder, progress.begin)
         show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
         verdict = "passed" if result.passed else "NOT PASSED"
-        written = f"{verdict}; written to {folder / 'parity.json'}, .md and .png"
+        written = f"{verdict}; written to {folder / 'parity.json'}, .csv, .md and .png"
         typer.echo("\n".join([*deviations(result), written]))
     raise typer.Exit(0 if result.passed else 1)
 

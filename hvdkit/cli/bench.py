@@ -49,5 +49,5 @@ def bench(
         fit = bench_.measured(result)
         bench_plot(result, fit, folder / "bench.png")
         show([bench_table(result)], 160)
-        typer.echo("\n".join([*fit_lines(fit), f"written to {folder / 'bench.json'}, cluster.yaml and bench.png"]))
+        typer.echo("\n".join([*fit_lines(fit), f"written to {folder / 'bench.json'}, .csv and .png, and cluster.yaml"]))
     raise typer.Exit(1 if any(row.wrong for row in result.rows) else 0)

@@ -31,6 +31,7 @@ Hosts = Annotated[
 Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
+Log = Annotated[list[str] | None, typer.Option("--log", help="wandb, mlflow or tensorboard; may be repeated")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the results of an earlier run in the folder")]
 
 
@@ -75,3 +76,8 @@ def show(tables: Iterable[Table], width: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else width)
     for table in tables:
         console.print(table)
+
+
+def stderr(line: str) -> None:
+    """Print a line on standard error; `sys.stderr` is what a progress bar has put in its place."""
+    print(line, file=sys.stderr, flush=True)

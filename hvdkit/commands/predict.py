@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import LARGEST, RequestError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.report import gantt
+from hvdkit.report import csv_files, gantt
 from hvdkit.results import profile as profiles
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import calibration
@@ -98,6 +98,7 @@ def predict(plan: Plan, folder: Path) -> Prediction:
     """
     found = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
     write_atomic(folder / "predict.json", found.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "predict.csv", csv_files.prediction(found))
     most = max(plan.ranks)
     schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
     title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms a step"
@@ -140,6 +141,7 @@ def advise(plan: Plan, money: Money, folder: Path) -> Advice:
 
     found = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
     write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "advise.csv", csv_files.advice(found))
     write_atomic(folder / "advise.md", advice_markdown(found))
     return found
 
