@@ -29,9 +29,9 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
-    "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "dockerfile", "documents",
-    "launch_hosts", "mesh", "paths", "predict", "profile", "quick", "report_files", "runtimes_edits", "simulator",
-    "simulator_costs", "sync", "tracking", "tuning", "validation",
+    "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "dockerfile",
+    "documents", "launch_hosts", "mesh", "paths", "predict", "profile", "quick", "report_files", "runtimes_edits",
+    "simulator", "simulator_costs", "sync", "tracking", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

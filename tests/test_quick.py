@@ -57,7 +57,7 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert {"numpy", "yaml", "markdown_it", "pygments", "multiprocessing", "asyncio", *PLOTS}.isdisjoint(modules)
     assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
     own = {name for name in modules if name.startswith("hvdkit.")}
-    commands = {f"hvdkit.cli.{part}" for part in ("app", "bench", "predict", "help", "options")}
+    commands = {f"hvdkit.cli.{part}" for part in ("app", "bench", "completion", "predict", "help", "options")}
     assert commands <= own <= {"hvdkit.__main__", "hvdkit.errors", "hvdkit.cli", "hvdkit.cli.terminal", *commands}
     assert "rich.markdown" not in modules, "what stood in its place is gone"
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, help, predict
+from hvdkit.cli import bench, completion, help, predict
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -54,7 +54,9 @@ def train(
     framework: Framework = "pytorch",
     np: Ranks = 1,
     hosts: Hosts = None,
-    rival: Annotated[str | None, typer.Option(help="train with another method: " + RIVALS)] = None,
+    rival: Annotated[
+        str | None, typer.Option(help="train with another method: " + RIVALS, autocompletion=completion.rivals)
+    ] = None,
     launcher: Launcher = "direct",
     stall_timeout: StallTimeout = 60.0,
     out: Out = None,
@@ -296,7 +298,10 @@ def doctor() -> None:
 
 @runtime_app.command("build")
 def runtime_build(
-    names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all", autocompletion=completion.runtimes),
+    ] = None,
     gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
 ) -> None:
     """Build the runtimes that are missing or out of date, and test each with two processes."""
@@ -309,7 +314,7 @@ def runtime_build(
 
 @runtime_app.command("add")
 def runtime_add(
-    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet")],
+    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet", autocompletion=completion.runtimes)],
     python: Annotated[Path, typer.Option(help="the interpreter that has the framework and a Horovod")],
 ) -> None:
     """Use an interpreter of your own as a runtime."""
@@ -339,7 +344,12 @@ def recipes_list() -> None:
 
 @recipes_app.command("copy")
 def recipes_copy(
-    name: Annotated[str, typer.Argument(metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script", autocompletion=completion.copies
+        ),
+    ],
     destination: Annotated[Path, typer.Argument(metavar="[DEST]", help="the folder to copy into")] = Path(),
 ) -> None:
     """Copy a recipe, or the script that runs recipes under a framework, for you to change."""
@@ -373,7 +383,7 @@ def main(own_process: bool = False) -> None:
     try:
         console.prepare()
         console.end_on_signals(own_process)
-        if help.asked():
+        if help.asked() and not completion.asked():
             help.prepare()
         app()
     except BaseException as end:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hvdkit.cli import completion
 from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show
 
 Out = Annotated[
@@ -15,7 +16,12 @@ Out = Annotated[
 
 
 def bench(
-    collective: Annotated[str, typer.Argument(help="allreduce, allgather, broadcast, alltoall or reducescatter")],
+    collective: Annotated[
+        str,
+        typer.Argument(
+            help="allreduce, allgather, broadcast, alltoall or reducescatter", autocompletion=completion.collectives
+        ),
+    ],
     framework: Framework = "pytorch",
     np: Ranks = 2,
     hosts: Hosts = None,

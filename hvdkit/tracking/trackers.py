@@ -24,6 +24,7 @@ from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_res
 
 TENSORBOARD = "tensorboard"  # written by rank 0, as the recipe's key says
 LIBRARIES = ("wandb", "mlflow")
+NAMES = (*LIBRARIES, TENSORBOARD)
 FOLDER = "tracking"  # within a run's folder
 OPEN_S = 60.0  # for a tracker to load, and to answer
 # Until a run is logged completely. After an interrupt whoever sent it waits.
@@ -39,9 +40,8 @@ def check(names: Iterable[str]) -> list[str]:
     """The trackers of `--log`, each once. Raises RequestError for one that is unknown, or has no library here."""
     faults, found = Faults(), list(dict.fromkeys(names))
     for name in found:
-        if name not in (*LIBRARIES, TENSORBOARD):
-            known = (*LIBRARIES, TENSORBOARD)
-            faults.append(f"--log {name}: expected one of {', '.join(known)}{nearest(name, known)}")
+        if name not in NAMES:
+            faults.append(f"--log {name}: expected one of {', '.join(NAMES)}{nearest(name, NAMES)}")
         elif name in LIBRARIES and not _installed(name):
             faults.append(f"--log {name}: {name} is not installed here; run `pip install 'hvdkit[{name}]'`")
     faults.report()
