@@ -10,7 +10,7 @@ setup(
         "hvdkit": ["py.typed"],
         "hvdkit.report": ["templates/*"],
         "hvdkit.runtimes": ["constraints/*.txt", "edits.yaml"],
-        "hvdkit.simulator": ["clusters/*.yaml", "evidence.yaml"],
-        "hvdkit.recipes": ["*.yaml", "*/*.py"],
+        "hvdkit.simulator": ["clusters/*.yaml", "clusters/*.json", "evidence.yaml"],
+        "hvdkit.recipes": ["*.yaml", "*.json", "*/*.py"],
     },
 )

@@ -151,7 +151,8 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
 
     Returns the suggestion. Raises RunError where there is none, or where the settings are no complete recipe.
     """
-    from hvdkit.recipe import schema
+    from hvdkit import paths
+    from hvdkit.recipe import registry, schema, yaml_files
 
     refused = ""
     for each in advice.suggestions:
@@ -162,7 +163,7 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
         except RequestError as error:
             refused = refused or f" ({each.what}: {str(error).splitlines()[0]})"
             continue
-        write_atomic(path, schema.dump(recipe))
+        write_atomic(path, yaml_files.schema_line(paths.recipes() / registry.SCHEMA) + schema.dump(recipe))
         return each.what
     raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 
