@@ -22,7 +22,10 @@ from launching import wait_until
 from resuming import under_way
 from wandb.proto.wandb_internal_pb2 import Record
 
+from hvdkit.commands import compare
+from hvdkit.commands.plan import make_plan
 from hvdkit.errors import RequestError, RunError
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.train import read_metrics, read_result
 from hvdkit.tracking import client, trackers
@@ -245,11 +248,26 @@ def test_a_missing_library_is_named_with_its_command(
     monkeypatch.setattr(trackers, "find_spec", lambda name: PathFinder.find_spec(name, elsewhere))
     done = inside("train", recipe, "--log", "wandb", "--log", "mlflow", "--log", "mlflw", "--out", "run")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
+    pip = f"{sys.executable} -m pip install"
     assert done.stderr.splitlines() == [
-        "--log wandb: wandb is not installed here; run `pip install 'hvdkit[wandb]'`",
-        "--log mlflow: mlflow is not installed here; run `pip install 'hvdkit[mlflow]'`",
+        f"--log wandb: wandb is not installed beside hvdkit; run `{pip} 'hvdkit[wandb]'`",
+        f"--log mlflow: mlflow is not installed beside hvdkit; run `{pip} 'hvdkit[mlflow]'`",
         "--log mlflw: expected one of wandb, mlflow, tensorboard; did you mean 'mlflow'?",
     ]
+
+
+def test_a_comparison_logs_its_runs_when_all_have_ended(real: Path, tmp_path: Path) -> None:
+    plans = [make_plan(schema.load(RUN / "config.yaml"), "pytorch", Placement(np)) for np in (1, 2)]
+    said: list[str] = []
+    compare.log(compare.Schedule(plans, 1, 1), real, ["mlflow"], said.append)
+    store = mlflow.MlflowClient()
+    found = store.search_runs([store.get_experiment_by_name("hvdkit").experiment_id])
+    assert {run.info.run_name for run in found} == {"pytorch-np1", "pytorch-np2"} and len(said) == 2
+    for run in found:
+        assert (run.info.status, run.data.tags["group"]) == ("FINISHED", real.name)
+        assert run.data.params["np"] == run.info.run_name[-1]
+        result = read_result(real / "runs" / run.info.run_name / "result.json")
+        assert run.data.metrics["images_per_second"] == result.images_per_second
 
 
 SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "threads=1")

@@ -267,14 +267,15 @@ def run(
 
 def log(schedule: Schedule, folder: Path, names: list[str], say: Callable[[str], None]) -> None:
     """Log all runs to the named trackers, once nothing is measured any more. What fails is a warning by `say`."""
-    try:
-        with Trackers(names, say) as trackers:
-            for number, each in schedule:
-                place = folder / "runs" / schedule.name(number, each)
-                trackers.begin(train.tracked(each, place, folder.name))
-                trackers.end("finished")
-    except RequestError as error:
-        say(str(error))
+    for name in names:
+        try:
+            with Trackers([name], say) as trackers:
+                for number, each in schedule:
+                    place = folder / "runs" / schedule.name(number, each)
+                    trackers.begin(train.tracked(each, place, folder.name))
+                    trackers.end("finished")
+        except RequestError as error:
+            say(str(error))
 
 
 def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:

@@ -55,8 +55,8 @@ class Wandb:
         self._wandb = wandb
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "hvdkit"),
-            name=run["name"],
-            group=run["group"],
+            name=os.environ.get("WANDB_NAME", run["name"]),
+            group=os.environ.get("WANDB_RUN_GROUP", run["group"]),
             dir=os.environ.get("WANDB_DIR", run["folder"]),
             id=known,
             resume="allow" if known else None,
@@ -103,10 +103,11 @@ class MLflow:
                     raise
                 known = None  # deleted, or of another server
         if not known:
-            experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "hvdkit"))
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "hvdkit")
+            experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or mlflow.set_experiment(name).experiment_id
             tags = {"group": run["group"]} if run["group"] else {}
-            known = client.create_run(experiment.experiment_id, run_name=run["name"], tags=tags).info.run_id
-            params = [Param(key, str(value)) for key, value in _flat(run["config"]).items()]
+            known = client.create_run(experiment, run_name=run["name"], tags=tags).info.run_id
+            params = [Param(_allowed(key), str(value)) for key, value in _flat(run["config"]).items()]
             for first in range(0, len(params), 100):  # the most that a request may have
                 client.log_batch(known, params=params[first : first + 100])
         self._id = known
@@ -117,9 +118,7 @@ class MLflow:
 
         now = int(1e3 * time.time())
         metrics = [
-            Metric(re.sub(r"[^\w./ -]", "_", tag, flags=re.ASCII), value, now, step)
-            for step, _, values in lines
-            for tag, value in values.items()
+            Metric(_allowed(tag), value, now, step) for step, _, values in lines for tag, value in values.items()
         ]
         for first in range(0, len(metrics), 1000):
             self._client.log_batch(self._id, metrics=metrics[first : first + 1000])
@@ -131,6 +130,11 @@ class MLflow:
                 self._client.log_text(self._id, Path(path).read_text(), name)
         finally:
             self._client.set_terminated(self._id, status="FINISHED" if status == "finished" else status.upper())
+
+
+def _allowed(name: str) -> str:
+    """The name with the characters that MLflow allows in one."""
+    return re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)
 
 
 TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "mlflow": MLflow}

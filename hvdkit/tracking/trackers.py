@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -43,7 +44,8 @@ def check(names: Iterable[str]) -> list[str]:
         if name not in NAMES:
             faults.append(f"--log {name}: expected one of {', '.join(NAMES)}{nearest(name, NAMES)}")
         elif name in LIBRARIES and not _installed(name):
-            faults.append(f"--log {name}: {name} is not installed here; run `pip install 'hvdkit[{name}]'`")
+            command = shlex.join([sys.executable, "-m", "pip", "install", f"hvdkit[{name}]"])
+            faults.append(f"--log {name}: {name} is not installed beside hvdkit; run `{command}`")
     faults.report()
     return found
 
@@ -123,8 +125,10 @@ class Trackers:
             with faults.collected():
                 client.wait_opened()
         self._run, self._newest = run, (-1, False)
-        if faults and fresh:
-            shutil.rmtree(run.place)
+        if faults:
+            self.end("failed")  # where others are open
+            if fresh:
+                shutil.rmtree(run.place)
         faults.report()
 
     def log(self, line: MetricLine) -> None:
