@@ -27,7 +27,7 @@ TENSORBOARD = "tensorboard"  # written by rank 0, as the recipe's key says
 LIBRARIES = ("wandb", "mlflow")
 NAMES = (*LIBRARIES, TENSORBOARD)
 FOLDER = "tracking"  # within a run's folder
-OPEN_S = 60.0  # for a tracker to load, and to answer
+OPEN_S = 120.0  # for a tracker to load, and to answer
 # Until a run is logged completely. After an interrupt whoever sent it waits.
 END_S, KILLED_S = 60.0, 5.0
 # What is shown of a finished run, by the keys of result.json.
