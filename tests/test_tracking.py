@@ -263,7 +263,8 @@ def test_a_comparison_logs_its_runs_when_all_have_ended(real: Path, tmp_path: Pa
     compare.log(compare.Schedule(plans, 1, 1), real, ["mlflow"], said.append)
     store = mlflow.MlflowClient()
     found = store.search_runs([store.get_experiment_by_name("hvdkit").experiment_id])
-    assert {run.info.run_name for run in found} == {"pytorch-np1", "pytorch-np2"} and len(said) == 2
+    assert {run.info.run_name for run in found} == {"pytorch-np1", "pytorch-np2"} and len(said) == 2, said
+    assert said[1] == "mlflow: 2 runs in the group comparison"
     for run in found:
         assert (run.info.status, run.data.tags["group"]) == ("FINISHED", real.name)
         assert run.data.params["np"] == run.info.run_name[-1]

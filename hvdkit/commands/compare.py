@@ -27,6 +27,7 @@ from hvdkit.results.compare import BaselineRow, Comparison, Ratio, read_comparis
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import Parity, read_parity
 from hvdkit.results.train import TrainResult
+from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
 
 PARITY_STEPS = 5  # of the short proof before a comparison
@@ -274,6 +275,8 @@ def log(schedule: Schedule, folder: Path, names: list[str], say: Callable[[str],
                     place = folder / "runs" / schedule.name(number, each)
                     trackers.begin(train.tracked(each, place, folder.name))
                     trackers.end("finished")
+                if name in tracking.LIBRARIES:
+                    say(f"{name}: {len(schedule.plans) * schedule.rounds} runs in the group {folder.name}")
         except RequestError as error:
             say(str(error))
 

@@ -171,7 +171,7 @@ class _Client:
         self._selector = selectors.DefaultSelector()
         self._unsent, self._unread = b"", b""
         self._answers: set[str] = set()
-        self._fault = ""
+        self._fault, self._runs = "", 0
 
     @property
     def _alive(self) -> bool:
@@ -193,13 +193,17 @@ class _Client:
             os.set_blocking(self._process.stdin.fileno(), False)
             self._selector.register(self._process.stdout, selectors.EVENT_READ)
         self._answers.clear()
+        self._runs += 1
         self.send(open=run.opening())
 
     def wait_opened(self) -> None:
         """Wait until the run is open. Raises RequestError if it is not."""
         if not self._wait("opened", OPEN_S):
-            fault = self._fault or (f"no answer within {OPEN_S:.0f} s" if self._alive else "its process has ended")
-            raise RequestError(f"--log {self._name}: no run can be opened: {fault}; its log: {self._log}")
+            said = self._log.read_text(errors="replace").split("\n")[-2:-1]
+            ended = ": ".join(["its process has ended", *said])
+            fault = self._fault or (f"no answer within {OPEN_S:.0f} s" if self._alive else ended)
+            remedy = "check its settings (docs/results.md), or leave the option out"
+            raise RequestError(f"--log {self._name}: no run can be opened: {fault}; {remedy}")
 
     def wait_ended(self, seconds: float) -> None:
         """Wait until the run has ended."""
@@ -234,7 +238,7 @@ class _Client:
             answer = json.loads(text)
             self._answers |= answer.keys()
             self._fault = answer.get("fault", self._fault)
-            if "opened" in answer:
+            if "opened" in answer and self._runs == 1:  # one address is enough for a whole comparison
                 self._say(f"{self._name}: {answer['opened']}")
             if "warning" in answer:
                 self._say(f"{self._name}: {answer['warning']}")
