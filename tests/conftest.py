@@ -31,7 +31,7 @@ CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
     "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "dockerfile",
     "documents", "launch_hosts", "mesh", "paths", "predict", "profile", "progress", "quick", "report_files",
-    "runtimes_edits", "schemas", "simulator", "simulator_costs", "sync", "tracking", "tuning", "validation",
+    "runtimes_edits", "schemas", "simulator", "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

@@ -140,6 +140,7 @@ def run_of(folder: Path) -> tuple[Any, Points]:
     return found, points
 
 
+@pytest.mark.check
 def test_wandb_gets_settings_metrics_summary_and_files(folder: Path) -> None:
     said = logged(folder, "wandb", until=4)  # the rest is read at the end
     assert len(said) == 1 and f"wandb sync {folder}/tracking/wandb/offline-run-*" in said[0]
@@ -154,6 +155,7 @@ def test_wandb_gets_settings_metrics_summary_and_files(folder: Path) -> None:
     assert found.exits == [0]
 
 
+@pytest.mark.check
 def test_mlflow_gets_settings_metrics_summary_and_files(folder: Path, tmp_path: Path) -> None:
     logged(folder, "mlflow", until=4)
     (found, points), result = run_of(tmp_path), read_result(folder / "result.json")
@@ -228,6 +230,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_tracker_that_cannot_be_opened_is_refused_without_its_password(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:9")
     with pytest.raises(RequestError, match=r"^--log mlflow: no run can be opened: .*127\.0\.0\.1") as raised:
         logged(folder, "mlflow", until=1)
@@ -235,12 +238,14 @@ def test_a_tracker_that_cannot_be_opened_is_refused_without_its_password(
     assert not (folder / "tracking").exists(), "nothing is left of it"
 
 
+@pytest.mark.check
 def test_no_credentials_are_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter22")
     error = Exception(f"https://me:pass@host/x\nrefused {SECRET} and hunter22")
     assert client.reason(error) == "https://…@host/x refused … and …"
 
 
+@pytest.mark.check
 def test_a_missing_library_is_named_with_its_command(
     inside: Hvdkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +280,6 @@ def test_a_comparison_logs_its_runs_when_all_have_ended(real: Path, tmp_path: Pa
 SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "threads=1")
 
 
-@pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_a_real_run_is_interrupted_and_goes_on_in_the_same_runs(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
