@@ -19,6 +19,7 @@ import select
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -174,7 +175,8 @@ class _Run:
             return what if first else None
         self._last = self._waiting[-1][:2]
         self._waiting = []
-        self._keep()
+        with suppress(OSError):  # a full disk; the tracker has the lines
+            self._keep()
         return None
 
     def end(self, status: Status, summary: Mapping[str, float], files: Mapping[str, str]) -> str | None:

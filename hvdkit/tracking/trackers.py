@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -60,11 +61,13 @@ def overrides(names: Iterable[str]) -> list[str]:
     return ["tensorboard=true"] if TENSORBOARD in names else []
 
 
+@dataclass(frozen=True)
 class Run:
     """A run of `hvdkit train` as trackers get it. `group` is the comparison that it belongs to."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], group: str | None = None) -> None:
-        self.folder, self.config, self.group = folder, config, group
+    folder: Path
+    config: Mapping[str, Any]
+    group: str | None = None
 
     @property
     def place(self) -> Path:
