@@ -48,7 +48,7 @@ class Int8(Compression):
     """Eight bits per value and a scale per bucket, with unbiased stochastic rounding (Alistarh et al. 2017)."""
 
     method: Literal["int8"] = "int8"
-    bucket_mib: float = Field(1 / 128, gt=0, le=1024, description="of gradients that share a scale")
+    bucket_mib: float = Field(1 / 128, gt=0, le=1024, description="size of the gradients that share a scale")
     error_feedback: bool = Field(False, description=_FEEDBACK)
 
 
@@ -62,7 +62,7 @@ class TopK(Compression):
 
     method: Literal["topk"] = "topk"
     ratio: float = Field(0.01, gt=0, le=1, description="share of the values that is sent")
-    bucket_mib: float = Field(4.0, gt=0, le=1024, description="of gradients among which values are chosen")
+    bucket_mib: float = Field(4.0, gt=0, le=1024, description="size of the gradients among which values are chosen")
     error_feedback: bool = Field(True, description=_FEEDBACK)
     momentum_correction: bool = Field(False, description="each rank applies momentum before values are chosen")
     warmup_epochs: int = Field(0, ge=0, le=100_000, description="epochs over which the ratio decreases to its value")
@@ -78,7 +78,7 @@ class PowerSgd(Compression):
     """Low-rank approximation of each gradient (Vogels et al. 2019); small gradients are sent as they are."""
 
     method: Literal["powersgd"] = "powersgd"
-    rank: int = Field(2, ge=1, le=1024, description="of the matrices that are sent in place of a gradient")
+    rank: int = Field(2, ge=1, le=1024, description="rank of the matrices that are sent in place of a gradient")
     error_feedback: bool = Field(True, description=_FEEDBACK)
 
 

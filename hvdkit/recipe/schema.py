@@ -165,21 +165,23 @@ class Elastic(Strict):
 class Recipe(Strict):
     """Everything that determines what is computed, except the framework and the number of ranks."""
 
-    name: str = Field(pattern=NAME, description="of the recipe, for folders and reports")
+    name: str = Field(pattern=NAME, description="name of the recipe, for folders and reports")
     model: AnyModel = Field(description="what is trained")
     data: Annotated[AnyData, Field(discriminator="name")] = Field(description="what it is trained on")
     batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
     epochs: int = Field(1, ge=1, le=100_000, description="passes over the training images")
     steps: int | None = Field(None, ge=1, le=2**48, description="stop after so many steps")
-    seed: int = Field(1, ge=0, lt=2**32, description="of initial weights and the order of images")
+    seed: int = Field(1, ge=0, lt=2**32, description="seed of the initial weights and of the order of images")
     optimizer: AnyOptimizer = Field(description="how gradients change the weights")
     schedule: Schedule = Field(Schedule(), description="the learning rate over time")
     loss: Loss = Field(Loss(), description="what is minimized")
-    compression: AnyCompression = Field(Uncompressed(), description="of gradients on the wire")
+    compression: AnyCompression = Field(Uncompressed(), description="how gradients are sent")
     sync: Sync | None = Field(None, description="updates by a rank's own gradients between two synchronizations")
-    allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="by which way sums are made")
+    allreduce: Literal["ring", "hierarchical", "central"] = Field(
+        "ring", description="by which algorithm gradients are summed"
+    )
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
-        "fp32", description="of the model's arithmetic; weights are fp32, under fp64 fp64"
+        "fp32", description="of the arithmetic; weights are fp32, with fp64 they are fp64"
     )
     accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")

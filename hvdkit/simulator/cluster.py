@@ -68,7 +68,7 @@ class Level(Strict):
     send at once.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="of the kind of link")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="name of the kind of link")
     ranks: int | None = Field(None, ge=2, le=10**9, description="most ranks that it connects; null: no limit")
     pieces: Pieces = Field(description="time of one flow of messages by its bytes")
     ports: int = Field(1, ge=1, le=1024, description="such links that each group below has")
@@ -108,7 +108,7 @@ class Device(Strict):
     of copies from the host to the device.
     """
 
-    name: str = Field(min_length=1, max_length=100, description="of the GPU or processor")
+    name: str = Field(min_length=1, max_length=100, description="name of the GPU or processor")
     memory_mib: Positive | None = Field(None, description="memory of a device; null: unknown")
     relative_speed: Positive | None = Field(None, description="speed in training relative to a P100")
     memory_bytes_per_s: Positive = Field(1e10, description="rate of copies within the device")
@@ -128,7 +128,7 @@ class Software(Strict):
     negotiation_us: float = Field(100.0, ge=0, le=1e12, description="time of Horovod's coordinator per cycle")
     negotiation_us_per_rank: float = Field(1.0, ge=0, le=1e9, description="its further time for each rank")
     algorithms: Annotated[list[Algorithm], Field(min_length=1)] = Field(
-        ["ring"], description="of allreduce; the library takes the fastest"
+        ["ring"], description="algorithms of allreduce, of which the library takes the fastest"
     )
     synchronous: bool = Field(
         False, description="Horovod waits for each collective (true of Gloo and MPI, not of NCCL)"
@@ -142,8 +142,10 @@ class Cluster(Strict):
     estimate. `source` says where the figures come from.
     """
 
-    schema_version: Annotated[Literal[1], version(1, "measure again")] = Field(description="of this kind of file")
-    name: str = Field(pattern=NAME, description="of the cluster, for tables")
+    schema_version: Annotated[Literal[1], version(1, "measure again")] = Field(
+        description="version of this kind of file"
+    )
+    name: str = Field(pattern=NAME, description="name of the cluster, for tables")
     description: str = Field("", max_length=2000, description="what it is")
     source: str = Field("", max_length=4000, description="where the figures come from")
     ranks_per_host: int = Field(1, ge=1, le=10**6, description="devices of a host")
