@@ -10,7 +10,7 @@ setup(
         "hvdkit": ["*.pyi", "py.typed"],
         "hvdkit.report": ["templates/*"],
         "hvdkit.runtimes": ["constraints/*.txt", "patches/*.patch"],
-        "hvdkit.simulator": ["clusters/*.yaml", "evidence.yaml"],
-        "hvdkit.recipes": ["*.yaml", "*/*.py"],
+        "hvdkit.simulator": ["clusters/*.yaml", "clusters/*.json", "evidence.yaml"],
+        "hvdkit.recipes": ["*.yaml", "*.json", "*/*.py"],
     },
 )

@@ -18,14 +18,14 @@ from hvdkit.files import open_lock
 
 # All that hvdkit's commands write into a folder. `--overwrite` deletes these names and nothing else.
 _OURS = {
-    "config.yaml", "tuning", "metrics.jsonl", "result.json", "logs", "checkpoints", "tensorboard", "evaluate.json",
-    "predict-images.json",
-    "compare.json", "compare.md", "runs",
-    "parity.json", "parity.md", "parity.png", "parity", "trace",
+    "config.yaml", "tuning", "metrics.jsonl", "metrics.csv", "result.json", "logs", "checkpoints", "tensorboard",
+    "tracking", "evaluate.json", "predict-images.json",
+    "compare.json", "compare.csv", "compare.md", "runs",
+    "parity.json", "parity.csv", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",
-    "predict.json", "predict.png", "predict-trace.json", "advise.json", "advise.md",
-    "bench.json", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
-    "profile.json", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
+    "predict.json", "predict.csv", "predict.png", "predict-trace.json", "advise.json", "advise.csv", "advise.md",
+    "bench.json", "bench.csv", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
+    "profile.json", "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",
 }  # fmt: skip
 _LOCK = ".lock"
 _REPLACED = ".replaced"  # what --overwrite replaces, kept until the command ends: a refused request gives it back

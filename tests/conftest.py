@@ -29,9 +29,10 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
-    "compression", "config", "core", "data", "data_native", "data_pixels", "dockerfile", "documents", "dry_run",
-    "hints", "horovod_cuda", "horovod_target", "images", "launch_hosts", "mesh", "paths", "predict", "profile", "quick",
-    "refused", "report_files", "runtimes_patches", "simulator", "simulator_costs", "sync", "tuning", "validation",
+    "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "dockerfile",
+    "documents", "dry_run", "hints", "horovod_cuda", "horovod_target", "images", "launch_hosts", "mesh", "paths",
+    "predict", "profile", "progress", "quick", "refused", "report_files", "runtimes_patches", "schemas", "simulator",
+    "simulator_costs", "sync", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

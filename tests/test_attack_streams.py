@@ -57,7 +57,7 @@ def test_closed_streams_lose_nothing_but_what_is_printed(here: Path, closed: str
     done = attack(here, f"{HVDKIT} {ADVISE} {closed}")
     assert done.returncode == 0, done.stderr
     sound(done)
-    assert {path.name for path in (here / "out").iterdir()} == {"advise.json", "advise.md"}
+    assert {path.name for path in (here / "out").iterdir()} == {"advise.csv", "advise.json", "advise.md"}
     refused = attack(here, f"{HVDKIT} report nowhere {closed}")
     assert refused.returncode == 2
     sound(refused)

@@ -222,7 +222,7 @@ def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None
     assert told.settings["HOROVOD_IDLE_CYCLE_TIME"] == "100"
     assert all(row.of_link == pytest.approx(row.busbw_mbit_per_s / 1000) for row in told.rows)
     written = {path.name for path in (tmp_path / "one").iterdir()}
-    assert written == {"bench.json", "bench.png", "cluster.yaml", "logs", "request.json"}
+    assert written == {"bench.csv", "bench.json", "bench.png", "cluster.yaml", "logs", "request.json"}
     assert (tmp_path / "one" / "bench.png").read_bytes().startswith(b"\x89PNG")
     more = ["--framework", "pytorch", "--add-to", "one/cluster.yaml", "--dtype", "int32", "--out", "two"]
     second = hvdkit("bench", "alltoall", *options, *more)

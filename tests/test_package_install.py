@@ -12,13 +12,16 @@ import tarfile
 import zipfile
 from email import message_from_string
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 from conftest import ROOT, Hvdkit, run
 
 RECIPE = "resnet20-digits"
 SHIPPED = sorted(
-    path.relative_to(ROOT / "recipes") for pattern in ("*.yaml", "*/*.py") for path in (ROOT / "recipes").glob(pattern)
+    path.relative_to(ROOT / "recipes")
+    for pattern in ("*.yaml", "*.json", "*/*.py")
+    for path in (ROOT / "recipes").glob(pattern)
 )
 
 
@@ -46,6 +49,7 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit").rglob("*.py")}
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "report" / "templates").iterdir()}
     clusters = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "simulator").rglob("*.yaml")}
+    clusters.add("hvdkit/simulator/clusters/cluster.schema.json")
     constraints = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "runtimes" / "constraints").iterdir()}
     patches = {str(path.relative_to(ROOT)) for path in (ROOT / "hvdkit" / "runtimes" / "patches").iterdir()}
     recipes = {f"hvdkit/recipes/{path}" for path in SHIPPED}
@@ -102,7 +106,9 @@ def test_a_recipe_is_listed_copied_and_found_by_its_name(hvdkit: Hvdkit, tmp_pat
 
     copied = hvdkit("recipes", "copy", RECIPE)
     assert copied.returncode == 0, copied.stderr
-    assert (tmp_path / f"{RECIPE}.yaml").read_bytes() == (ROOT / "recipes" / f"{RECIPE}.yaml").read_bytes()
+    first, rest = (tmp_path / f"{RECIPE}.yaml").read_text().split("\n", 1)
+    assert rest == (ROOT / "recipes" / f"{RECIPE}.yaml").read_text().split("\n", 1)[1]
+    assert Path(urlparse(first.partition("$schema=")[2]).path).is_file(), "the schema is installed too"
     assert hvdkit("recipes", "copy", "keras", "mine").returncode == 0
     script = tmp_path / "mine" / "keras" / "resnet.py"
     assert script.read_bytes() == (ROOT / "recipes" / "keras" / "resnet.py").read_bytes()

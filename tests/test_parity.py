@@ -59,7 +59,7 @@ def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, recipe: Path, tmp_path
         largest = each.f32_factor * each.reference_gradients_f32
         assert each.reference_gradients_f32 > 1e-7 and each.gradients_f32 <= largest
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "config.yaml", "logs", "parity.json", "parity.md", "parity.png",
+        "config.yaml", "logs", "parity.csv", "parity.json", "parity.md", "parity.png",
     }  # fmt: skip
     assert (tmp_path / "run" / "parity.png").read_bytes().startswith(b"\x89PNG")
     assert "passed" in (tmp_path / "run" / "parity.md").read_text()

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from hvdkit.report.progress import SILENCE_S, ComparisonProgress, StageProgress
+from hvdkit.report.progress import SILENCE_S, ComparisonProgress, RunProgress, StageProgress
 from hvdkit.results.train import MetricLine
 from hvdkit.runtimes import pins
 from hvdkit.runtimes import progress as building
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.time_left import TimeLeft, about
-
-pytestmark = pytest.mark.check
 
 
 class Clock:
@@ -242,3 +248,94 @@ def test_the_stages_of_a_proof_are_counted(clock: Clock, capsys: pytest.CaptureF
         "[ 0:15] parity 2/3: two (about 30 s left)",
         "[ 0:30] parity 3/3: three (about 20 s left)",
     ]
+
+
+def test_a_run_shows_the_time_left_once_it_is_known(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress(["a"], clock=clock) as progress:
+        clock.now += 60  # of start-up, which says nothing about the steps
+        see = progress.watch("a")
+        for step in range(10, 101, 10):
+            see(_line(step, 100, ends_epoch=step % 20 == 0))
+            clock.now += 10
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "a: step 20/100, 99 images/s, loss 1.000, rate 0.1 (about 80 s left)"
+    assert lines[-1] == "a: step 100/100, 99 images/s, loss 1.000, rate 0.1", "nothing is left"
+
+
+def test_the_steps_before_a_resumed_run_took_no_time(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress(["a"], clock=clock) as progress:
+        see = progress.watch("a")
+        see(_line(500, 1000))
+        clock.now += 10
+        see(_line(600, 1000))
+    assert _left_s(capsys.readouterr().err.splitlines()[-1]) == 40
+
+
+IN_A_TERMINAL = """
+import sys
+from rich.console import Console
+from hvdkit.report.progress import ComparisonProgress, RunProgress, StageProgress
+from hvdkit.results.train import MetricLine
+from hvdkit.runtimes.progress import BuildProgress
+
+class Clock:
+    now = 0.0
+    def __call__(self):
+        return self.now
+
+clock = Clock()
+
+def train(see):
+    for step in (10, 20, 30):
+        see(MetricLine(step=step, total_steps=40, epoch=0, loss=1.0, learning_rate=0.1, images_per_second=99))
+        clock.now += 100
+
+if sys.argv[1] == "train":
+    with RunProgress(["one run"], clock=clock) as progress:
+        train(progress.watch("one run"))
+if sys.argv[1] == "compare":
+    with ComparisonProgress([(1, "one run", 1), (1, "another", 1)], shared=True, clock=clock) as progress:
+        train(progress.watch("one run"))
+        train(progress.watch("another"))
+if sys.argv[1] == "parity":
+    with StageProgress("parity", 2, clock=clock) as progress:
+        for stage in ("another", "one run"):
+            progress.begin(stage)
+            clock.now += 200
+if sys.argv[1] == "build":
+    with BuildProgress(Console(stderr=True), ["mxnet"], clock) as progress:
+        progress.stage("mxnet", "create", "one run")
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "parity", "build"])
+def test_all_show_bars_with_the_time_left_in_a_terminal(command: str) -> None:
+    shown = in_terminal([sys.executable, "-c", IN_A_TERMINAL, command])
+    assert "one run" in shown and "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in shown, shown
+    assert re.search(r"\d%.*\d:\d\d:\d\d.*about \d+ (s|min) left", shown), shown
+    assert "\x1b[?25l" in shown and "\x1b[?25h" in shown, "the cursor is hidden, and comes back"
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(120)
+def test_a_real_run_shows_its_bar_in_a_terminal(tmp_path: Path, recipe: Path) -> None:
+    words = ["train", str(recipe), "--framework", "mxnet", "--out", str(tmp_path / "run"), "steps=20", "log_every=1"]
+    shown = in_terminal([sys.executable, "-m", "hvdkit", *words])
+    assert re.search(r"mxnet, 1 rank .*\d+%.*step 20/20, \d+ images/s", shown), shown
+    assert "left" in shown and "written to" in shown
+
+
+def in_terminal(command: list[str]) -> str:
+    """What a command shows in a terminal of 160 columns."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment | {"TERM": "xterm-256color"})
+    os.close(its)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO is the end: nobody has it open any more
+        while data := os.read(ours, 65536):
+            shown += data
+    os.close(ours)
+    assert process.wait() == 0, shown.decode()
+    return shown.decode()

@@ -57,7 +57,7 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert {"numpy", "yaml", "markdown_it", "pygments", "multiprocessing", "asyncio", *PLOTS}.isdisjoint(modules)
     assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
     own = {name for name in modules if name.startswith("hvdkit.")}
-    commands = {f"hvdkit.cli.{part}" for part in ("app", "bench", "images", "predict", "help", "options")}
+    commands = {f"hvdkit.cli.{part}" for part in ("app", "bench", "completion", "images", "predict", "help", "options")}
     assert commands <= own <= {"hvdkit.__main__", "hvdkit.errors", "hvdkit.cli", "hvdkit.cli.terminal", *commands}
     assert "rich.markdown" not in modules, "what stood in its place is gone"
 
@@ -87,7 +87,9 @@ def test_a_prediction_is_made_and_drawn_without_a_plotting_library(tmp_path: Pat
         "predict", tmp_path / "profile.json", "--cluster", "p100-roce25", "-n", 64, "--out", tmp_path / "out"
     )
     assert status == 0 and (PLOTS | {"hvdkit.recipe.schema", "hvdkit.simulator.advise"}).isdisjoint(modules)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"predict.json", "predict.png", "predict-trace.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "predict.json", "predict.csv", "predict.png", "predict-trace.json",
+    }  # fmt: skip
     with Image.open(tmp_path / "out" / "predict.png") as picture:
         assert picture.width == 1430 and picture.height > 200
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, help, images, predict
+from hvdkit.cli import bench, completion, help, images, predict
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -22,6 +22,7 @@ from hvdkit.cli.options import (
     Hosts,
     Json,
     Launcher,
+    Log,
     Overrides,
     Overwrite,
     Ranks,
@@ -31,6 +32,7 @@ from hvdkit.cli.options import (
     loaded,
     preview,
     show,
+    stderr,
     warn,
 )
 from hvdkit.commands.defaults import COMPARED_RANKS, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
@@ -38,7 +40,7 @@ from hvdkit.errors import RequestError
 
 app = App(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="One ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
@@ -60,7 +62,9 @@ def train(
     framework: Framework = FRAMEWORK,
     np: Ranks = 1,
     hosts: Hosts = None,
-    rival: Annotated[str | None, typer.Option(help="train with another method: " + RIVALS)] = None,
+    rival: Annotated[
+        str | None, typer.Option(help="train with another method: " + RIVALS, autocompletion=completion.rivals)
+    ] = None,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
@@ -71,6 +75,7 @@ def train(
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
+    log: Log = None,
 ) -> None:
     """Train a recipe under one framework."""
     from hvdkit import paths
@@ -79,8 +84,10 @@ def train(
     from hvdkit.core.usage import process_began
     from hvdkit.launch.placement import Placement
     from hvdkit.report.progress import RunProgress
+    from hvdkit.tracking import trackers as tracking
 
-    checked = loaded(recipe, overrides, out if resume else None)
+    names = tracking.check(log or [])
+    checked = loaded(recipe, [*(overrides or []), *tracking.overrides(names)], out if resume else None)
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
@@ -93,8 +100,8 @@ def train(
         if checked.checkpoint and not named:
             warn([f"no --out: checkpoints go to {out}; --out {out} --resume goes on from them"])
         warn(plan.warnings)
-        with RunProgress([plan.title]) as progress:
-            result = train_.run(plan, folder, progress.watch(plan.title), resume)
+        with RunProgress([plan.title]) as progress, tracking.Trackers(names, stderr) as trackers:
+            result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
         from hvdkit.results.train import doubts, kept_lines, result_lines
 
         warn(doubts(result))
@@ -174,6 +181,7 @@ def compare(
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
     dry_run: DryRun = False,
     json: Json = False,
+    log: Log = None,
 ) -> None:
     """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import paths
@@ -184,9 +192,11 @@ def compare(
     from hvdkit.report.parity import deviations
     from hvdkit.report.progress import ComparisonProgress, StageProgress
     from hvdkit.runtimes.pins import FRAMEWORKS
+    from hvdkit.tracking import trackers as tracking
 
     began = time.monotonic()
-    checked = loaded(recipe, overrides)
+    trackers = tracking.check(log or [])
+    checked = loaded(recipe, [*(overrides or []), *tracking.overrides(trackers)])
     names, nps, rivals = framework or list(FRAMEWORKS), np or list(COMPARED_RANKS), rival or []
     if resume and out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
@@ -208,9 +218,10 @@ def compare(
             comparison = compare_.run(
                 schedule, proof, folder, lambda number, plan: progress.watch(plan.title, number), old, resume
             )
+        compare_.log(schedule, folder, trackers, stderr)
         show(comparison_tables(comparison), 160)
         lines = deviations(proof) if proof else []
-        typer.echo("\n".join([*lines, f"written to {folder / 'compare.json'} and compare.md"]))
+        typer.echo("\n".join([*lines, f"written to {folder / 'compare.json'}, .csv and .md"]))
     lost = any(row.verdict == "worse" for row in comparison.baseline or [])
     raise typer.Exit(1 if lost or (proof is not None and not proof.passed) else 0)
 
@@ -251,7 +262,7 @@ def parity(
             result = parity_.run(plan, folder, progress.begin)
         show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
         verdict = "passed" if result.passed else "NOT PASSED"
-        written = f"{verdict}; written to {folder / 'parity.json'}, .md and .png"
+        written = f"{verdict}; written to {folder / 'parity.json'}, .csv, .md and .png"
         typer.echo("\n".join([*deviations(result), written]))
     raise typer.Exit(0 if result.passed else 1)
 
@@ -328,7 +339,10 @@ def doctor() -> None:
 
 @runtime_app.command("build")
 def runtime_build(
-    names: Annotated[list[str] | None, typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all", autocompletion=completion.runtimes),
+    ] = None,
     gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
 ) -> None:
     """Build the runtimes that are missing or out of date, and test each with two processes."""
@@ -341,7 +355,7 @@ def runtime_build(
 
 @runtime_app.command("add")
 def runtime_add(
-    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet")],
+    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet", autocompletion=completion.runtimes)],
     python: Annotated[Path, typer.Option(help="the interpreter that has the framework and a Horovod")],
     build: Annotated[bool, typer.Option("--build", help="build a Horovod for it first, and install it there")] = False,
 ) -> None:
@@ -389,7 +403,12 @@ def recipes_list() -> None:
 
 @recipes_app.command("copy")
 def recipes_copy(
-    name: Annotated[str, typer.Argument(metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script", autocompletion=completion.copies
+        ),
+    ],
     destination: Annotated[Path, typer.Argument(metavar="[DEST]", help="the folder to copy into")] = Path(),
 ) -> None:
     """Copy a recipe, or the script that runs recipes under a framework, for you to change."""
@@ -423,7 +442,7 @@ def main(own_process: bool = False) -> None:
     try:
         console.prepare()
         console.end_on_signals(own_process)
-        if help.asked():
+        if help.asked() and not completion.asked():
             help.prepare()
         app()
     except BaseException as end:

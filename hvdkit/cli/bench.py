@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hvdkit.cli import completion
 from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show, warn
 from hvdkit.commands.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
 
@@ -16,7 +17,12 @@ Out = Annotated[
 
 
 def bench(
-    collective: Annotated[str, typer.Argument(help="allreduce, allgather, broadcast, alltoall or reducescatter")],
+    collective: Annotated[
+        str,
+        typer.Argument(
+            help="allreduce, allgather, broadcast, alltoall or reducescatter", autocompletion=completion.collectives
+        ),
+    ],
     framework: Framework = FRAMEWORK,
     np: Ranks = 2,
     hosts: Hosts = None,
@@ -51,5 +57,5 @@ def bench(
         fit = bench_.measured(result)
         bench_plot(result, fit, folder / "bench.png")
         show([bench_table(result)], 160)
-        typer.echo("\n".join([*fit_lines(fit), f"written to {folder / 'bench.json'}, cluster.yaml and bench.png"]))
+        typer.echo("\n".join([*fit_lines(fit), f"written to {folder / 'bench.json'}, .csv and .png, and cluster.yaml"]))
     raise typer.Exit(1 if any(row.wrong for row in result.rows) else 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from hvdkit.cli import completion
 from hvdkit.errors import LARGEST, RequestError
 
 if TYPE_CHECKING:
@@ -20,18 +21,35 @@ if TYPE_CHECKING:
 
 RIVALS = "plain, ddp, multiworker, kvstore or independent"
 RecipeFile = Annotated[
-    Path, typer.Argument(metavar="RECIPE.yaml", help="the recipe: a file, or a name from `hvdkit recipes list`")
+    Path,
+    typer.Argument(
+        metavar="RECIPE.yaml",
+        help="the recipe: a file, or a name from `hvdkit recipes list`",
+        autocompletion=completion.recipes,
+    ),
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
-Framework = Annotated[str, typer.Option(help="pytorch, tensorflow, keras or mxnet")]
-Frameworks = Annotated[list[str] | None, typer.Option(help="may be repeated", show_default="all four")]
+Framework = Annotated[
+    str, typer.Option(help="pytorch, tensorflow, keras or mxnet", autocompletion=completion.frameworks)
+]
+Frameworks = Annotated[
+    list[str] | None,
+    typer.Option(help="may be repeated", show_default="all four", autocompletion=completion.frameworks),
+]
 Ranks = Annotated[int, typer.Option("-np", "--np", "-n", help="number of ranks")]
 Hosts = Annotated[
     str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
 ]
-Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun")]
+Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun", autocompletion=completion.launchers)]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
-Rivals = Annotated[list[str] | None, typer.Option("--rival", help=f"{RIVALS}; may be repeated")]
+Rivals = Annotated[
+    list[str] | None,
+    typer.Option("--rival", help=f"{RIVALS}; may be repeated", autocompletion=completion.rivals),
+]
+Log = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="wandb, mlflow or tensorboard; may be repeated", autocompletion=completion.trackers),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace the results of an earlier run in the folder")]
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be started, and start and write nothing")]
@@ -129,3 +147,8 @@ def show(tables: Iterable[Table], width: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else width)
     for table in tables:
         console.print(table)
+
+
+def stderr(line: str) -> None:
+    """Print a line on standard error; `sys.stderr` is what a progress bar has put in its place."""
+    print(line, file=sys.stderr, flush=True)

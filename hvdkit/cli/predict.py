@@ -7,10 +7,18 @@ from typing import Annotated
 
 import typer
 
+from hvdkit.cli import completion
 from hvdkit.cli.options import Overwrite, loaded
 from hvdkit.errors import RequestError
 
-Cluster = Annotated[Path, typer.Option(metavar="CLUSTER.yaml", help="a cluster file, or the name of one of hvdkit's")]
+Cluster = Annotated[
+    Path,
+    typer.Option(
+        metavar="CLUSTER.yaml",
+        help="a cluster file, or the name of one of hvdkit's",
+        autocompletion=completion.clusters,
+    ),
+]
 Policy = Annotated[str | None, typer.Option(help="when gradients are sent, such as horovod, ddp or mg-wfbp")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a what-if, such as batch_size=64")]
 Out = Annotated[
@@ -43,7 +51,11 @@ def predict(
 def advise(
     subject: Annotated[
         Path,
-        typer.Argument(metavar="PROFILE.json|RECIPE", help="a profile, or a recipe (file or name) to profile first"),
+        typer.Argument(
+            metavar="PROFILE.json|RECIPE",
+            help="a profile, or a recipe (file or name) to profile first",
+            autocompletion=completion.recipes,
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[key=value]...", help="changes to the recipe, such as epochs=2")
@@ -51,7 +63,10 @@ def advise(
     cluster: Annotated[
         Path | None,
         typer.Option(
-            metavar="CLUSTER.yaml", help="a file, or one of hvdkit's", show_default="the links of the profile"
+            metavar="CLUSTER.yaml",
+            help="a file, or one of hvdkit's",
+            show_default="the links of the profile",
+            autocompletion=completion.clusters,
         ),
     ] = None,
     ranks: Annotated[int | None, typer.Option("-n", help="number of ranks", show_default="the profile's")] = None,
@@ -67,7 +82,10 @@ def advise(
     set_: Set = None,
     framework: Annotated[
         str | None,
-        typer.Option(help="framework to profile a recipe with: pytorch (default), tensorflow, keras or mxnet"),
+        typer.Option(
+            help="framework to profile a recipe with: pytorch (default), tensorflow, keras or mxnet",
+            autocompletion=completion.frameworks,
+        ),
     ] = None,
     np: Annotated[
         int | None, typer.Option("-np", "--np", help="ranks to profile a recipe with", show_default="2")
@@ -77,7 +95,11 @@ def advise(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="steps to measure of a recipe", show_default="20")] = None,
     launcher: Annotated[
-        str | None, typer.Option(help="launcher to profile a recipe with: direct (default) or horovodrun")
+        str | None,
+        typer.Option(
+            help="launcher to profile a recipe with: direct (default) or horovodrun",
+            autocompletion=completion.launchers,
+        ),
     ] = None,
     stall_timeout: Annotated[
         float | None, typer.Option(help="seconds after which a rank that hangs ends the run", show_default="60")

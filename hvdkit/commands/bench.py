@@ -23,6 +23,7 @@ from hvdkit.launch.hosts import Slot
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
+from hvdkit.report import csv_files
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
 from hvdkit.results.machine import this_machine
 from hvdkit.runtimes.store import Runtime, find
@@ -180,6 +181,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
     for name in (ROWS, RANKS):
         (folder / name).unlink()
     write_atomic(folder / "bench.json", result.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "bench.csv", csv_files.bench(result))
     cluster.save(plan.cluster_with(result), folder / "cluster.yaml")
     return result
 

@@ -18,6 +18,7 @@ from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report import csv_files
 from hvdkit.report.collect import Run
 from hvdkit.report.compare import comparison_markdown
 from hvdkit.report.rounds import Group, by_kind, paired
@@ -26,6 +27,8 @@ from hvdkit.results.compare import BaselineRow, Comparison, Ratio, read_comparis
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import Parity, read_parity
 from hvdkit.results.train import TrainResult
+from hvdkit.tracking import trackers as tracking
+from hvdkit.tracking.trackers import Trackers
 
 PARITY_STEPS = 5  # of the short proof before a comparison
 ROUNDS = 3  # where rivals are named; without any, one
@@ -258,8 +261,24 @@ def run(
         machine=this_machine(),
     )
     write_atomic(folder / "compare.json", comparison.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "compare.csv", csv_files.comparison(comparison))
     write_atomic(folder / "compare.md", comparison_markdown(comparison))
     return comparison
+
+
+def log(schedule: Schedule, folder: Path, names: list[str], say: Callable[[str], None]) -> None:
+    """Log all runs to the named trackers, once nothing is measured any more. What fails is a warning by `say`."""
+    for name in names:
+        try:
+            with Trackers([name], say) as trackers:
+                for number, each in schedule:
+                    place = folder / "runs" / schedule.name(number, each)
+                    trackers.begin(train.tracked(each, place, folder.name))
+                    trackers.end("finished")
+                if name in tracking.LIBRARIES:
+                    say(f"{name}: {len(schedule.plans) * schedule.rounds} runs in the group {folder.name}")
+        except RequestError as error:
+            say(str(error))
 
 
 def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:

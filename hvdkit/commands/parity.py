@@ -24,6 +24,7 @@ from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report import csv_files
 from hvdkit.report.parity import parity_markdown
 from hvdkit.results.machine import this_machine
 from hvdkit.results.parity import FrameworkParity, Parity
@@ -134,6 +135,7 @@ def run(plan: ParityPlan, folder: Path, on_start: Callable[[str], None] = lambda
         shutil.rmtree(trace, ignore_errors=True)
     parity = judge(plan, findings)
     write_atomic(folder / "parity.json", parity.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "parity.csv", csv_files.parity(parity))
     write_atomic(folder / "parity.md", parity_markdown(parity))
     from hvdkit.report.parity import parity_plot
 

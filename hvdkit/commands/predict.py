@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hvdkit.data.counts import KNOWN
 from hvdkit.errors import LARGEST, RequestError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.report import gantt
+from hvdkit.report import csv_files, gantt
 from hvdkit.results import profile as profiles
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import calibration
@@ -99,6 +99,7 @@ def predict(plan: Plan, folder: Path) -> Prediction:
     """
     found = predicting.predict(plan.profile, plan.cluster, plan.ranks, plan.settings)
     write_atomic(folder / "predict.json", found.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "predict.csv", csv_files.prediction(found))
     most = max(plan.ranks)
     schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
     title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms a step"
@@ -141,6 +142,7 @@ def advise(plan: Plan, money: Money, folder: Path) -> Advice:
 
     found = advising.advise(plan.profile, plan.cluster, plan.ranks[0], plan.settings, money)
     write_atomic(folder / "advise.json", found.model_dump_json(indent=2) + "\n")
+    csv_files.save(folder / "advise.csv", csv_files.advice(found))
     write_atomic(folder / "advise.md", advice_markdown(found))
     return found
 
@@ -150,7 +152,8 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
 
     Returns the suggestion. Raises RunError where there is none, or where the settings are no complete recipe.
     """
-    from hvdkit.recipe import schema
+    from hvdkit import paths
+    from hvdkit.recipe import registry, schema, yaml_files
 
     refused = ""
     for each in advice.suggestions:
@@ -161,7 +164,7 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
         except RequestError as error:
             refused = refused or f" ({each.what}: {str(error).splitlines()[0]})"
             continue
-        write_atomic(path, schema.dump(recipe))
+        write_atomic(path, yaml_files.schema_line(paths.recipes() / registry.SCHEMA) + schema.dump(recipe))
         return each.what
     raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 

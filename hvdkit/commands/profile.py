@@ -14,6 +14,7 @@ from hvdkit.launch.placement import Placement
 from hvdkit.profiling import assemble, chrome_trace
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
+from hvdkit.report import csv_files
 from hvdkit.results.profile import Profile, save
 from hvdkit.worker.profile import LEAST_STEPS
 
@@ -94,6 +95,7 @@ def run(plan: ProfilePlan, folder: Path) -> Profile:
     found = assemble.read(folder, recipe)
     profile = assemble.profile(found, recipe)
     save(profile, folder / FILE)
+    csv_files.save(folder / "profile.csv", csv_files.profile(profile))
     write_atomic(folder / TRACE, chrome_trace.dump(found))
     from hvdkit.report.profile import picture
 

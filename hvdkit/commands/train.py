@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import hvdkit
 from hvdkit.commands import tune
 from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch
-from hvdkit.errors import RequestError, Stopped
+from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
-from hvdkit.results.train import TrainResult, read_result
+from hvdkit.report import csv_files
+from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_result
+from hvdkit.tracking import trackers as tracking
+from hvdkit.tracking.trackers import Trackers
 
 PREEMPTION_GRACE_S = 25.0  # to write a checkpoint after SIGTERM; with the end of all ranks it stays below 30 s
 
 
-def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False) -> TrainResult:
+def run(
+    plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = False, trackers: Trackers | None = None
+) -> TrainResult:
     """Run to the end, writing into `folder` (absolute, existing, empty); `watch` gets each line of metrics.jsonl.
 
+    `trackers` get the lines too. Their run is begun here, and ended by whoever has opened them.
     With `resume` the folder may hold an earlier run of the recipe, which goes on from its newest checkpoint; if it had
     finished, its result is returned.
     Raises what the launcher raises: a rank's failure, a fault that only a rank could find, an interrupt; and Stopped
     where SIGTERM ended training after a checkpoint.
     """
+    trackers = trackers or Trackers([], print)
+    trackers.begin(tracked(plan, folder))
     config, metrics, result = (folder / name for name in ("config.yaml", "metrics.jsonl", "result.json"))
     before = {path: path.read_bytes() for path in (config, result) if path.exists()}
     lines = _size(metrics)
@@ -39,17 +50,32 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
         result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
     plan = tune.measured(plan, folder)
     write_atomic(config, schema.dump(plan.recipe))
-    tail = MetricsTail(metrics, watch)
+
+    def see(line: MetricLine) -> None:
+        trackers.log(line)
+        if watch:
+            watch(line)
+
+    tail = MetricsTail(metrics, see)
+
+    def look() -> None:
+        tail.poll()
+        trackers.poll()
+
     arguments = ["--out", str(folder), *(["--resume"] if resume else [])]
     grace_s = PREEMPTION_GRACE_S if plan.recipe.checkpoint else 0.0
     try:
-        launch(plan, config, arguments, folder / "logs", tail.poll, grace_s)
-    except RequestError:
-        if _size(metrics) == lines:  # nothing was trained, so the earlier run's files still hold
-            for path, content in before.items():
+        launch(plan, config, arguments, folder / "logs", look, grace_s)
+        look()
+    except BaseException as error:
+        if isinstance(error, RequestError) and _size(metrics) == lines:
+            for path, content in before.items():  # nothing was trained, so the earlier run's files still hold
                 write_atomic(path, content)
+        else:
+            with suppress(RunError):  # the failure of the run matters more
+                _save_csv(folder)
         raise
-    tail.poll()
+    _save_csv(folder)
     if not result.exists():
         kept = sorted((folder / "checkpoints").glob("step-*"))
         raise Stopped(f"stopped by SIGTERM behind {kept[-1] if kept else 'no checkpoint'}; go on with --resume")
@@ -58,6 +84,22 @@ def run(plan: Plan, folder: Path, watch: Watch | None = None, resume: bool = Fal
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _save_csv(folder: Path) -> None:
+    csv_files.save(folder / "metrics.csv", csv_files.metrics(read_metrics(folder / "metrics.jsonl")))
+
+
+def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.Run:
+    """The run as trackers get it: the resolved recipe, and what the command line has chosen."""
+    config: dict[str, Any] = plan.recipe.model_dump(mode="json") | {
+        "framework": plan.framework,
+        "np": plan.np,
+        "rival": plan.rival,
+        "launcher": plan.placement.launcher,
+        "hvdkit_version": hvdkit.__version__,
+    }
+    return tracking.Run(folder, config, group)
 
 
 def finished(plan: Plan, folder: Path) -> TrainResult | None:

@@ -11,6 +11,8 @@ from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from hvdkit.recipe.data import Strict, by_value
 
+_FEEDBACK = "add what was not sent to the next gradient"
+
 
 class Compression(Strict):
     """Base of all methods; `compression.method` chooses one of the classes below. A name alone means its defaults."""
@@ -39,15 +41,15 @@ class BrainFloat(Compression):
     """Gradients rounded to bfloat16, summed in their own precision after an alltoall, and rounded again."""
 
     method: Literal["bf16"] = "bf16"
-    error_feedback: bool = False
+    error_feedback: bool = Field(False, description=_FEEDBACK)
 
 
 class Int8(Compression):
     """Eight bits per value and a scale per bucket, with unbiased stochastic rounding (Alistarh et al. 2017)."""
 
     method: Literal["int8"] = "int8"
-    bucket_mib: float = Field(1 / 128, gt=0, le=1024, description="of gradients that share a scale")
-    error_feedback: bool = False
+    bucket_mib: float = Field(1 / 128, gt=0, le=1024, description="size of the gradients that share a scale")
+    error_feedback: bool = Field(False, description=_FEEDBACK)
 
 
 class TopK(Compression):
@@ -59,11 +61,11 @@ class TopK(Compression):
     """
 
     method: Literal["topk"] = "topk"
-    ratio: float = Field(0.01, gt=0, le=1)
-    bucket_mib: float = Field(4.0, gt=0, le=1024, description="of gradients among which values are chosen")
-    error_feedback: bool = True
-    momentum_correction: bool = False
-    warmup_epochs: int = Field(0, ge=0, le=100_000)
+    ratio: float = Field(0.01, gt=0, le=1, description="share of the values that is sent")
+    bucket_mib: float = Field(4.0, gt=0, le=1024, description="size of the gradients among which values are chosen")
+    error_feedback: bool = Field(True, description=_FEEDBACK)
+    momentum_correction: bool = Field(False, description="each rank applies momentum before values are chosen")
+    warmup_epochs: int = Field(0, ge=0, le=100_000, description="epochs over which the ratio decreases to its value")
 
     @model_validator(mode="after")
     def _correction_needs_feedback(self) -> TopK:
@@ -76,8 +78,8 @@ class PowerSgd(Compression):
     """Low-rank approximation of each gradient (Vogels et al. 2019); small gradients are sent as they are."""
 
     method: Literal["powersgd"] = "powersgd"
-    rank: int = Field(2, ge=1, le=1024)
-    error_feedback: bool = True
+    rank: int = Field(2, ge=1, le=1024, description="rank of the matrices that are sent in place of a gradient")
+    error_feedback: bool = Field(True, description=_FEEDBACK)
 
 
 _Any = Uncompressed | HalfPrecision | BrainFloat | Int8 | TopK | PowerSgd
@@ -97,8 +99,8 @@ class Outer(Strict):
     """The outer optimizer, applied to the mean of the ranks' differences: SGD with Nesterov momentum (DiLoCo)."""
 
     method: Literal["nesterov"] = "nesterov"
-    learning_rate: float = Field(0.7, gt=0, le=1e3)
-    momentum: float = Field(0.9, ge=0, lt=1)
+    learning_rate: float = Field(0.7, gt=0, le=1e3, description="factor of the mean difference")
+    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last velocity that is kept")
 
 
 def _outer(value: Any) -> Any:
@@ -115,7 +117,9 @@ class Sync(Strict):
 
     every: int = Field(ge=1, le=2**31, description="updates between two synchronizations")
     start: float = Field(0.0, ge=0, le=100_000, description="epochs before the first update that ranks take alone")
-    outer: Annotated[Outer | None, BeforeValidator(_outer)] = None
+    outer: Annotated[Outer | None, BeforeValidator(_outer)] = Field(
+        None, description="optimizer for the mean difference since the last synchronization"
+    )
 
 
 def faults(recipe: Any) -> list[str]:

@@ -37,11 +37,11 @@ class Synthetic(_Data):
     """Random images of any shape, for throughput."""
 
     name: Literal["synthetic"]
-    height: int = Field(224, ge=1, le=8192)
-    width: int = Field(224, ge=1, le=8192)
-    channels: int = Field(3, ge=1, le=1024)
-    train_images: int = Field(1280, ge=1, le=2**31)
-    val_images: int = Field(0, ge=0, le=2**31)
+    height: int = Field(224, ge=1, le=8192, description="pixels")
+    width: int = Field(224, ge=1, le=8192, description="pixels")
+    channels: int = Field(3, ge=1, le=1024, description="values a pixel")
+    train_images: int = Field(1280, ge=1, le=2**31, description="images an epoch")
+    val_images: int = Field(0, ge=0, le=2**31, description="held-out images")
 
 
 def _path(value: str) -> str:

@@ -8,6 +8,11 @@ from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from hvdkit.recipe.data import Strict
 
+_WEIGHT_DECAY = "factor of the weights themselves in each update"
+_MOMENTUM = "share of the last velocity that is kept"
+_BETA1, _BETA2 = "decay of the mean of gradients", "decay of the mean of their squares"
+_EPSILON = "added to the root of the mean square"
+
 
 class Optimizer(Strict):
     """Base of all optimizers; the recipe's `optimizer.name` chooses one of the classes below.
@@ -17,9 +22,9 @@ class Optimizer(Strict):
     """
 
     name: str
-    learning_rate: float = Field(gt=0, le=1e6)
-    weight_decay: float = Field(1e-4, ge=0)
-    decay: Literal["all", "weights"] = "all"
+    learning_rate: float = Field(gt=0, le=1e6, description="of a global batch of schedule.base_batch_size images")
+    weight_decay: float = Field(1e-4, ge=0, description=_WEIGHT_DECAY)
+    decay: Literal["all", "weights"] = Field("all", description="weights: all but biases and batch norm decay")
     clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of all gradients together")
 
 
@@ -30,9 +35,9 @@ class Sgd(Optimizer):
     """
 
     name: Literal["sgd"] = "sgd"
-    momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = False
-    decoupled: bool = False
+    momentum: float = Field(0.9, ge=0, lt=1, description=_MOMENTUM)
+    nesterov: bool = Field(False, description="Nesterov's momentum")
+    decoupled: bool = Field(False, description="subtract weight decay from the weights, not through the gradient")
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> Sgd:
@@ -45,28 +50,28 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     name: Literal["adamw"] = "adamw"
-    weight_decay: float = Field(1e-2, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(1e-2, ge=0, description=_WEIGHT_DECAY)
+    beta1: float = Field(0.9, ge=0, lt=1, description=_BETA1)
+    beta2: float = Field(0.999, ge=0, lt=1, description=_BETA2)
+    epsilon: float = Field(1e-8, gt=0, description=_EPSILON)
 
 
 class Lars(Optimizer):
     """SGD with a learning rate per layer (You et al. 2017). Parameters exempt from decay use the global rate."""
 
     name: Literal["lars"] = "lars"
-    momentum: float = Field(0.9, ge=0, lt=1)
-    trust_coefficient: float = Field(1e-3, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description=_MOMENTUM)
+    trust_coefficient: float = Field(1e-3, gt=0, description="factor of a layer's learning rate")
 
 
 class Lamb(Optimizer):
     """Adam with a learning rate per layer (You et al. 2020). Parameters exempt from decay use the global rate."""
 
     name: Literal["lamb"] = "lamb"
-    weight_decay: float = Field(1e-2, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(1e-2, ge=0, description=_WEIGHT_DECAY)
+    beta1: float = Field(0.9, ge=0, lt=1, description=_BETA1)
+    beta2: float = Field(0.999, ge=0, lt=1, description=_BETA2)
+    epsilon: float = Field(1e-6, gt=0, description=_EPSILON)
 
 
 def _named(value: Any) -> Any:

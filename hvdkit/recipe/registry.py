@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit import paths
 from hvdkit.errors import RequestError
+from hvdkit.recipe.yaml_files import SCHEMA_LINE, schema_line
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import unknown
+
+SCHEMA = "recipe.schema.json"  # beside the recipes, written by scripts/schemas.py
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One recipe: its name, the first comment line of its file as description, and the file's path."""
+    """One recipe: its name, the first comment of its file as description, and the file's path."""
 
     name: str
     description: str
@@ -57,7 +59,8 @@ def copy(name: str, destination: Path) -> Path:
         raise RequestError(f"{target}: is there already and is not overwritten; name another folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        text = source.read_text(encoding="utf-8")  # its schema does not lie beside the copy
+        target.write_text(text.replace(schema_line(SCHEMA), schema_line(paths.recipes() / SCHEMA)), encoding="utf-8")
     except OSError as error:
         with contextlib.suppress(OSError):  # an incomplete copy would block the next attempt
             target.unlink()
@@ -66,5 +69,6 @@ def copy(name: str, destination: Path) -> Path:
 
 
 def _description(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    first = next((line for line in lines if not line.startswith(SCHEMA_LINE)), "")
     return first.lstrip("# ").rstrip() if first.startswith("#") else ""

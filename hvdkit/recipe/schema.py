@@ -50,7 +50,7 @@ class Model(Strict):
     TASK: ClassVar[str] = "image_classification"  # the module in `hvdkit/tasks/`
     SCRIPT: ClassVar[str] = "resnet"  # the module in `recipes/<framework>/` that builds the model
 
-    name: ModelName
+    name: ModelName = Field(description="CIFAR form: 8 to 56 and 110 layers; ImageNet form (v1.5): the others")
     classes: Classes = Field("auto", description="auto: as many as the folder of images has; 10 for other data")
     weights: str | None = Field(
         None, description="safetensors file to start from, with torchvision's names and layouts"
@@ -95,10 +95,12 @@ class Schedule(Strict):
     Formulas: `hvdkit/core/schedule.py`.
     """
 
-    scale: Literal["linear", "none"] = "linear"
-    base_batch_size: int = Field(256, ge=1)
-    warmup_epochs: float = Field(0.0, ge=0, le=100_000)
-    decay: Literal["constant", "step", "cosine", "polynomial"] = "cosine"
+    scale: Literal["linear", "none"] = Field("linear", description="linear: the rate grows with the global batch")
+    base_batch_size: int = Field(256, ge=1, description="global batch, in images, that learning_rate is for")
+    warmup_epochs: float = Field(0.0, ge=0, le=100_000, description="epochs over which the rate rises to its value")
+    decay: Literal["constant", "step", "cosine", "polynomial"] = Field(
+        "cosine", description="how the rate falls after the warm-up"
+    )
     milestones: list[float] = Field(default_factory=list, description="epochs; for decay: step")
     gamma: float = Field(0.1, gt=0, le=1, description="factor at each milestone")
     power: float = Field(2.0, gt=0, description="for decay: polynomial")
@@ -131,7 +133,7 @@ class Loss(Strict):
     `label_smoothing` is the share distributed evenly over all classes (Szegedy et al. 2016, section 7).
     """
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share distributed evenly over all classes")
 
 
 class Checkpointing(Strict):
@@ -155,8 +157,8 @@ class Elastic(Strict):
     that copy.
     """
 
-    min_np: int = Field(1, ge=1)
-    max_np: int = Field(ge=1)
+    min_np: int = Field(1, ge=1, description="fewest ranks to go on with")
+    max_np: int = Field(ge=1, description="most ranks to accept")
     commit_every: int = Field(10, ge=1, description="updates between two commits")
 
     @model_validator(mode="after")
@@ -169,31 +171,33 @@ class Elastic(Strict):
 class Recipe(Strict):
     """Everything that determines what is computed, except the framework and the number of ranks."""
 
-    name: str = Field(pattern=NAME)
-    model: AnyModel
-    data: Annotated[AnyData, Field(discriminator="name")]
+    name: str = Field(pattern=NAME, description="name of the recipe, for folders and reports")
+    model: AnyModel = Field(description="what is trained")
+    data: Annotated[AnyData, Field(discriminator="name")] = Field(description="what it is trained on")
     batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
-    epochs: int = Field(1, ge=1, le=100_000)
+    epochs: int = Field(1, ge=1, le=100_000, description="passes over the training images")
     steps: int | None = Field(None, ge=1, le=2**48, description="stop after so many steps")
-    seed: int = Field(1, ge=0, lt=2**32)
-    optimizer: AnyOptimizer
-    schedule: Schedule = Schedule()
-    loss: Loss = Loss()
-    compression: AnyCompression = Field(Uncompressed(), description="of gradients on the wire")
+    seed: int = Field(1, ge=0, lt=2**32, description="seed of the initial weights and of the order of images")
+    optimizer: AnyOptimizer = Field(description="how gradients change the weights")
+    schedule: Schedule = Field(Schedule(), description="the learning rate over time")
+    loss: Loss = Field(Loss(), description="what is minimized")
+    compression: AnyCompression = Field(Uncompressed(), description="how gradients are sent")
     sync: Sync | None = Field(None, description="updates by a rank's own gradients between two synchronizations")
-    allreduce: Literal["ring", "hierarchical", "central"] = Field("ring", description="by which way sums are made")
+    allreduce: Literal["ring", "hierarchical", "central"] = Field(
+        "ring", description="by which algorithm gradients are summed"
+    )
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
-        "fp32", description="of the model's arithmetic; weights are fp32, under fp64 fp64"
+        "fp32", description="of the arithmetic; weights are fp32, with fp64 they are fp64"
     )
     accumulate: int = Field(1, ge=1, le=2**24, description="batches whose mean gradient makes one update")
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = Field(Checkpointing(), description="null: no weights are kept")
-    elastic: Elastic | None = None
+    elastic: Elastic | None = Field(None, description="go on when ranks are lost or added; null: do not")
     tune: Literal["rule", "measure", "none"] = Field(
         "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"
     )
-    device: Literal["auto", "cpu", "gpu"] = "auto"
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: a GPU where there is one")
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field("auto", description="CPU threads a rank")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
     tensorboard: bool = Field(False, description="write metrics for TensorBoard too")

@@ -16,6 +16,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from hvdkit.errors import RequestError
 from hvdkit.files import read_bounded
 
+SCHEMA_LINE = "# yaml-language-server: $schema="
 # Hundreds of times the size of a recipe or cluster file; parsing a file of this size takes seconds.
 MOST_BYTES = 2**20
 # Limit for the values of a document with aliases expanded: nine levels of nine aliases make 10^9.
@@ -76,6 +77,11 @@ def override(document: dict[str, Any], text: str) -> str | None:
     except RequestError as error:
         return str(error)
     return None
+
+
+def schema_line(schema: Path | str) -> str:
+    """The first line of a YAML file, by which editors find its JSON Schema: a path's URL, or a relative name."""
+    return f"{SCHEMA_LINE}{schema if isinstance(schema, str) else schema.as_uri()}\n"
 
 
 def named(path: Path | str) -> str:

@@ -5,13 +5,16 @@ Accuracies are fractions of 1, images per second count all ranks together, step 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
+from hvdkit.files import open_regular
 from hvdkit.results.json_files import Count, Figures, Result, read, read_lines
 
 
@@ -203,6 +206,16 @@ def kept_lines(result: TrainResult, folder: Path) -> list[str]:
         words = ["hvdkit", "evaluate", str(place / "best"), "--framework", result.framework]
         lines.append(f"evaluate them: {shlex.join(words)}")
     return lines
+
+
+def read_metrics(path: Path) -> Iterator[MetricLine]:
+    """The lines of a `metrics.jsonl`, none if it is missing; those that a killed run left incomplete are left out."""
+    if not path.exists():
+        return
+    with open_regular(path) as file:
+        for text in file:
+            with contextlib.suppress(ValidationError):
+                yield MetricLine.model_validate_json(text)
 
 
 def read_result(path: Path) -> TrainResult:

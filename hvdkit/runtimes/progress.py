@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from hvdkit.time_left import TimeLeft, minutes
+from hvdkit.bars import Bars
+from hvdkit.time_left import TimeLeft
 
 # The stages of a build in order, and the seconds that each takes on one core: x86-64 at about 2.5 GHz, gcc 12,
 # November 2026. After the first minute only their proportions matter.
@@ -24,40 +24,23 @@ COSTS: dict[str, dict[str, float]] = {
 _USEFUL_CORES = 3  # more cores make a build of three runtimes hardly faster
 
 
-class BuildProgress:
-    """Shows the stage of each runtime, as a context manager. Threads can share it."""
+class BuildProgress(Bars):
+    """Shows the stage of each runtime. Threads can share it."""
 
     def __init__(self, console: Console, names: list[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+        super().__init__(console, clock=clock)
         self._lock = threading.Lock()
         self._stages: dict[str, str] = {}
         cores = min(len(os.sched_getaffinity(0)), _USEFUL_CORES)
         costs = {(name, stage): cost for name in names for stage, cost in COSTS[name].items()}
         self._left = TimeLeft(costs, usual_s=sum(costs.values()) / cores, clock=clock)
-        self._bars = Progress(
-            SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.fields[name]:<10}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._tasks = {name: self._bars.add_task("waiting", name=name, total=100, start=False) for name in names}
-        self._all = self._bars.add_task(self._left.text(), name="all", total=100)
-
-    def __enter__(self) -> BuildProgress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        self._runtimes = {name: self._add(name, "waiting", start=False) for name in names}
+        self._all = self._add("all", self._left.text())
 
     def waits(self, name: str, text: str) -> None:
         """The runtime waits for another process."""
         with self._lock:
-            self._show(name, text)
+            self._stage(name, text)
 
     def stage(self, name: str, stage: str, text: str) -> None:
         """The runtime enters a stage; the stages before it are done."""
@@ -67,7 +50,7 @@ class BuildProgress:
                 self._left.done((name, before))
             self._stages[name] = stage
             self._left.begin((name, stage))
-            self._show(name, text)
+            self._stage(name, text)
 
     def advance(self, name: str, share: float) -> None:
         """The fraction `share` of the runtime's stage is done; shown on a terminal only."""
@@ -94,26 +77,23 @@ class BuildProgress:
             if good:  # else its bar stays where it was
                 self._update(name)
             self._update_all()
-            self._bars.stop_task(self._tasks[name])
+            self._bars.stop_task(self._runtimes[name])
 
-    def _show(self, name: str, text: str) -> None:
+    def _stage(self, name: str, text: str) -> None:
         self._say(name, text, text)
         self._update(name)
 
     def _say(self, name: str, text: str, styled: str) -> None:
-        self._bars.start_task(self._tasks[name])
-        self._bars.update(self._tasks[name], description=styled)
+        self._show(self._runtimes[name], text=styled)
         if not self._console.is_terminal:
-            left = self._left.text()
-            line = f"[{minutes(self._left.elapsed_s())}] {name}: {text}{f' ({left})' if left else ''}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print(f"{name}: {text}", self._left.text())
 
     def _update(self, name: str) -> None:
-        self._bars.update(self._tasks[name], completed=100 * self._left.share(lambda part: part[0] == name))
+        self._show(self._runtimes[name], self._left.share(lambda part: part[0] == name))
         self._update_all()
 
     def _update_all(self) -> None:
         share = self._left.share()
-        self._bars.update(self._all, completed=100 * share, description=self._left.text())
+        self._show(self._all, share, text=self._left.text())
         if share >= 1:
             self._bars.stop_task(self._all)

@@ -25,6 +25,7 @@ from hvdkit.results.bench import Collective as Operation
 from hvdkit.results.json_files import version
 
 _SHIPPED = Path(__file__).parent / "clusters"
+SCHEMA = "cluster.schema.json"  # beside the clusters, written by scripts/schemas.py
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
 
@@ -43,9 +44,9 @@ Percent = Annotated[float, Field(ge=0, le=1000)]
 class Piece(Strict):
     """time = latency_us + 8 × bytes / mbit_per_s, in µs, from `from_bytes` up to the next piece's."""
 
-    from_bytes: int = Field(ge=0, le=2**60)
-    latency_us: float = Field(ge=0, le=1e13)
-    mbit_per_s: Positive
+    from_bytes: int = Field(ge=0, le=2**60, description="smallest size that this piece is for")
+    latency_us: float = Field(ge=0, le=1e13, description="time that does not depend on the size")
+    mbit_per_s: Positive = Field(description="rate, in 10^6 bits per second")
 
 
 def _rising(pieces: list[Piece]) -> list[Piece]:
@@ -67,12 +68,12 @@ class Level(Strict):
     send at once.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")
-    ranks: int | None = Field(None, ge=2, le=10**9)
-    pieces: Pieces
-    ports: int = Field(1, ge=1, le=1024)
-    oversubscription: float = Field(1.0, ge=1, le=1000)
-    busy: float = Field(0.0, ge=0, lt=1)
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="name of the kind of link")
+    ranks: int | None = Field(None, ge=2, le=10**9, description="most ranks that it connects; null: no limit")
+    pieces: Pieces = Field(description="time of one flow of messages by its bytes")
+    ports: int = Field(1, ge=1, le=1024, description="such links that each group below has")
+    oversubscription: float = Field(1.0, ge=1, le=1000, description="divides the rate when all groups send at once")
+    busy: float = Field(0.0, ge=0, lt=1, description="fraction of the rate that other users take")
 
 
 class Measured(Strict):
@@ -82,14 +83,14 @@ class Measured(Strict):
     `smallest_bytes` to `largest_bytes`. A prediction for a larger size carries a warning.
     """
 
-    operation: Operation
-    ranks: int = Field(ge=2, le=10**9)
-    ranks_per_host: int = Field(1, ge=1, le=10**6)
-    algorithm: Algorithm = "ring"
-    pieces: Pieces
-    residual_percent: Percent
-    smallest_bytes: int = Field(ge=0, le=2**60)
-    largest_bytes: int = Field(ge=1, le=2**60)
+    operation: Operation = Field(description="the collective")
+    ranks: int = Field(ge=2, le=10**9, description="how many took part")
+    ranks_per_host: int = Field(1, ge=1, le=10**6, description="how many of them on each host")
+    algorithm: Algorithm = Field("ring", description="by which it was made")
+    pieces: Pieces = Field(description="its time by the bytes per rank")
+    residual_percent: Percent = Field(description="relative error of the fit, root mean square")
+    smallest_bytes: int = Field(ge=0, le=2**60, description="smallest size that was measured")
+    largest_bytes: int = Field(ge=1, le=2**60, description="largest size that was measured")
 
     @model_validator(mode="after")
     def _in_order(self) -> Measured:
@@ -107,11 +108,11 @@ class Device(Strict):
     of copies from the host to the device.
     """
 
-    name: str = Field(min_length=1, max_length=100)
-    memory_mib: Positive | None = None
-    relative_speed: Positive | None = None
-    memory_bytes_per_s: Positive = 1e10
-    host_bytes_per_s: Positive = 1e10
+    name: str = Field(min_length=1, max_length=100, description="name of the GPU or processor")
+    memory_mib: Positive | None = Field(None, description="memory of a device; null: unknown")
+    relative_speed: Positive | None = Field(None, description="speed in training relative to a P100")
+    memory_bytes_per_s: Positive = Field(1e10, description="rate of copies within the device")
+    host_bytes_per_s: Positive = Field(1e10, description="rate of copies from the host to the device")
     launch_us: float = Field(5.0, ge=0, le=1e9, description="fixed cost of one copy or kernel")
 
 
@@ -123,11 +124,15 @@ class Software(Strict):
     If `synchronous`, Horovod's loop waits until a collective has ended (Gloo and MPI do, NCCL does not).
     """
 
-    reduction_bytes_per_s: Positive | None = None
-    negotiation_us: float = Field(100.0, ge=0, le=1e12)
-    negotiation_us_per_rank: float = Field(1.0, ge=0, le=1e9)
-    algorithms: Annotated[list[Algorithm], Field(min_length=1)] = Field(["ring"])
-    synchronous: bool = False
+    reduction_bytes_per_s: Positive | None = Field(None, description="bytes that a reduction sums; null: no limit")
+    negotiation_us: float = Field(100.0, ge=0, le=1e12, description="time of Horovod's coordinator per cycle")
+    negotiation_us_per_rank: float = Field(1.0, ge=0, le=1e9, description="its further time for each rank")
+    algorithms: Annotated[list[Algorithm], Field(min_length=1)] = Field(
+        ["ring"], description="algorithms of allreduce, of which the library takes the fastest"
+    )
+    synchronous: bool = Field(
+        False, description="Horovod waits for each collective (true of Gloo and MPI, not of NCCL)"
+    )
 
 
 class Cluster(Strict):
@@ -137,19 +142,23 @@ class Cluster(Strict):
     estimate. `source` says where the figures come from.
     """
 
-    schema_version: Annotated[Literal[1], version(1, "measure again")]
-    name: str = Field(pattern=NAME)
-    description: str = Field("", max_length=2000)
-    source: str = Field("", max_length=4000)
-    ranks_per_host: int = Field(1, ge=1, le=10**6)
+    schema_version: Annotated[Literal[1], version(1, "measure again")] = Field(
+        description="version of this kind of file"
+    )
+    name: str = Field(pattern=NAME, description="name of the cluster, for tables")
+    description: str = Field("", max_length=2000, description="what it is")
+    source: str = Field("", max_length=4000, description="where the figures come from")
+    ranks_per_host: int = Field(1, ge=1, le=10**6, description="devices of a host")
     hosts: int | None = Field(None, ge=1, le=10**9, description="how many there are; None: no limit")
-    device: Device
-    levels: Annotated[list[Level], Field(min_length=1, max_length=4)]
-    software: Software = Software()
-    measured: Annotated[list[Measured], Field(max_length=1000)] = Field([])
-    jitter: float = Field(0.0, ge=0, le=10)
-    residual_percent: Percent = 15.0
-    price_per_gpu_hour: Positive | None = None
+    device: Device = Field(description="what computes")
+    levels: Annotated[list[Level], Field(min_length=1, max_length=4)] = Field(description="links, the innermost first")
+    software: Software = Field(Software(), description="what the collective library costs beside the links")
+    measured: Annotated[list[Measured], Field(max_length=1000)] = Field(
+        [], description="measured collectives, which take precedence over the links"
+    )
+    jitter: float = Field(0.0, ge=0, le=10, description="coefficient of variation of a rank's compute time by step")
+    residual_percent: Percent = Field(15.0, description="expected error where no measured collective says more")
+    price_per_gpu_hour: Positive | None = Field(None, description="in any currency; null: unknown")
 
     @model_validator(mode="after")
     def _levels_grow(self) -> Cluster:
@@ -197,7 +206,8 @@ def read(document: Any, where: str) -> Cluster:
 
 def save(cluster: Cluster, path: Path) -> None:
     """Write it as YAML, which `load` reads back unchanged. Raises RunError if it cannot be written."""
-    write_atomic(path, yaml.safe_dump(cluster.model_dump(), sort_keys=False, width=120))
+    text = yaml.safe_dump(cluster.model_dump(), sort_keys=False, width=120)
+    write_atomic(path, yaml_files.schema_line(_SHIPPED / SCHEMA) + text)
 
 
 def shipped() -> list[str]:

@@ -1,0 +1,145 @@
+"""The CSV files beside the JSON files: the same figures as rows, for spreadsheets and data frames.
+
+A column is named by its key in the JSON file, with dots where keys are nested. A value that is missing or null is an
+empty cell, true and false are written as in JSON, and the parts of a list are separated by semicolons.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdkit.files import write_atomic
+
+if TYPE_CHECKING:  # each command loads its own
+    from hvdkit.results.bench import Bench
+    from hvdkit.results.compare import Comparison, Ratio
+    from hvdkit.results.parity import Parity
+    from hvdkit.results.profile import Profile, Split
+    from hvdkit.results.train import MetricLine
+    from hvdkit.simulator.advise import Advice
+    from hvdkit.simulator.predict import Prediction
+
+Row = Mapping[str, Any]
+# The figures of a run of which compare.csv has the median over the rounds and its interval.
+_FIGURES = (
+    "images_per_second", "step_ms_p50", "step_ms_p90", "step_ms_p99", "cpu_s_per_image", "startup_s", "train_loss",
+    "val_accuracy", "val_loss", "peak_rss_mib", "bytes_per_step", "load",
+)  # fmt: skip
+
+
+def save(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows below a line of column names, the columns in the order in which rows have them first.
+
+    Without rows there is no file. Raises RunError if it cannot be written.
+    """
+    flat = [_flat(row) for row in rows]
+    if not flat:
+        path.unlink(missing_ok=True)
+        return
+    columns = list(dict.fromkeys(column for row in flat for column in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    write_atomic(path, text.getvalue())
+
+
+def _flat(row: Row, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = _cell(value)
+    return found
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "; ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def metrics(lines: Iterable[MetricLine]) -> Iterator[Row]:
+    """A row for each line of metrics.jsonl; a column for each of the task's metrics."""
+    return (line.model_dump() | {"validation": line.validation or {}} for line in lines)
+
+
+def comparison(found: Comparison) -> list[Row]:
+    """A row for each framework, number of ranks and rival, with medians over the rounds and their intervals.
+
+    `efficiency` is of hvdkit's own runs, `ratio` (hvdkit ÷ rival) of a rival's.
+    """
+    from hvdkit.report.collect import Run
+    from hvdkit.report.rounds import by_kind, interval
+
+    def spread(values: tuple[float, ...]) -> Row:
+        found = interval(values) if values else None
+        return {"median": found and found.middle, "low": found and found.low, "high": found and found.high}
+
+    def of_ratio(ratio: Ratio | None, *keys: str) -> Row:
+        return {key: getattr(ratio, key, None) for key in ("median", "low", "high", *keys)}
+
+    ratios = {(each.framework, each.np, each.against): each for each in found.ratios}
+    rows: list[Row] = []
+    for group in by_kind(map(Run, found.runs)).values():
+        alone = ratios.get((group.framework, group.np, "np=1")) if group.rival is None else None
+        against = ratios.get((group.framework, group.np, group.rival)) if group.rival else None
+        rows.append(
+            {
+                **{key: getattr(group.first, key) for key in ("recipe", "model", "framework", "framework_version")},
+                "np": group.np,
+                "rival": group.rival,
+                "batch_size": group.first.batch_size,
+                "rounds": len(group.runs),
+                **{key: spread(group.values(key)) for key in _FIGURES},
+                "noisy_rounds": sum(run.result.noisy for run in group.runs),
+                "efficiency": of_ratio(alone),
+                "ratio": of_ratio(against, "verdict"),
+            }
+        )
+    return rows
+
+
+def parity(found: Parity) -> list[Row]:
+    """A row for each framework and rival, without the errors by tensor and by step."""
+    lists = {"gradient_errors_f64", "gradient_errors_f32", "reference_gradient_errors_f32", "step_errors_f64"}
+    return [{"framework": name, **each.model_dump(exclude=lists)} for name, each in found.frameworks.items()]
+
+
+def profile(found: Profile) -> list[Row]:
+    """A row for each part of a step: first the means over the ranks, without a rank, then those of each rank."""
+
+    def parts(split: Split, **of: Any) -> list[Row]:
+        return [
+            {**of, "part": key.removesuffix("_ms"), **{f"{name}_ms": value for name, value in spread.items()}}
+            for key, spread in split.model_dump().items()
+            if spread is not None
+        ]
+
+    ranks = [row for each in found.ranks for row in parts(each.split, rank=each.rank, host=each.host)]
+    return [*parts(found.step, rank=None, host=None), *ranks]
+
+
+def bench(found: Bench) -> list[Row]:
+    """A row for each size."""
+    fixed = {key: getattr(found, key) for key in ("collective", "framework", "np")}
+    return [fixed | row.model_dump() for row in found.rows]
+
+
+def prediction(found: Prediction) -> list[Row]:
+    """A row for each number of ranks, without the critical path."""
+    fixed = {"model": found.model, "cluster": found.cluster}
+    return [fixed | each.model_dump(exclude={"critical_path"}) for each in found.points]
+
+
+def advice(found: Advice) -> list[Row]:
+    """A row for each suggestion, with its settings as `--set` takes them."""
+    return [
+        each.model_dump(exclude={"recipe"}) | {"settings": [f"{key}={value}" for key, value in each.settings.items()]}
+        for each in found.suggestions
+    ]

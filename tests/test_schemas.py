@@ -1,0 +1,138 @@
+"""The JSON Schemas for editors: they are of the classes that read the files, and accept what these accept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import jsonschema
+import pytest
+import simulating
+import yaml
+from conftest import ROOT, Hvdkit
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import schemas
+
+from hvdkit.errors import RequestError
+from hvdkit.recipe import schema, yaml_files
+from hvdkit.results import profile as profiles
+from hvdkit.simulator import cluster
+
+RECIPE, CLUSTER = (schemas.schema(*kind) for kind in schemas.FILES.values())
+RECIPES = [*(ROOT / "recipes").glob("*.yaml"), ROOT / "examples" / "regression.yaml"]
+CLUSTERS = [*(ROOT / "hvdkit" / "simulator" / "clusters").glob("*.yaml")]
+BASE = {
+    "name": "a", "model": {"name": "resnet8"}, "data": {"name": "digits"}, "optimizer": {"learning_rate": 0.1},
+}  # fmt: skip
+
+
+def faults(document: Any, of: dict[str, Any]) -> list[str]:
+    return [error.message for error in jsonschema.Draft7Validator(of).iter_errors(document)]
+
+
+def named_schema(path: Path) -> Path:
+    """The schema that a file names in its first line."""
+    name = path.read_text().splitlines()[0].removeprefix(yaml_files.SCHEMA_LINE)
+    url = urlparse(name)
+    return Path(unquote(url.path)) if url.scheme == "file" else path.parent / name
+
+
+@pytest.mark.parametrize("path", schemas.FILES, ids=lambda path: path.name)
+def test_the_files_are_up_to_date(path: Path) -> None:
+    assert path.read_text() == schemas.text(*schemas.FILES[path]), "run `python scripts/schemas.py`"
+
+
+@pytest.mark.parametrize("of", [RECIPE, CLUSTER], ids=["recipe", "cluster"])
+def test_every_key_has_a_description_and_every_optional_one_its_default(of: dict[str, Any]) -> None:
+    jsonschema.Draft7Validator.check_schema(of)
+    for name, section in {"": of, **of["$defs"]}.items():
+        for key, value in section.get("properties", {}).items():
+            assert "const" in value or value.get("description"), f"{name}.{key}"
+            # an empty list or mapping is the default of what pydantic makes for each file
+            has_default = "default" in value or value.get("type") in ("array", "object")
+            assert key in section.get("required", []) or has_default, f"{name}.{key}"
+
+
+@pytest.mark.parametrize("path", [*RECIPES, *CLUSTERS], ids=lambda path: path.name)
+def test_shipped_files_name_their_schema_and_follow_it(path: Path) -> None:
+    found = named_schema(path).resolve()
+    assert found == list(schemas.FILES)[path in CLUSTERS]
+    assert not faults(yaml_files.load(path, ""), (RECIPE, CLUSTER)[path in CLUSTERS])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "data" / "comparison" / "runs").glob("*/config.yaml")))
+def test_resolved_recipes_follow_it(path: Path) -> None:
+    assert not faults(yaml.safe_load(schema.dump(schema.load(path))), RECIPE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"compression": "topk"},
+        {"compression": {"method": "int8", "bucket_mib": 1}},
+        {"optimizer": {"name": "lamb", "learning_rate": 1e-3, "beta1": 0.8}},
+        {"optimizer": {"learning_rate": 0.1, "momentum": 0.8}},
+        {"sync": {"every": 8, "outer": "nesterov"}},
+        {"sync": {"every": 8, "outer": {"momentum": 0.5}}},
+        {"checkpoint": None, "elastic": {"max_np": 4}, "threads": 3},
+        {"model": {"name": "own", "script": "mine.py"}, "data": {"name": "own"}},
+        {"data": {"name": "imagefolder", "path": "/images", "workers": "auto"}},
+    ],
+    ids=str,
+)
+def test_what_a_recipe_may_say_it_accepts(changes: dict[str, Any]) -> None:
+    document = BASE | changes
+    schema.revise(dict(document), "recipe")
+    assert not faults(document, RECIPE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": 3},
+        {"epochs": 0},
+        {"model": {"name": "resnet21"}},
+        {"compression": "zip"},
+        {"compression": {"ratio": 0.1}},
+        {"optimizer": {"learning_rate": 0.1, "beta1": 0.8}},
+        {"optimizer": {"name": "adamw", "learning_rate": "fast"}},
+        {"data": {"name": "digits", "path": "/images"}},
+        {"threads": "many"},
+    ],
+    ids=str,
+)
+def test_what_a_recipe_may_not_say_it_refuses(changes: dict[str, Any]) -> None:
+    document = BASE | changes
+    with pytest.raises(RequestError):
+        schema.revise(dict(document), "recipe")
+    assert faults(document, RECIPE)
+
+
+def test_copies_and_written_files_name_a_schema_that_is_there(inside: Hvdkit, tmp_path: Path) -> None:
+    recipes, clusters = schemas.FILES
+    assert inside("recipes", "copy", "resnet20-digits", "a folder").returncode == 0
+    copied = tmp_path / "a folder" / "resnet20-digits.yaml"
+    assert named_schema(copied) == recipes and schema.load(copied) == schema.load(recipes.parent / copied.name)
+    assert inside("recipes", "copy", "keras", "a folder").returncode == 0
+    script = (tmp_path / "a folder" / "keras" / "resnet.py").read_bytes()
+    assert script == (recipes.parent / "keras" / "resnet.py").read_bytes()
+    cluster.save(simulating.cluster(), tmp_path / "cluster.yaml")
+    assert named_schema(tmp_path / "cluster.yaml") == clusters
+    assert not faults(yaml_files.load(tmp_path / "cluster.yaml", ""), CLUSTER)
+    assert cluster.load(tmp_path / "cluster.yaml") == simulating.cluster()
+    changed = simulating.profile().model_copy(update={"settings": schema.load(copied).model_dump(mode="json")})
+    profiles.save(changed, tmp_path / "profile.json")
+    done = inside("advise", "profile.json", "--cluster", "starved-100mbit", "-n", 4, "--apply", "new.yaml")
+    assert done.returncode == 0, done.stderr
+    assert named_schema(tmp_path / "new.yaml") == recipes
+    assert not faults(yaml_files.load(tmp_path / "new.yaml", ""), RECIPE)
+
+
+def test_the_list_of_recipes_describes_them(inside: Hvdkit) -> None:
+    lines = inside("recipes", "list").stdout.splitlines()
+    assert "resnet20-digits: ResNet-20 on the 1,797 handwritten digits that scikit-learn ships" in lines
+    assert not any("yaml-language-server" in line for line in lines)

@@ -1,0 +1,306 @@
+"""What W&B and MLflow get of a run (`--log`), in their offline modes, through failures and resumptions too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import paced
+import pytest
+from conftest import ROOT, Hvdkit
+from launching import wait_until
+from resuming import under_way
+from wandb.proto.wandb_internal_pb2 import Record
+
+from hvdkit.commands import compare
+from hvdkit.commands.plan import make_plan
+from hvdkit.errors import RequestError, RunError
+from hvdkit.launch.placement import Placement
+from hvdkit.recipe import schema
+from hvdkit.results.train import read_metrics, read_result
+from hvdkit.tracking import client, trackers
+from hvdkit.tracking.trackers import Trackers
+
+RUN = ROOT / "tests" / "data" / "comparison" / "runs" / "pytorch-np2"
+SECRET = "0123456789abcdef0123456789abcdef01234567"
+Points = dict[str, list[tuple[int, float]]]
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a real run that has ended."""
+    return Path(shutil.copytree(RUN, tmp_path / "run"))
+
+
+def begun(folder: Path) -> trackers.Run:
+    recipe = schema.load(folder / "config.yaml").model_dump(mode="json")
+    return trackers.Run(folder, recipe | {"framework": "pytorch", "np": 2})
+
+
+def logged(folder: Path, name: str, until: int, error: BaseException | None = None) -> list[str]:
+    """Log a run that ends with the error behind its first lines; returns what is said of it."""
+    said: list[str] = []
+    with contextlib.suppress(type(error) if error else ()), Trackers([name], said.append) as opened:
+        opened.begin(begun(folder))
+        for line in list(read_metrics(folder / "metrics.jsonl"))[:until]:
+            opened.log(line)
+        if error:
+            raise error
+    return said
+
+
+def written(folder: Path) -> Points:
+    """(step, value) by tag, as metrics.jsonl has them."""
+    found: Points = {}
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        names = (
+            {"epoch/train_loss": "loss", "validation/accuracy": "val_accuracy", "validation/loss": "val_loss"}
+            if line["ends_epoch"]
+            else {f"train/{name}": name for name in ("loss", "learning_rate", "images_per_second")}
+        )
+        for tag, name in names.items():
+            found.setdefault(tag, []).append((line["step"], line[name]))
+    return found
+
+
+class Offline:
+    """What the offline files of W&B below a folder hold, all parts of one run together."""
+
+    def __init__(self, folder: Path) -> None:
+        records = [
+            record for path in sorted(folder.glob("tracking/wandb/offline-run-*/*.wandb")) for record in _records(path)
+        ]
+        self.ids = {record.run.run_id for record in records if record.HasField("run")}
+        self.config: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.points: Points = {}
+        self.exits = [record.exit.exit_code for record in records if record.HasField("exit")]
+        self.artifacts = [record.artifact for record in records if record.HasField("artifact")]
+        for record in records:
+            for update in (*record.run.config.update, *record.config.update):
+                self.config[update.key] = json.loads(update.value_json)
+            for item in record.summary.update:
+                self.summary[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+            values = {
+                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+            }
+            for tag, value in values.items():
+                if "/" in tag:
+                    self.points.setdefault(tag, []).append((values["step"], value))
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """The records of a .wandb file: LevelDB's log format behind a header of seven bytes."""
+    data, place, parts = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 2**15 - place % 2**15 < 7:  # a record's header never spans two blocks
+            place += 2**15 - place % 2**15
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # the whole of a record, or its last part
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def run_of(folder: Path) -> tuple[Any, Points]:
+    """The only run that MLflow has, and its metrics by tag."""
+    store = mlflow.MlflowClient()
+    (found,) = store.search_runs([store.get_experiment_by_name("hvdkit").experiment_id])
+    points = {
+        tag: [(metric.step, metric.value) for metric in store.get_metric_history(found.info.run_id, tag)]
+        for tag in found.data.metrics
+        if "/" in tag
+    }
+    return found, points
+
+
+@pytest.mark.check
+def test_wandb_gets_settings_metrics_summary_and_files(folder: Path) -> None:
+    said = logged(folder, "wandb", until=4)  # the rest is read at the end
+    assert len(said) == 1 and f"wandb sync {folder}/tracking/wandb/offline-run-*" in said[0]
+    found, result = Offline(folder), read_result(folder / "result.json")
+    assert found.points == written(folder)
+    assert (found.config["optimizer"]["momentum"], found.config["framework"], found.config["np"]) == (0.9, "pytorch", 2)
+    assert found.summary["val_accuracy"] == result.val_accuracy
+    assert found.summary["images_per_second"] == result.images_per_second
+    assert found.summary["peak_rss_mib"] == result.peak_rss_mib
+    (artifact,) = found.artifacts
+    assert {entry.path for entry in artifact.manifest.contents} == {"result.json", "recipe.yaml"}
+    assert found.exits == [0]
+
+
+@pytest.mark.check
+def test_mlflow_gets_settings_metrics_summary_and_files(folder: Path, tmp_path: Path) -> None:
+    logged(folder, "mlflow", until=4)
+    (found, points), result = run_of(tmp_path), read_result(folder / "result.json")
+    assert points == written(folder)
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
+    assert (found.data.params["optimizer.momentum"], found.data.params["framework"]) == ("0.9", "pytorch")
+    assert found.data.metrics["val_accuracy"] == result.val_accuracy
+    assert found.data.metrics["peak_rss_mib"] == result.peak_rss_mib
+    store, identity = mlflow.MlflowClient(), found.info.run_id
+    assert {each.path for each in store.list_artifacts(identity)} == {"result.json", "recipe.yaml"}
+    local = Path(store.download_artifacts(identity, "recipe.yaml"))
+    assert schema.load(local) == schema.load(folder / "config.yaml")
+
+
+def test_an_mlflow_run_that_goes_on_is_one_run(folder: Path, tmp_path: Path) -> None:
+    logged(folder, "mlflow", until=3, error=RunError("a rank failed"))
+    assert run_of(tmp_path)[0].info.status == "FAILED"
+    logged(folder, "mlflow", until=5, error=KeyboardInterrupt())  # rank 0 writes the first lines again
+    found, points = run_of(tmp_path)
+    assert found.info.status == "KILLED" and len(points["train/loss"]) < len(written(folder)["train/loss"])
+    logged(folder, "mlflow", until=9)
+    found, points = run_of(tmp_path)
+    assert (found.info.status, points) == ("FINISHED", written(folder))
+
+
+def test_a_wandb_run_that_goes_on_is_one_run(folder: Path) -> None:
+    logged(folder, "wandb", until=5, error=KeyboardInterrupt())
+    logged(folder, "wandb", until=9)
+    found = Offline(folder)
+    assert (len(found.ids), found.exits, found.points) == (1, [255, 0], written(folder))
+
+
+def test_a_tracker_that_fails_in_the_middle_is_one_warning(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with Trackers(["mlflow"], said.append) as opened:
+        opened.begin(begun(folder))
+        (place,) = (tmp_path / "mlruns").glob("*/*/metrics")
+        shutil.rmtree(place)
+        place.write_text("no folder")  # the disk is gone, as far as MLflow can see
+        for line in read_metrics(folder / "metrics.jsonl"):
+            opened.log(line)
+        assert wait_until(lambda: opened.poll() or len(said) > 1, 30)
+        place.unlink()
+        place.mkdir()
+    assert len(said) == 2 and "metrics cannot be logged" in said[1] and "training goes on" in said[1], said
+    assert run_of(tmp_path)[1] == written(folder), "it was tried again"
+
+
+def test_a_tracker_that_is_killed_is_one_warning(folder: Path) -> None:
+    said: list[str] = []
+    with Trackers(["mlflow"], said.append) as opened:
+        opened.begin(begun(folder))
+        opened._clients[0]._process.kill()
+        assert wait_until(lambda: opened.poll() or len(said) > 1, 30)
+        for line in read_metrics(folder / "metrics.jsonl"):
+            opened.log(line)
+    assert len(said) == 2 and said[1].startswith("mlflow: logging has ended, training goes on"), said
+
+
+def test_the_run_of_a_command_that_is_killed_is_marked(folder: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys, signal; from pathlib import Path
+from hvdkit.tracking import trackers
+opened = trackers.Trackers(["mlflow"], print)
+opened.begin(trackers.Run(Path(sys.argv[1]), {}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code, str(folder)], timeout=60)
+    assert wait_until(lambda: run_of(tmp_path)[0].info.status == "KILLED", 30)
+
+
+def test_a_tracker_that_cannot_be_opened_is_refused_without_its_password(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:{SECRET}@127.0.0.1:9")
+    with pytest.raises(RequestError, match=r"^--log mlflow: no run can be opened: .*127\.0\.0\.1") as raised:
+        logged(folder, "mlflow", until=1)
+    assert SECRET not in str(raised.value) and "\n" not in str(raised.value)
+    assert not (folder / "tracking").exists(), "nothing is left of it"
+
+
+@pytest.mark.check
+def test_no_credentials_are_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter22")
+    error = Exception(f"https://me:pass@host/x\nrefused {SECRET} and hunter22")
+    assert client.reason(error) == "https://…@host/x refused … and …"
+
+
+@pytest.mark.check
+def test_a_missing_library_is_named_with_its_command(
+    inside: Hvdkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()  # what W&B leaves in a folder is not the library
+    elsewhere = [str(tmp_path)]
+    monkeypatch.setattr(trackers, "find_spec", lambda name: PathFinder.find_spec(name, elsewhere))
+    done = inside("train", recipe, "--log", "wandb", "--log", "mlflow", "--log", "mlflw", "--out", "run")
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    pip = f"{sys.executable} -m pip install"
+    assert done.stderr.splitlines() == [
+        f"--log wandb: wandb is not installed beside hvdkit; run `{pip} 'hvdkit[wandb]'`",
+        f"--log mlflow: mlflow is not installed beside hvdkit; run `{pip} 'hvdkit[mlflow]'`",
+        "--log mlflw: expected one of wandb, mlflow, tensorboard; did you mean 'mlflow'?",
+    ]
+
+
+def test_a_comparison_logs_its_runs_when_all_have_ended(real: Path, tmp_path: Path) -> None:
+    plans = [make_plan(schema.load(RUN / "config.yaml"), "pytorch", Placement(np)) for np in (1, 2)]
+    said: list[str] = []
+    compare.log(compare.Schedule(plans, 1, 1), real, ["mlflow"], said.append)
+    store = mlflow.MlflowClient()
+    found = store.search_runs([store.get_experiment_by_name("hvdkit").experiment_id])
+    assert {run.info.run_name for run in found} == {"pytorch-np1", "pytorch-np2"} and len(said) == 2, said
+    assert said[1] == "mlflow: 2 runs in the group comparison"
+    for run in found:
+        assert (run.info.status, run.data.tags["group"]) == ("FINISHED", real.name)
+        assert run.data.params["np"] == run.info.run_name[-1]
+        result = read_result(real / "runs" / run.info.run_name / "result.json")
+        assert run.data.metrics["images_per_second"] == result.images_per_second
+
+
+SETTINGS = ("epochs=1", "log_every=3", "batch_size=64", "checkpoint={every_steps: 2}", "threads=1")
+
+
+@pytest.mark.timeout(300)
+def test_a_real_run_is_interrupted_and_goes_on_in_the_same_runs(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.write_text("hold 5")  # of 11 updates
+    options = ("--framework", "mxnet", "-np", 2, "--log", "wandb", "--log", "mlflow", "--log", "tensorboard")
+    settings = (*SETTINGS, *paced.overrides(gate))
+    with under_way(tmp_path / "run", recipe, *options, *settings) as process:
+        assert wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").read_text(), 60)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "interrupted" in said, said
+    assert run_of(tmp_path)[0].info.status == "KILLED"
+    gate.unlink()
+    done = hvdkit("train", recipe, *options, "--out", "run", "--resume", *settings)
+    assert done.returncode == 0 and SECRET not in done.stdout + done.stderr, done.stderr
+    (found, points), files = run_of(tmp_path), Offline(tmp_path / "run")
+    assert (found.info.status, files.exits, len(files.ids)) == ("FINISHED", [255, 0], 1)
+    wanted, speeds = written(tmp_path / "run"), "train/images_per_second"
+    assert points == files.points and points.keys() == wanted.keys()
+    assert [step for step, _ in points.pop(speeds)] == [step for step, _ in wanted.pop(speeds)] == [3, 6, 9]
+    assert points == wanted, "a step that was made again has the same loss, but another speed"
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "run", "--overwrite", "steps=1")
+    assert done.returncode == 0 and not (tmp_path / "run" / "tracking").exists(), done.stderr
