@@ -21,6 +21,23 @@ for (const button of document.querySelectorAll("th button")) {
   });
 }
 
+// Tables that are wider than their box are stacked: no column is cut. Without scripts such a box scrolls.
+for (const table of document.querySelectorAll("table")) {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+  for (const row of table.tBodies[0].rows) {
+    for (const cell of row.cells) cell.dataset.column = names[cell.cellIndex];
+  }
+}
+const arrange = () => {
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.classList.remove("stacked");
+    box.classList.toggle("stacked", box.scrollWidth > box.clientWidth);
+  }
+};
+arrange();
+addEventListener("resize", arrange);
+document.addEventListener("toggle", arrange, true); // a table in closed <details> has no width
+
 // Charts: a tooltip shows the value nearest to the pointer; arrow keys step through all of them.
 const tooltip = document.getElementById("tooltip");
 for (const drawing of document.querySelectorAll(".drawing")) {
