@@ -13,7 +13,7 @@ from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
 from hvdkit.core import tuning
-from hvdkit.core.precision import gaps
+from hvdkit.core.precision import unsupported
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import Faults, RunError
 from hvdkit.launch.diagnosis.exits import RankFailure
@@ -70,7 +70,9 @@ def make_plan(recipe: Recipe, framework: str, placement: Placement, rival: str |
         if device == "auto" and not runtime.gpu and not runtime.added:
             device = "cpu"
         devices = ("cpu", "gpu") if device == "auto" else (device,)  # only the ranks know which it is
-        faults += sorted((gaps(framework, CAPABILITIES[framework], recipe, each) for each in devices), key=len)[0]
+        faults += sorted((unsupported(framework, CAPABILITIES[framework], recipe, each) for each in devices), key=len)[
+            0
+        ]
     faults += placement.faults(framework, elastic is not None)
     if elastic and not elastic.min_np <= np <= elastic.max_np:
         faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")
