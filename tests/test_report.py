@@ -69,9 +69,8 @@ def test_the_page_opens_without_errors_or_network_and_every_chart_is_drawn(brows
     assert "One run each" in text and "none was measured" in text, "what is missing is said"
     first = "document.querySelector('.findings li')"
     assert opened.run(f"{first}.className") == "caution"
-    assert opened.run(f"{first}.getBoundingClientRect().width == document.querySelector('main').clientWidth"), (
-        "the loudest"
-    )
+    across = f"{first}.getBoundingClientRect().width / document.querySelector('main').clientWidth"
+    assert opened.run(across) > 0.99, "the loudest"
 
 
 def test_these_checks_see_what_they_look_for(browser: Browser, reported: Path) -> None:
@@ -134,7 +133,7 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, real: Path, rounds: 
     opened = browser.open(page.write(real)[0], width=width, height=844)
     opened.run("document.querySelectorAll('details').forEach(each => each.open = true)")
     opened.run("new Promise(done => setTimeout(done, 100))")  # a table in <details> is arranged when they are open
-    assert opened.run("document.documentElement.scrollWidth") == width
+    assert opened.run("document.documentElement.scrollWidth <= innerWidth")
     assert opened.run(CUT) == []
     outside = f"""[...document.querySelectorAll('.drawing text, h1, h2, p, li, code')].map(each => [each.textContent,
         each.getBoundingClientRect()]).filter(([, box]) => box.left < 0 || box.right > {width}).map(([text]) => text)"""
@@ -147,9 +146,9 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, real: Path, rounds: 
 
 def test_tables_that_do_not_fit_are_stacked_and_still_sorted(browser: Browser, reported: Path) -> None:
     opened = browser.open(reported, width=390)
-    assert opened.run("document.querySelector('.scroll').className") == "scroll stacked"
-    shown = "getComputedStyle(document.querySelector('td.figure'), '::before').content"
-    assert opened.run(shown) == "attr(data-column)" or opened.run(shown) == '"ranks"'
+    assert opened.run("document.querySelector('.scroll').classList.contains('stacked')")
+    assert opened.run("document.querySelector('td.figure').dataset.column") == "ranks"
+    assert opened.run("getComputedStyle(document.querySelector('td.figure'), '::before').content") != "none"
     opened.run("[...document.querySelectorAll('th button')].find(each => each.textContent === 'images/s').click()")
     read = "[...document.querySelector('table').tBodies[0].rows].map(row => Number(row.cells[3].textContent))"
     assert opened.run(read) == sorted(opened.run(read))

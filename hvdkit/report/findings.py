@@ -90,9 +90,7 @@ def _single(group: Group) -> Finding:
     result = group.first
     rate = "" if result.val_accuracy is None else f", accuracy {100 * result.val_accuracy:.2f} %"
     text = f"{result.images_per_second:,.1f} images/s, step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}"
-    return Finding(
-        "plain", f"{group.framework}, {ranks(group.np)}", f"{text}{rate}. One run: no interval."
-    )
+    return Finding("plain", f"{group.framework}, {ranks(group.np)}", f"{text}{rate}. One run: no interval.")
 
 
 def _fastest(groups: list[Group]) -> Finding:

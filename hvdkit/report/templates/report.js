@@ -21,7 +21,7 @@ for (const button of document.querySelectorAll("th button")) {
   });
 }
 
-// Tables that are wider than their box are stacked: no column is cut. Without scripts such a box scrolls.
+// A table that is wider than its box becomes dense, or else is stacked: no column is cut. Without scripts it scrolls.
 for (const table of document.querySelectorAll("table")) {
   const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
   for (const row of table.tBodies[0].rows) {
@@ -30,8 +30,8 @@ for (const table of document.querySelectorAll("table")) {
 }
 const arrange = () => {
   for (const box of document.querySelectorAll(".scroll")) {
-    box.classList.remove("stacked");
-    box.classList.toggle("stacked", box.scrollWidth > box.clientWidth);
+    box.classList.remove("dense", "stacked");
+    for (const way of ["dense", "stacked"]) if (box.scrollWidth > box.clientWidth) box.classList.add(way);
   }
 };
 arrange();
