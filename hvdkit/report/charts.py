@@ -193,7 +193,7 @@ class Charts:
             axes.grid(axis="y")
             canvas.legend(axes)
             summary = f"{title} from {ranks(self._nps[0])} to {ranks(self._nps[-1])}; the lowest there: {worst[1]}."
-            note = "Dotted: as many times one rank's as there are ranks." if unit != "%" else "Dotted: 100 %."
+            note = "Dotted: perfect scaling." if unit != "%" else "Dotted: 100 %."
             return canvas.chart(summary, note)
 
     def steps(self) -> Iterator[Chart]:
