@@ -50,7 +50,7 @@ bench-resnet50: runtimes ## ResNet-50, four frameworks and all rivals at 2 ranks
 validate: bootstrap ## Hold the simulator against closed forms and published figures; docs/validation.md
 	@$(BIN)/python benchmarks/validate.py
 
-bench-hosts: runtimes ## Steps on four hosts with starved links, for make validate; about 25 minutes, quiet, resumable
+bench-hosts: runtimes ## Steps on four hosts with slow links, for make validate; about 25 minutes, quiet, resumable
 	@$(BIN)/python benchmarks/own_hosts.py
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
@@ -62,7 +62,7 @@ gpu-check: bootstrap ## Build the PyTorch runtime for GPUs and check what can be
 horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each proved: benchmarks/horovod-matrix.md; resumable
 	@$(BIN)/python benchmarks/horovod_matrix.py
 
-bench-network: runtimes ## The story of a starved network: rates, methods, accuracy; an hour, needs a quiet machine
+bench-network: runtimes ## Training over a slow network: rates, methods, accuracy; an hour, needs a quiet machine
 	@$(BIN)/python benchmarks/network.py
 
 browser: # Chromium, in which pages are tested: Debian's package, where root may install it; elsewhere the tests tell

@@ -22,8 +22,8 @@ def table(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def network(model: str, batch_size: int, seconds: float) -> Workload:
-    """A network whose forward and backward take `seconds` together, shared among its layers.
+def workload(model: str, batch_size: int, seconds: float) -> Workload:
+    """A model whose forward and backward take `seconds` together, shared among its layers.
 
     VGG-16, AlexNet and ResNet-50 are shared by measured times of some GPU, the others by the multiply-adds of layers.
     """

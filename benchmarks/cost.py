@@ -6,7 +6,7 @@ A round runs `benchmarks/plain/<framework>.py` and hvdkit's recipe directly afte
 ranks of one thread each, through the same launcher and environment, and gives one ratio of each figure. A machine
 that others use too slows both sides of a round alike, so ratios are reported and no absolute figures. Rounds that are
 done are kept in `runs/cost` and not run again: give `--fresh` after a change of code. Writes cost.json and cost.md
-beside itself; exit status 1 where a mark is missed and the interval leaves no doubt.
+beside itself; exit status 1 if a limit is missed and the interval leaves no doubt.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(framework: str, _: int, side: str, folder: Path) -> dict[str, Any]:
 
 
 def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """hvdkit ÷ plain of a framework, and which marks it misses whatever the interval's doubt."""
+    """hvdkit ÷ plain of a framework, and which limits it misses even at the better end of its interval."""
     speed, memory = (
         harness.interval([pair["hvdkit"][key] / pair["plain"][key] for pair in pairs])
         for key in ("images_per_second", "peak_rss_mib")

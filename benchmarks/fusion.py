@@ -1,4 +1,4 @@
-"""How many bytes are best reduced as one where the network is large and the link is memory: ResNet-50, two ranks.
+"""How many bytes are best reduced as one where the model is large and the link is memory: ResNet-50, two ranks.
 
     .venv/bin/python benchmarks/fusion.py [--rounds 5] [--side 'fusion 8 MiB']
 

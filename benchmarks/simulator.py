@@ -2,7 +2,7 @@
 
     make bench-simulator        (or: .venv/bin/python benchmarks/simulator.py)
 
-Writes simulator.json and simulator.md beside itself; exit status 1 where a mark is missed.
+Writes simulator.json and simulator.md beside itself; exit status 1 if a limit is missed.
 """
 
 from __future__ import annotations

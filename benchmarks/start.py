@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/start.py [--framework pytorch] [--rounds 7]
 
 A round takes three starts directly after each other, in random order, each of two processes of one thread: `bare.py`
-twice at once (framework, network, optimizer, data, one step; no Horovod), `hvdkit train` by its direct launcher, and by
+twice at once (framework, model, optimizer, data, one step; no Horovod), `hvdkit train` by its direct launcher, and by
 horovodrun. Both sides of a ratio are of one round. The first round, which may read from a cold disk, is not counted.
 Also the time of `hvdkit --help`. Writes start.json and start.md beside itself, where frameworks that were not asked for
-keep what they had; exit status 1 where a mark is missed and the interval leaves no doubt.
+keep what they had; exit status 1 if a limit is missed and the interval leaves no doubt.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def best(rows: Sequence[Row]) -> Row | None:
 
 
 def missed(rows: Sequence[Row], framework: str) -> list[str]:
-    """The marks that the framework's best method falls short of, one line each; a share without rows is none."""
+    """The targets that the framework's best method misses, a line for each; a share without rows is none."""
     lines = []
     for share, mark in MARKS.items():
         there = [one for one in rows if (one["framework"], one["asked_share"]) == (framework, share)]
@@ -131,6 +131,6 @@ def missed(rows: Sequence[Row], framework: str) -> list[str]:
         elif found and found["share_of_limit"] < mark:
             lines.append(
                 f"{share:.0%}: {found['method']} reaches {found['share_of_limit']:.3f} of the limit, "
-                f"{found['speedup']:.2f} times; the mark is {mark:.2f}, {limit_of(share) * mark:.2f} times"
+                f"{found['speedup']:.2f} times; the target is {mark:.2f}, {limit_of(share) * mark:.2f} times"
             )
     return lines

@@ -6,7 +6,7 @@ The commands take turns. A first run of each is not counted: it fills the file c
 fonts, without which the first report on a machine takes seconds longer. `report` is timed on the tests' comparison
 (four frameworks at one and two ranks, what `make compare` leaves) and on one of 100 runs (every rival, five rounds);
 `doctor` with the runtimes that are there. Writes tools.json and tools.md beside itself; exit status 1 where a median
-misses its mark, 2 where a command fails.
+misses its limit, 2 where a command fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank whose recipes take turns: each has its own network in one process and trains a few steps at a time.
+"""A rank whose recipes take turns: each has its own model in one process and trains a few steps at a time.
 
     turns_rank.py RECIPE FRAMEWORK PLAN
 
@@ -42,7 +42,7 @@ class Turn(Loop):
 
 @dataclass
 class Side:
-    """A recipe with its network. Each turn begins with `warmup` steps that are not counted; `measured` ones follow."""
+    """A recipe with its model. Each turn begins with `warmup` steps that are not counted; `measured` ones follow."""
 
     recipe: Recipe
     session: Session
@@ -73,7 +73,7 @@ def opened(
     setup = start(adapter, Script(recipe_of(adapter.NAME).build), schema.load(base))
     sides: dict[str, Side] = {}
     for name, (keys, warmup, measured) in asked.items():
-        heartbeat.beat("building the networks")
+        heartbeat.beat("building the models")
         recipe = schema.load(base, keys)
         session = setup.session(recipe, setup.strategy(recipe))
         session.broadcast_state()

@@ -181,7 +181,7 @@ def horovod() -> Iterator[Row]:
     cluster = clusters.load(Path("p100-roce25"))
     for row in anchored.table("horovod_2018"):
         ranks, efficiency = int(row["gpus"]), 100 * float(row["efficiency"])
-        work = anchored.network(row["model"], 64, 64 / speeds[row["model"]])
+        work = anchored.workload(row["model"], 64, 64 / speeds[row["model"]])
         found = point(Calibration(work, Settings(policy="horovod", cycle_time_ms=5.0), 3.0), cluster, ranks, Settings())
         one = 1e3 * anchored.compute_s(work)
         naive = 1e3 * _period(work, Network(cluster, ranks), "grouped")
@@ -197,7 +197,7 @@ def _scaling(
     single = counts.get(1)
     if single is None or len(counts) < 2:
         return
-    work = anchored.network(model, batch, batch / single)
+    work = anchored.workload(model, batch, batch / single)
     calibration = Calibration(work, Settings(policy=policy), 3.0)
     seen = sorted(counts)[:3]  # Pollux's
     fitted = pollux({n: n * batch / counts[n] for n in seen}) if len(counts) > 3 else None

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from hvdkit.adapters import local
 from hvdkit.core.topology import Topology
+from hvdkit.strategies.reducer import Reducer
 
 T = TypeVar("T")
 WAIT_S = 300.0  # for the others, who may have little of the processors
 _REDUCED: dict[str, Any] = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max}
+
+
+def averaged(reducer: Reducer, tensors: Mapping[str, Any], scale: float | None = None) -> dict[str, Any]:
+    """The means of named tensors by a reducer, in their shapes; collective. See `Reducer.packed`."""
+    ops, shapes = reducer.transport.adapter.tensors, {name: tuple(tensors[name].shape) for name in sorted(tensors)}
+    mean = reducer.packed(ops.join([tensors[name] for name in shapes]), shapes, scale)
+    return dict(zip(shapes, ops.part(mean, list(shapes.values())), strict=True))
 
 
 class Crowd:

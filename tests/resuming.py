@@ -60,14 +60,14 @@ def local_run(
         steps += 1
         return sound(session, batches)
 
-    class Network(adapter.Linear):
+    class Linear(adapter.Linear):
         pass
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "train_step", train_step)
-        patch.setattr(resnet.ResNet, "initial_state", lambda network, seed: Network(3072, 10).parameters)
+        patch.setattr(resnet.ResNet, "initial_state", lambda architecture, seed: Linear(3072, 10).parameters)
         try:
-            script = setup.Script(lambda table: Network(3072, 10))
+            script = setup.Script(lambda table: Linear(3072, 10))
             return train.train(adapter, script, recipe, folder, Heartbeat(), resume)
         except Killed:
             for writer in (each for each in threading.enumerate() if each.name == "checkpoint"):

@@ -12,7 +12,7 @@ from hvdkit.tasks.resnet import architecture
 
 
 def workload(model: str = "resnet50", compute_s: float = 0.3, classes: int = 1000, **more: Any) -> Workload:
-    """A network whose layers all take equally long: a third forward, two thirds backward."""
+    """A model whose layers all take equally long: a third forward, two thirds backward."""
     shapes = architecture(model, classes).parameter_shapes()
     each = compute_s / 3 / len(shapes)
     tensors = tuple(

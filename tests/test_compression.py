@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import together
+from crowd import averaged, together
 
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.topology import Topology
@@ -44,7 +44,7 @@ def run(
 
     def work(adapter: Any, topology: Topology) -> Any:
         reducer = Reducer(Ring(adapter, Mesh(topology)), compression, seed=5, **settings)
-        return [reducer(gradients(step, topology.rank, dtype)) for step in range(steps)], reducer
+        return [averaged(reducer, gradients(step, topology.rank, dtype)) for step in range(steps)], reducer
 
     return together(size, work)
 
@@ -110,7 +110,7 @@ def test_what_top_k_sends_and_what_it_keeps_are_the_gradient_exactly(compression
         kept = np.zeros(LENGTH, np.float32)
         for step in range(5):
             given = vector(gradients(step, topology.rank)) + kept
-            means = reducer(gradients(step, topology.rank))
+            means = averaged(reducer, gradients(step, topology.rank))
             half = len(told[-1]) // 2
             values, places = told[-1][:half].view(np.float32), told[-1][half:].view(np.int32)
             sent = np.zeros(LENGTH, np.float32)
@@ -136,7 +136,7 @@ def test_error_feedback_loses_nothing_but_rounding(compression: Compression) -> 
     def work(adapter: Any, topology: Topology) -> Any:
         reducer = Reducer(Ring(adapter, Mesh(topology)), compression)
         mine = gradients(0, topology.rank)
-        total = sum(vector(reducer(mine)).astype(np.float64) for _ in range(steps))
+        total = sum(vector(averaged(reducer, mine)).astype(np.float64) for _ in range(steps))
         left = np.mean(adapter.allgather_object(np.array(reducer._state[RESIDUAL]), name="left"), axis=0)
         return total, left
 
@@ -193,7 +193,7 @@ def test_the_ratio_falls_over_the_warm_up() -> None:
         sent = []
         for epoch in range(6):
             reducer.epoch, before = epoch, reducer.transport.sent
-            reducer(gradients(epoch, topology.rank))
+            averaged(reducer, gradients(epoch, topology.rank))
             sent.append(reducer.transport.sent - before)
         return sent
 
@@ -210,7 +210,7 @@ def test_powersgd_is_exact_on_gradients_of_its_rank(size: int) -> None:
         right = np.random.default_rng((2, topology.rank)).standard_normal((3, 9 * 5))
         mine = (left @ right).reshape(40, 5, 3, 3)
         reducer = Reducer(Ring(adapter, Mesh(topology)), PowerSgd(rank=3))
-        got = reducer({"conv.weight": mine})["conv.weight"]
+        got = averaged(reducer, {"conv.weight": mine})["conv.weight"]
         expected = np.mean(adapter.allgather_object(mine, name="all"), axis=0)
         return np.linalg.norm(got - expected) / np.linalg.norm(expected)
 
@@ -223,8 +223,8 @@ def test_powersgd_recovers_from_a_gradient_of_zeros() -> None:
     def work(adapter: Any, topology: Topology) -> Any:
         reducer = Reducer(Ring(adapter, Mesh(topology)), PowerSgd(rank=2, error_feedback=False))
         matrix = np.outer(np.arange(1.0, 31), np.arange(1.0, 21))
-        assert not reducer({"w": np.zeros((30, 20))})["w"].any()
-        return np.linalg.norm(reducer({"w": matrix})["w"] - matrix) / np.linalg.norm(matrix)
+        assert not averaged(reducer, {"w": np.zeros((30, 20))})["w"].any()
+        return np.linalg.norm(averaged(reducer, {"w": matrix})["w"] - matrix) / np.linalg.norm(matrix)
 
     assert together(2, work)[0] < 1e-12
 
@@ -244,7 +244,7 @@ def test_int8_is_unbiased() -> None:
 
     def work(adapter: Any, topology: Topology) -> Any:
         reducer = Reducer(Ring(adapter, Mesh(topology)), Int8(bucket_mib=0.002), seed=1)
-        return np.array([vector(reducer(gradients(0, topology.rank))) for _ in range(count)], np.float64)
+        return np.array([vector(averaged(reducer, gradients(0, topology.rank))) for _ in range(count)], np.float64)
 
     drawn = together(size, work)[0]
     error = drawn.mean(axis=0) - mean_of(0, size)
@@ -272,12 +272,12 @@ def test_a_state_goes_on_bit_by_bit_and_no_debt_is_lost_with_other_ranks(compres
     def work(adapter: Any, topology: Topology) -> Any:
         first = Reducer(Ring(adapter, Mesh(topology)), compression, momentum=momentum)
         for step in range(3):
-            first(gradients(step, topology.rank))
+            averaged(first, gradients(step, topology.rank))
         state = {name: array.copy() for name, array in first.state().items()}
-        after = first(gradients(3, topology.rank))
+        after = averaged(first, gradients(3, topology.rank))
         second = Reducer(Ring(adapter, Mesh(topology)), compression, momentum=momentum)
         second.load_state(state)
-        again = second(gradients(3, topology.rank))
+        again = averaged(second, gradients(3, topology.rank))
         assert vector(after).tobytes() == vector(again).tobytes()
         assert {name: a.tobytes() for name, a in first.state().items()} == {
             name: a.tobytes() for name, a in second.state().items()
@@ -310,11 +310,11 @@ def test_a_scaled_loss_does_not_show_and_an_overflow_leaves_no_trace(compression
                 broken = dict(big)
                 if topology.rank == 1:
                     broken["fc.bias"] = broken["fc.bias"] * np.float32(np.inf)
-                assert all(np.isnan(mean).all() for mean in scaled(broken, scale).values())
-            expected, got = vector(plain(mine)), vector(scaled(big, scale))
+                assert all(np.isnan(mean).all() for mean in averaged(scaled, broken, scale).values())
+            expected, got = vector(averaged(plain, mine)), vector(averaged(scaled, big, scale))
             assert (expected * np.float32(scale)).tobytes() == got.tobytes()
             with scaled.peek():
-                scaled(big, scale)
+                averaged(scaled, big, scale)
         return True
 
     assert all(together(2, work))
@@ -325,7 +325,9 @@ def test_a_scaled_loss_does_not_show_and_an_overflow_leaves_no_trace(compression
 def test_every_way_gives_the_mean(way: str, hosts: int) -> None:
     def work(adapter: Any, topology: Topology) -> Any:
         transport = TRANSPORTS[way](adapter, Mesh(topology), "way")
-        return vector(Reducer(transport, Uncompressed())(gradients(0, topology.rank, "float64"))), transport.sent
+        return vector(
+            averaged(Reducer(transport, Uncompressed()), gradients(0, topology.rank, "float64"))
+        ), transport.sent
 
     found = together(4, work, hosts)
     for mean, _ in found:

@@ -64,7 +64,7 @@ def test_two_ranks(framework: str, name: str, report: Any) -> None:
 @pytest.mark.parametrize("capability", PROBED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_is_declared_works_and_what_is_not_fails(framework: str, capability: str, report: Any) -> None:
-    """A gap that has closed fails here too: then the adapter's CAPABILITIES must say so."""
+    """What is listed as unsupported and works after all fails here too: then the adapter's CAPABILITIES must say so."""
     told, _ = report(framework)
     faults = told["capabilities"][capability]
     assert (faults == []) == (capability in told["declared"]), faults

@@ -1,4 +1,4 @@
-"""Starved networks: what their links carry, that ranks live in them, and that nothing of them stays."""
+"""Slow networks on one machine: what their links carry, that ranks live in them, and that nothing of them stays."""
 
 from __future__ import annotations
 

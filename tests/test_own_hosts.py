@@ -1,4 +1,4 @@
-"""Steps on starved hosts for `make validate`: how they are measured, and what rows are made of them."""
+"""Steps over bandwidth-limited links for `make validate`: how they are measured, and what rows are made of them."""
 
 from __future__ import annotations
 

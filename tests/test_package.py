@@ -26,12 +26,12 @@ from hvdkit.data.batches import Batch
 pytorch.init("cpu")
 kind, rate = sys.argv[1], {"learning_rate": 0.1}
 settings = Sgd(**rate) if kind == "sgd" else AdamW(name=kind, **rate) if kind == "adamw" else Lars(name=kind, **rate)
-network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-session = Session(pytorch, network, settings, Loss(), Dense(pytorch, 1))
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+session = Session(pytorch, model, settings, Loss(), Dense(pytorch, 1))
 session.broadcast_state()
-before = network[1].weight.detach().clone()
+before = model[1].weight.detach().clone()
 session.train_step([Batch(np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3), np.array([0, 1]))])
-print(float((network[1].weight - before).abs().max()), "torch._dynamo" in sys.modules)
+print(float((model[1].weight - before).abs().max()), "torch._dynamo" in sys.modules)
 """
 HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "jinja2", "sklearn", "scipy")
 

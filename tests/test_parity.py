@@ -52,8 +52,8 @@ def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, recipe: Path, tmp_path
     for name, each in result.frameworks.items():
         assert each.passed and each.missed == [], name
         assert each.batches_equal and each.initial_weights_equal
-        for key, mark in result.marks.items():
-            assert getattr(each, key) <= mark, (name, key)
+        for key, limit in result.marks.items():
+            assert getattr(each, key) <= limit, (name, key)
             # a framework of its own cannot agree with PyTorch in every bit
             assert name == "pytorch" or key == "applied_f64" or getattr(each, key) > 0, (name, key)
         largest = each.f32_factor * each.reference_gradients_f32
@@ -116,7 +116,7 @@ def test_a_planted_fault_is_found_and_named(framework: str, fault: str, planted:
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_missed_mark_is_told_in_table_and_page(planted: Any) -> None:
+def test_a_missed_limit_is_named_in_table_and_page(planted: Any) -> None:
     from hvdkit.report.parity import deviations, parity_markdown
 
     bad = planted.verdict("pytorch", "label_smoothing")

@@ -1,4 +1,4 @@
-"""The hand-written scripts that hvdkit is measured against: they run, are the same network, and know no hvdkit."""
+"""The hand-written scripts that hvdkit is measured against: they run, are the same model, and know no hvdkit."""
 
 from __future__ import annotations
 

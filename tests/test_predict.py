@@ -238,7 +238,7 @@ def test_advice_says_when_more_ranks_lose() -> None:
     assert advice.adding.most is not None
     assert speeds[2 * advice.adding.most] < 1.1 * speeds[advice.adding.most]
     assert "2, 4 ranks are slower than fewer" in advice.adding.told
-    assert "more than half of what is paid for waits" in advice.adding.told
+    assert "efficiency is below 50 %" in advice.adding.told
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_without_marks_there_is_nothing_to_tell(checked: Recipe) -> None:
     for rank in record.ranks:
         for step in rank.steps:
             step.marks = []
-    with pytest.raises(RunError, match="no step was marked"):
+    with pytest.raises(RunError, match="no step recorded trace events"):
         assemble.profile(assemble.gather(record, [], checked), checked)
 
 

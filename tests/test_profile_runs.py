@@ -205,6 +205,6 @@ def _check_trace(path: Path, made: Profile) -> None:
     """All ranks are in the same step at some time: while they reduce."""
     spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
     for number in range(made.measured_steps):
-        steps = [span for span in spans if span["name"] == f"step {number + 1}, marked"]
+        steps = [span for span in spans if span["name"] == f"step {number + 1}, with trace events"]
         assert [span["pid"] for span in steps] == [100, 101, 102, 103]
         assert max(span["ts"] for span in steps) < min(span["ts"] + span["dur"] for span in steps)

@@ -43,10 +43,11 @@ def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
             result["images_per_second"] = 300 + 5 * wobble if wobble else 100 + result["round"]
 
     change(real, level)
-    found = page.make(collect.read(real), "")
-    assert found.findings[0].text.startswith("A tie of tensorflow and keras") or found.findings[0].text.startswith(
-        "A tie of keras and tensorflow"
-    )
+
+    def fastest() -> str:
+        return next(each.text for each in page.make(collect.read(real), "").findings if "Fastest" in each.lead)
+
+    assert fastest().startswith(("A tie of tensorflow and keras", "A tie of keras and tensorflow"))
 
     def lead(document: dict[str, Any]) -> None:
         for result in document["runs"]:
@@ -54,7 +55,7 @@ def test_a_tie_is_an_interval_that_holds_one(real: Path) -> None:
                 result["images_per_second"] = 500.0
 
     change(real, lead)
-    assert page.make(collect.read(real), "").findings[0].text.startswith("mxnet: 500.0")
+    assert fastest().startswith("mxnet: 500.0")
 
 
 def test_the_page_says_when_it_was_measured(real: Path) -> None:
@@ -77,8 +78,10 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
         document["runs"] = [result for result in document["runs"] if result["round"] <= 3]
 
     change(real, three)
-    first = page.make(collect.read(real), "").findings[0]
-    assert first.text.endswith("; 3 rounds, 75 % sure.")
+    caution, *others = page.make(collect.read(real), "").findings
+    assert (caution.kind, caution.lead) == ("caution", "Only 3 rounds: treat close results as ties")
+    assert "75 % at most" in caution.text and "--rounds 6" in caution.text
+    assert any(each.text.endswith("; 3 rounds, 75 % confidence.") for each in others)
     alone, pair = grouped(collect.read(real).runs)[0], grouped(collect.read(real).runs)[4]
     shifted = Group(pair.framework, pair.np, None, pair.runs[1:])
     expected = [run.result.images_per_second for run in pair.runs[1:]]
@@ -86,6 +89,36 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
     assert ratio(shifted, alone).middle == pytest.approx(
         sum(mine / other.result.images_per_second for mine, other in zip(expected, alone.runs[1:], strict=True)) / 2
     )
+
+
+def test_one_run_each_is_the_first_caution_and_missing_rivals_are_a_note(real: Path) -> None:
+    made = page.make(collect.read(real), "")
+    assert made.findings[0].kind == "caution" and "do not choose by these speeds" in made.findings[0].lead
+    assert "Rivals" not in str(made.findings) and any(note.startswith("Rivals: none") for note in made.notes)
+    change(real, several_rounds)
+    made = page.make(collect.read(real), "")
+    assert all(each.kind != "caution" for each in made.findings), "five rounds make intervals of 94 %"
+    assert made.findings[0].kind == "bad" and not any(note.startswith("Rivals") for note in made.notes)
+
+
+def test_unequal_accuracies_beside_a_passed_parity_are_explained(real: Path) -> None:
+    def counted(document: dict[str, Any]) -> None:
+        document["runs"][0]["val_samples"] = 360
+
+    change(real, counted)
+    made = page.make(collect.read(real), "", real)
+    assert "although parity passed" in made.accuracies and "in fp32" in made.accuracies
+    assert "One of the 360 held-out images is 0.28 percentage points." in made.accuracies
+    assert (real / made.parity_link).resolve() == paths.recipes().parent / "docs" / "parity.md"
+
+    def equal(document: dict[str, Any]) -> None:
+        for result in document["runs"]:
+            result["val_accuracy"] = 0.9917
+
+    change(real, equal)
+    assert page.make(collect.read(real), "").accuracies == ""
+    change(real, lambda document: (document["runs"][0].update(val_accuracy=0.5), document.update(parity=None)))
+    assert page.make(collect.read(real), "").accuracies == "", "without parity there is nothing to explain"
 
 
 def test_what_an_elastic_run_has_outlived_is_told(real: Path) -> None:

@@ -117,11 +117,11 @@ def _rows(bench: SimpleNamespace, local_ms: float, accuracy: float) -> list[dict
     ("local_ms", "accuracy", "told"),
     [
         (310.0, 0.98, []),
-        (320.0, 0.98, ["70%: local8 reaches 0.938 of the limit, 3.12 times; the mark is 0.95, 3.17 times"]),
-        (310.0, 0.90, ["70%: dense reaches 0.300 of the limit, 1.00 times; the mark is 0.95, 3.17 times"]),
+        (320.0, 0.98, ["70%: local8 reaches 0.938 of the limit, 3.12 times; the target is 0.95, 3.17 times"]),
+        (310.0, 0.90, ["70%: dense reaches 0.300 of the limit, 1.00 times; the target is 0.95, 3.17 times"]),
     ],
 )
-def test_a_mark_counts_for_what_is_as_accurate(
+def test_a_target_counts_for_what_is_as_accurate(
     bench: SimpleNamespace, local_ms: float, accuracy: float, told: list[str]
 ) -> None:
     assert bench.starved.missed(_rows(bench, local_ms, accuracy), "pytorch") == told

@@ -43,7 +43,7 @@ def impossible(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
         clusters.load,
         predict.read,
         lambda path: predict.check(None, path / "new.yaml"),
-        lambda path: export.plan(path, path / "network.safetensors", overwrite=False),
+        lambda path: export.plan(path, path / "model.safetensors", overwrite=False),
     ],
 )
 def test_a_path_that_cannot_be_looked_at_is_refused_in_a_line(work: Callable[[Path], object], impossible: Path) -> None:

@@ -15,7 +15,7 @@ from hvdkit.baselines import registry
 from hvdkit.commands import checks
 from hvdkit.commands.checks import Use
 from hvdkit.core import tuning
-from hvdkit.core.precision import gaps
+from hvdkit.core.precision import unsupported
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.counts import Counts
 from hvdkit.errors import Faults, RunError
@@ -82,7 +82,9 @@ def make_plan(
         if device == "auto" and not runtime.gpu and not runtime.added:
             device = "cpu"
         devices = ("cpu", "gpu") if device == "auto" else (device,)  # only the ranks know which it is
-        faults += sorted((gaps(framework, CAPABILITIES[framework], recipe, each) for each in devices), key=len)[0]
+        faults += sorted((unsupported(framework, CAPABILITIES[framework], recipe, each) for each in devices), key=len)[
+            0
+        ]
     faults += placement.faults(framework, elastic is not None)
     if elastic and not elastic.min_np <= np <= elastic.max_np:
         faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")

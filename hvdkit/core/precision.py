@@ -51,7 +51,7 @@ class LossScaling:
 LOSS_SCALING = LossScaling()
 
 
-def gaps(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
+def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, device: str) -> list[str]:
     """Error lines for what the recipe needs and a framework with these capabilities cannot do on `cpu` or `gpu`."""
     found = []
     if not _supports(recipe.precision, capabilities, device):
@@ -67,7 +67,7 @@ def gaps(framework: str, capabilities: frozenset[str], recipe: Recipe, device: s
 
 def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:
     """Check that the framework supports the recipe on this rank's device. Raises RequestError."""
-    found = gaps(adapter.NAME, adapter.CAPABILITIES, recipe, topology.device)
+    found = unsupported(adapter.NAME, adapter.CAPABILITIES, recipe, topology.device)
     if found:
         raise RequestError("\n".join(found))
 

@@ -56,7 +56,7 @@ def mark(name: str) -> None:
 
 
 def note(name: str, at: int) -> None:
-    """Record a trace event at `at` nanoseconds of `mark`'s clock, for times known only later, such as a device's."""
+    """Record a trace event at `at` nanoseconds of the same clock, for times known only later, such as a device's."""
     if _on:
         _found.append((name, at))
 

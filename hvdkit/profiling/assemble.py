@@ -24,7 +24,10 @@ from hvdkit.worker.profile import RECORD, TIMELINE
 
 @dataclass(frozen=True)
 class Findings:
-    """A run's records in rank 0's time: `marked[i][r]` is step i of rank r, and so are the other kinds of steps."""
+    """A run's records in rank 0's time: `marked[i][r]` is step i with trace events on rank r.
+
+    `traced` are steps with Horovod's timeline, `detailed` those with a trace event for each gradient and layer.
+    """
 
     record: RunRecord
     clocks: list[Clock]
@@ -43,7 +46,7 @@ class Findings:
 
     @property
     def durations(self) -> list[list[Counter[str]]]:
-        """The breakdown of the marked steps."""
+        """The breakdown of the steps with trace events."""
         share = self.negotiation
         return [[breakdown.durations(one, row, share) for one in row] for row in self.marked]
 
@@ -84,7 +87,7 @@ def profile(found: Findings, recipe: Recipe) -> Profile:
     """The profile. Raises RunError if a step has no trace events."""
     record, rows = found.record, found.durations
     if not rows or not all(step.phases for row in found.marked for step in row):
-        raise RunError("profile: no step was marked; is the recipe's script one of hvdkit's?")
+        raise RunError("profile: no step recorded trace events; is the recipe's script one of hvdkit's?")
     count = len(record.ranks)
     traced = [[breakdown.durations(one, row)[OVERLAPPED] for one in row] for row in found.traced]
     hidden = [float(np.mean([row[rank] for row in traced])) if traced else 0.0 for rank in range(count)]
@@ -171,7 +174,7 @@ def bound(split: Split) -> Bound:
 
 
 def cost(record: RunRecord) -> Cost | None:
-    """Marked steps compared to plain ones, each on its slowest rank: the median of the ratios of the turns."""
+    """Steps with trace events ÷ plain ones, each on its slowest rank: the median of the ratios of the turns."""
 
     def medians(kind: Kind) -> dict[int, float]:
         found: dict[int, list[float]] = {}

@@ -23,8 +23,8 @@ _HOROVOD = 1_000_000  # the process of Horovod's lanes, after all ranks
 
 
 def dump(found: Findings) -> str:
-    """The marked, detailed and traced steps as JSON; the first one begins at 0."""
-    rows = [("marked", found.marked), ("detailed", found.detailed), ("with the timeline", found.traced)]
+    """The steps with trace events, with details and with the timeline, as JSON; the first one begins at 0."""
+    rows = [("with trace events", found.marked), ("detailed", found.detailed), ("with the timeline", found.traced)]
     zero = min((step.open for _, steps in rows for row in steps for step in row), default=0)
     operations = [each for row in found.traced for each in row[0].operations]
     processes: list[tuple[int, str, Iterable[str]]] = [

@@ -18,7 +18,7 @@ from hvdkit.report import plotting
 from hvdkit.report.tabular import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -138,6 +138,18 @@ def whole_numbers(axes: Axes) -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
+
+
+def fit(axes: Axes, values: Iterable[float], least: float, most: float = math.inf) -> None:
+    """Let the y axis of lines begin and end near the values, within 0 and `most`.
+
+    It spans at least `least`, so that noise stays small.
+    """
+    known = [value for value in values if math.isfinite(value)] or [0.0]
+    missing = max(0.0, least - (max(known) - min(known)))
+    low, high = min(known) - missing / 2, max(known) + missing / 2
+    margin = 0.06 * (high - low)
+    axes.set_ylim(max(0.0, low - margin), min(most, high + margin))
 
 
 def ranks(np: int) -> str:

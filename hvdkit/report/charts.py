@@ -17,6 +17,7 @@ from hvdkit.report.canvas import (
     Chart,
     brief,
     drawing,
+    fit,
     label_rows,
     ranks,
     series,
@@ -106,7 +107,7 @@ class Charts:
                 canvas.table.rows.append([number(line.step), number(line.images_per_second, 1)])
             axes.set(xlabel="step", ylabel=unit)
             axes.set_xlim(left=0)
-            axes.set_ylim(bottom=0)
+            fit(axes, [*speeds, group.speed.middle], 0.2 * max(speeds))
             axes.grid(axis="y")
             summary = f"Images per second along the run; {group.speed.text()} over the steps after the warm-up."
             yield canvas.chart(summary, "By rank 0's clock; dotted: over all measured steps.")
@@ -188,11 +189,12 @@ class Charts:
             axes.set_xticks(self._nps, [str(np) for np in self._nps])
             axes.minorticks_off()
             axes.set(xlabel="ranks", ylabel=unit)
-            axes.set_ylim(0, None if unit != "%" else max(112, axes.get_ylim()[1]))
+            low, high = axes.dataLim.intervaly  # with intervals and dotted lines
+            fit(axes, [low, high], 10 if unit == "%" else 0.2 * high)
             axes.grid(axis="y")
             canvas.legend(axes)
             summary = f"{title} from {ranks(self._nps[0])} to {ranks(self._nps[-1])}; the lowest there: {worst[1]}."
-            note = "Dotted: as many times one rank's as there are ranks." if unit != "%" else "Dotted: 100 %."
+            note = "Dotted: perfect scaling." if unit != "%" else "Dotted: 100 %."
             return canvas.chart(summary, note)
 
     def steps(self) -> Iterator[Chart]:
@@ -228,9 +230,9 @@ class Charts:
             axes.set(xlim=(0, 1.05 * longest), xlabel="ms a step, on its slowest rank")
             slowest = max(self.groups, key=lambda group: max(group.values("step_ms_p90")))
             most = f"{slowest.label} at {ranks(slowest.np)}, {max(slowest.values('step_ms_p90')):.1f} ms"
-            note = "Mark: median; bar: from there to the 90th percentile. The steps themselves were not kept."
+            note = "Symbol: median; bar: from there to the 90th percentile. The steps themselves were not kept."
             if kept:
-                note = "Mark: median; box: middle half; line: 5th to 95th percentile; tick: 99th."
+                note = "Symbol: median; box: middle half; line: 5th to 95th percentile; tick: 99th."
             yield canvas.chart(f"Duration of a step in ms. The longest 90th percentile: {most}.", note)
 
     def learning(self) -> Iterator[Chart]:
@@ -264,11 +266,13 @@ class Charts:
                 for line in ends:
                     figures = [number(line.epoch + 1), number(line.loss, 4), number(line.val_loss, 4)]
                     canvas.table.rows.append([Cell(group.label), *figures, percent(line.val_accuracy, 2)])
-            panels[0].set_ylim(bottom=0)
+            low, high = panels[0].dataLim.intervaly
+            fit(panels[0], [low, high], 0.2 * high)
             panels[0].set_ylabel("training loss")
             panels[-1].set_xlabel("epoch")
             if rated:
-                panels[-1].set(ylabel="accuracy, %", ylim=(0, 102))
+                panels[-1].set_ylabel("accuracy, %")
+                fit(panels[-1], panels[-1].dataLim.intervaly, 2, 100.5)
             for axes in panels:
                 axes.set_xlim(left=0)
                 whole_numbers(axes)
@@ -286,7 +290,7 @@ class Charts:
         shown = [each for each in ratios if not each.against.startswith("np=")]
         if not shown:
             return
-        columns = ["framework", "ranks", "against", "ratio", "low", "high", "rounds", "sure", "verdict"]
+        columns = ["framework", "ranks", "against", "ratio", "low", "high", "rounds", "confidence", "verdict"]
         with drawing(46 + 21 * len(shown), "ratios", "Against rivals", columns) as canvas:
             axes = canvas.figure.subplots()
             for row, each in enumerate(shown):
@@ -315,8 +319,8 @@ class Charts:
 
     def _checks(self, parity: Parity) -> Chart:
         names = {key: key.removesuffix("_f64") for key in parity.marks}
-        columns = ["framework", "check", "error", "mark"]
-        with drawing(60 + 22 * len(names), "parity", "Errors against their marks", columns) as canvas:
+        columns = ["framework", "check", "error", "limit"]
+        with drawing(60 + 22 * len(names), "parity", "Errors and their limits", columns) as canvas:
             axes = canvas.figure.subplots()
             for row, (key, check) in enumerate(names.items()):
                 limit = clipped(parity.marks[key])
@@ -337,8 +341,8 @@ class Charts:
             label_rows(axes, list(names.values()))
             axes.set_xlabel("relative error in float64; below 1e-17 drawn there")
             canvas.legend(axes)
-            summary = f"Largest relative error of each check against {parity.reference}, beside its mark."
-            return canvas.chart(summary, "Upright bars: the largest errors that pass.")
+            summary = f"Largest relative error of each check against {parity.reference}, beside its limit."
+            return canvas.chart(summary, "Red bars: the limits.")
 
     def _parity_steps(self, parity: Parity) -> Chart:
         with drawing(250, "parity-steps", "Each step by itself", ["framework", "step", "error"]) as canvas:
@@ -357,7 +361,7 @@ class Charts:
             axes.set(xlabel="step", ylabel="relative error")
             canvas.legend(axes)
             summary = f"Largest relative error after each of {parity.steps} steps from the reference's own states."
-            return canvas.chart(summary, "Line: the mark.")
+            return canvas.chart(summary, "Red line: the limit.")
 
 
 def _interval_row(group: Group, found: Estimate, digits: int) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""The findings at the top of the page: who is fastest and by how much, what is proved, what is not known."""
+"""The findings at the top of the page: how far to trust it, who is fastest and by how much, what is proved."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from hvdkit.report.rounds import Group, efficiency, ratio
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison
 
+_CONFIDENT = 0.9  # a finding with less confidence comes with a caution
+
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence with a heading, `lead`; `kind` is good, bad, open (not known) or plain."""
+    """A sentence with a heading, `lead`; `kind` is caution (read this first), bad, good, open (not known) or plain."""
 
     kind: str
     lead: str
@@ -29,7 +31,7 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
     made = [_fastest([group for group in own if group.np == np]) for np in nps]
-    made += [*_scaling(own), _parity(found.comparison), _rivals(found.comparison)]
+    made += [*_scaling(own), _parity(found.comparison), *_rivals(found.comparison)]
     if found.comparison.baseline is not None:
         made.append(_baseline(found.comparison.baseline))
     noisy = [run for run in found.runs if run.result.noisy]
@@ -38,7 +40,50 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
             f"{len(noisy)} of {len(found.runs)} runs: other processes took CPU time. Run them again on an idle machine."
         )
         made.append(Finding("bad", "Noisy", text))
-    return made
+    made.sort(key=lambda finding: finding.kind != "bad")  # stable
+    return [*_few_rounds(groups), *made]
+
+
+def _few_rounds(groups: list[Group]) -> list[Finding]:
+    """The caution that there are too few rounds for intervals to rely on; empty if there are enough."""
+    rounds = min(len(group.runs) for group in groups)
+    if intervals.confidence(rounds) > _CONFIDENT:
+        return []
+    enough = next(count for count in range(rounds, 100) if intervals.confidence(count) >= intervals.CONFIDENCE)
+    if rounds == 1:
+        lead = "One run each: do not choose by these speeds yet"
+        text = (
+            "The next run of the same command may well be a few percent faster or slower, and one run does not show by "
+            f"how much. Measure again on an idle machine with --rounds {enough}: every figure then has a 95 % interval."
+        )
+    else:
+        lead = f"Only {rounds} rounds: treat close results as ties"
+        text = (
+            f"An interval from {rounds} rounds contains the true median with a probability of "
+            f"{100 * intervals.confidence(rounds):.0f} % at most. With --rounds {enough} it is 95 %."
+        )
+    return [Finding("caution", lead, text)]
+
+
+def why_accuracies_differ(found: Found, groups: list[Group]) -> str:
+    """Why accuracies differ although parity is proved; empty if they do not, or if it is not."""
+    parity = found.comparison and found.comparison.parity
+    rates = [rate for group in groups if (rate := group.middle("val_accuracy")) is not None]
+    shown = {f"{100 * rate:.2f} %": rate for rate in sorted(rates)}
+    if not parity or not parity.passed or len(shown) < 2:
+        return ""
+    low, *_, high = shown
+    text = (
+        f"Accuracies differ ({low} to {high}) although parity passed. This is expected: parity compares single steps "
+        "in float64, each from the same weights, but these runs trained from start to end in "
+        f"{found.runs[0].result.precision}. There every framework rounds a little differently, and training amplifies "
+        "the difference with each step, so correct programs end with different weights."
+    )
+    if samples := found.runs[0].result.val_samples:
+        text += f" One of the {samples:,} held-out images is {100 / samples:.2g} percentage points."
+    if len({group.np for group in groups}) > 1:
+        text += " Runs with more ranks also have a larger global batch."
+    return f"{text} Train with several seeds (seed=2, seed=3, …) before you call one framework more accurate."
 
 
 def _single(group: Group) -> Finding:
@@ -59,13 +104,13 @@ def _fastest(groups: list[Group]) -> Finding:
     second, lead, kind = ordered[1], ratio(best, ordered[1]), "plain"
     text = f"{best.label}: {speed}, {lead.text(3)} times {second.label}"
     if lead.low is None or lead.high is None:
-        text += ". One run each, so it may be chance."
+        text += " (one run each)."
     else:
         confidence = intervals.confidence(lead.n)
-        text += f"; {lead.n} rounds, {100 * confidence:.0f} % sure."
+        text += f"; {lead.n} rounds, {100 * confidence:.0f} % confidence."
         if intervals.verdict(intervals.Interval(lead.middle, lead.low, lead.high)) == "tie":
             text = f"A tie of {best.label} and {second.label}{text.removeprefix(best.label)}"
-        elif confidence > 0.9:
+        elif confidence > _CONFIDENT:
             kind = "good"
     return Finding(kind, f"Fastest at {ranks(best.np)}", text)
 
@@ -84,7 +129,7 @@ def _scaling(groups: list[Group]) -> list[Finding]:
 def _parity(comparison: Comparison) -> Finding:
     parity = comparison.parity
     if parity is None:
-        return Finding("open", "Parity", "Not asked for (--no-parity): whether all did the same work is not known.")
+        return Finding("open", "Parity", "Not checked (--no-parity): whether all did the same work is not known.")
     failed = [name for name, each in parity.frameworks.items() if not each.passed]
     if failed:
         return Finding(
@@ -95,17 +140,15 @@ def _parity(comparison: Comparison) -> Finding:
     return Finding("good", "Parity", text)
 
 
-def _rivals(comparison: Comparison) -> Finding:
+def _rivals(comparison: Comparison) -> list[Finding]:
     against = [each for each in comparison.ratios if not each.against.startswith("np=")]
-    if not against:
-        return Finding("open", "Rivals", "None was measured, so other ways to train on several ranks are not compared.")
     parts = []
     for rival in dict.fromkeys(each.against for each in against):
         mine = [each for each in against if each.against == rival]
         if len(mine) <= 2:
             shown = [
                 f"{each.framework} at {ranks(each.np)} {each.median:.2f} "
-                f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % sure"
+                f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % confidence"
                 for each in mine
             ]
         else:
@@ -113,7 +156,7 @@ def _rivals(comparison: Comparison) -> Finding:
             verdicts = Counter(each.verdict or "-" for each in mine).most_common()
             shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
         parts.append(f"{rival}: {'; '.join(shown)}.")
-    return Finding("plain", "Times the images/s of rivals", " ".join(parts))
+    return [Finding("plain", "Times the images/s of rivals", " ".join(parts))] if parts else []
 
 
 def _baseline(rows: list[BaselineRow]) -> Finding:

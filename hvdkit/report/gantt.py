@@ -83,7 +83,8 @@ def picture(schedule: Schedule, title: str, path: Path) -> None:
         pen.text((x, bottom + 9), text, "black", words, "mt")
     pen.text(((left + _RIGHT) / 2, bottom + 32), "ms", "black", words, "mt")
     pen.text(((left + _RIGHT) / 2, 24), brief(title, 110), "black", _font(18), "mm")
-    kinds = [(kind, colour) for kind, colour in _COLOURS.items() if any(span.task.kind == kind for span in spans)]
+    used = {span.task.kind for span in spans}
+    kinds = [("between steps" if kind == "gap" else kind, _COLOURS[kind]) for kind in _COLOURS if kind in used]
     kinds.append(("critical path", "black"))
     x = (left + _RIGHT - sum(56 + small.getlength(kind) for kind, _ in kinds)) / 2
     for kind, colour in kinds:

@@ -7,11 +7,13 @@ import hashlib
 import os
 import shlex
 import time
+import urllib.parse
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import hvdkit
+from hvdkit import paths
 from hvdkit.errors import RequestError
 from hvdkit.files import write_atomic
 from hvdkit.report import canvas, collect, reproduce
@@ -19,7 +21,7 @@ from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
 from hvdkit.report.collect import Found
 from hvdkit.report.documents import TEMPLATES, render
-from hvdkit.report.findings import Finding, findings
+from hvdkit.report.findings import Finding, findings, why_accuracies_differ
 from hvdkit.report.parallel import call_all
 from hvdkit.report.parity import deviations, parity_table
 from hvdkit.report.reproduce import Command
@@ -45,12 +47,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What the templates show."""
+    """What the templates show. `accuracies` says why accuracies differ, `parity_link` leads to docs/parity.md."""
 
     title: str
     about: str
     findings: list[Finding]
     results: Table
+    accuracies: str
+    parity_link: str
     notes: list[str]
     sections: list[Section]
     machine: Table
@@ -73,14 +77,15 @@ def write(folder: Path, out: Path | None = None) -> tuple[Path, Path]:
         raise RequestError(f"--out {target}: cannot be made ({error.strerror}); name another folder") from None
     if not os.access(target, os.W_OK | os.X_OK):
         raise RequestError(f"{target}: cannot be written (permission denied); name another folder with --out")
-    page = make(found, shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])]))
+    own_command = shlex.join(["hvdkit", "report", str(folder), *(["--out", str(out)] if out else [])])
+    page = make(found, own_command, target)
     write_atomic(target / "report.html", as_html(page).encode(errors="replace"))  # a path need not be UTF-8
     write_atomic(target / "report.md", as_markdown(page).encode(errors="replace"))
     return target / "report.html", target / "report.md"
 
 
-def make(found: Found, own_command: str) -> Page:
-    """The page about the results of a folder."""
+def make(found: Found, own_command: str, target: Path = Path()) -> Page:
+    """The page about the results of a folder, to be written into `target`."""
     groups = grouped(found.runs)
     first = found.runs[0].result
     frameworks = list(dict.fromkeys(group.framework for group in groups))
@@ -93,6 +98,8 @@ def make(found: Found, own_command: str) -> Page:
         f"seed {first.seed}",
         findings=findings(found, groups),
         results=results_table(groups, found.comparison.parity if found.comparison else None),
+        accuracies=why_accuracies_differ(found, groups),
+        parity_link=_link(paths.recipes().parent / "docs" / "parity.md", target),
         notes=_notes(found),
         sections=_sections(found, groups),
         machine=machine_table(found),
@@ -107,15 +114,21 @@ def _notes(found: Found) -> list[str]:
     """The notes below the results: how to read them."""
     results = [run.result for run in found.runs]
     notes = [
-        "images/s count all ranks together, over the steps after the warm-up; a step lasts as long as on its slowest "
-        "rank; efficiency is images/s over those of one rank times the ranks; memory is the largest rank's; n counts "
-        "runs, and brackets hold the interval of their median.",
+        "n: the number of runs, whose median is shown, with its interval in brackets. images/s: all ranks together, "
+        "after the warm-up. Efficiency: images/s ÷ (ranks × images/s of one rank). Step: as long as on its slowest "
+        "rank; p50 is the median, p90 the time that nine in ten steps keep. Memory: the largest rank's. Parity: the "
+        "largest relative error in float64.",
     ]
     if found.comparison and found.comparison.rounds > 1:
         rounds = found.comparison.rounds
         notes.append(
-            f"Intervals are the percentile bootstrap's over {rounds} rounds, which can be "
-            f"{100 * intervals.confidence(rounds):.0f} % sure at most; a tie touches 1 ± {intervals.TIE:g}."
+            f"Intervals: percentile bootstrap of the median over {rounds} rounds, with a confidence of at most "
+            f"{100 * intervals.confidence(rounds):.0f} %. A ratio whose interval touches {1 - intervals.TIE:g} to "
+            f"{1 + intervals.TIE:g} is a tie."
+        )
+    if found.comparison and not any(result.rival for result in results):
+        notes.append(
+            "Rivals: none was measured. --rival ddp, for example, measures PyTorch's DistributedDataParallel beside it."
         )
     if corrupt := sum(result.corrupt_images for result in results):
         notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")
@@ -138,36 +151,36 @@ def _notes(found: Found) -> list[str]:
 def _sections(found: Found, groups: list[Group]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
     drawn, comparison = _charts(found, groups), found.comparison
-    text = [] if drawn["learning"] else ["Not known: no run has a metrics.jsonl that can be read."]
+    text = [] if drawn["learning"] else ["No curves: no run has a metrics.jsonl that can be read."]
     learning = Section("learning", "Loss and accuracy", text, drawn["learning"])
     table = tuning_table(found)
     text = [] if table.rows else ["Nothing was tuned: every setting is the recipe's."]
     tuning = Section("tuning", "Tuning", text, [], [table] if table.rows else [])
     if comparison is None:
         course = drawn["course"]
-        text = [] if course else ["Its course is not known: the run has no metrics.jsonl that can be read."]
+        text = [] if course else ["No curve: the run has no metrics.jsonl that can be read."]
         throughput = Section("throughput", "Throughput", text, course)
         return [throughput, Section("steps", "Step times", [], drawn["steps"]), learning, tuning]
 
     text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
     if all(len(group.runs) == 1 for group in groups):
-        text = ["One run each: the figures have no intervals."]
+        text = ["One run each, so the bars have no intervals."]
     if not drawn["scaling"]:
         nps = {group.np for group in groups}
-        why = f"all was run at {ranks(*nps)}" if len(nps) == 1 else "nothing was run at one rank to compare with"
-        text.append(f"How it scales is not known: {why}.")
+        why = f"all runs had {ranks(*nps)}" if len(nps) == 1 else "no run had one rank"
+        text.append(f"There is no scaling efficiency: {why}.")
     charts = [*drawn["speed"], *drawn["ratios"], *drawn["scaling"]]
     throughput = Section("throughput", "Throughput and scaling", text, charts)
     charts = [*drawn["steps"], *drawn["memory"], *drawn["extra"]]
     made = [throughput, Section("steps", "Step times and memory", [], charts), learning]
 
     parity, tables = comparison.parity, []
-    text = ["Not asked for (--no-parity), so whether all did the same work is not known. `hvdkit parity` proves it."]
+    text = ["Not checked (--no-parity), so whether all did the same work is not known. `hvdkit parity` checks it."]
     if parity is not None:
         text = [
             f"Every framework computes the recipe in float64 from the same weights and images as {parity.reference}, "
-            f"{parity.steps} steps at {ranks(parity.np)}. The table has the largest relative errors, beside the "
-            "largest that pass.",
+            f"{parity.steps} steps at {ranks(parity.np)}. The table shows the largest relative errors and their "
+            "limits.",
             *deviations(parity),
         ]
         tables = [parity_table(parity, versions=False)]
@@ -176,8 +189,8 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     if comparison.baseline is not None:
         margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
         text = [
-            "Images per second over those of an earlier comparison. Worse or better: the whole interval is, by more "
-            f"than {margins}."
+            "Images per second ÷ those of an earlier comparison. Worse or better: the whole interval is, by more than "
+            f"{margins}."
         ]
         made.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
     return [*made, tuning, Section("runs", "Every run", [], [], [runs_table(found)])]
@@ -207,6 +220,11 @@ def as_html(page: Page) -> str:
 def as_markdown(page: Page) -> str:
     """The page as Markdown: findings, results, commands."""
     return render("report.md", page=page)
+
+
+def _link(document: Path, folder: Path) -> str:
+    """A relative link from a page in `folder`; empty if the document is not there, as in an installed package."""
+    return urllib.parse.quote(os.path.relpath(document, folder)) if document.is_file() else ""
 
 
 def _listed(names: list[str]) -> str:

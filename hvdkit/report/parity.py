@@ -31,11 +31,11 @@ def parity_table(parity: Parity, versions: bool = True) -> Table:
     """A row for each check, a column for each framework, with its version or not; errors above their limit are bad."""
     each = parity.frameworks
     names = [f"{name} {found.version}" if versions else name for name, found in each.items()]
-    table = Table("parity-table", ["relative error", "mark", *names], [])
+    table = Table("parity-table", ["relative error", "limit", *names], [])
 
-    def add(key: str, label: str, mark: str, texts: list[str]) -> None:
+    def add(key: str, label: str, limit: str, texts: list[str]) -> None:
         cells = [Cell(text, bad=key in found.missed) for text, found in zip(texts, each.values(), strict=True)]
-        table.rows.append([Cell(label), Cell(mark), *cells])
+        table.rows.append([Cell(label), Cell(limit), *cells])
 
     for key, label in (("batches_equal", "batches"), ("initial_weights_equal", "initial weights")):
         add(key, label, "bits", ["equal" if getattr(found, key) else "DIFFER" for found in each.values()])
@@ -104,7 +104,7 @@ def parity_plot(parity: Parity, path: Path) -> None:
             right.plot(range(1, len(steps) + 1), steps, ".-", color=f"C{index}")
         for place, key in enumerate(checks):
             left.plot([parity.marks[key]] * 2, [place - 0.4, place + 0.4], color="black", lw=2)
-        left.set(xscale="log", xlim=(FLOOR / 2, 20), title="worst error (black: mark)")
+        left.set(xscale="log", xlim=(FLOOR / 2, 20), title="worst error (black: limit)")
         left.set_yticks(range(len(checks)), [key.removesuffix("_f64") for key in checks])
         left.invert_yaxis()
         left.legend(loc="lower right")

@@ -29,6 +29,7 @@ _COLOURS = {
     breakdown.UPDATE: "#5aa469",
     breakdown.GAPS: "#dddddd",
 }
+_SHOWN = {breakdown.GAPS: "other"}  # what a part is called, if not by its key in profile.json
 
 
 def tables(profile: Profile) -> list[Table]:
@@ -37,7 +38,7 @@ def tables(profile: Profile) -> list[Table]:
     first = _table("part of a step", "mean", "share", "middle 80 %", title_justify="left")
     inner = {"forward": step.forward_ms, "backward": step.backward_ms, "compression": step.compression_ms}
     for name, part in step.parts().items():
-        first.add_row(name, *_cells(part, whole))
+        first.add_row(_SHOWN.get(name, name), *_cells(part, whole))
         for inside, found in (inner | {"update": step.update_ms}).items() if name == "compute" else ():
             if found is not None:
                 first.add_row(f"  {inside}", *_cells(found, whole), style="dim")
@@ -105,7 +106,7 @@ def _why(profile: Profile, rank: int) -> str:
         others = [each.split.parts()[name].mean for each in profile.ranks if each.rank != rank]
         extras[name] = mine.parts()[name].mean - min(others)
     most = max(extras, key=lambda name: extras[name])
-    return f", most of it {most} (+{extras[most]:.1f} ms)" if extras[most] > 0 else ""
+    return f", most of it {_SHOWN.get(most, most)} (+{extras[most]:.1f} ms)" if extras[most] > 0 else ""
 
 
 def _bandwidth(profile: Profile) -> str:
@@ -154,7 +155,9 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
         above.set(ylim=(len(row) - 0.5, -0.5), xlabel="ms", xlim=(0, max(step.end - zero for step in row) / 1e6))
         what = f"{profile.framework}, {profile.model}, {profile.np} rank(s), batch size {profile.batch_size}"
         above.set_title(f"A step of median length: {what}", loc="left", fontsize=11)
-        patches = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in used]
+        patches = [
+            Patch(color=colour, label=_SHOWN.get(kind, kind)) for kind, colour in _COLOURS.items() if kind in used
+        ]
         above.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)
         times = [0.0, *(tensor.ready_ms for tensor in profile.tensors)]  # after backward's start
         sums = list(accumulate((tensor.bytes / 2**20 for tensor in profile.tensors), initial=0.0))

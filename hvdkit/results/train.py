@@ -72,8 +72,8 @@ class TrainResult(Figures, Result):
     `parameters` counts the trainable ones. `batch_size` (images) and `threads` are per rank. `steps` counts updates.
     The first `warmup_steps` of them do not count for `images_per_second` and for `step_ms_…`, the percentiles over the
     `measured_steps`. `train_loss` is the last epoch's mean. `validation` and `val_…`, as in `MetricLine`, are measured
-    at the end, None without validation samples. `peak_rss_mib` is the largest rank's. `train_s` is rank 0's, with
-    evaluation and checkpoints, which are not part of a step.
+    at the end on `val_samples` samples (None if they are not counted), None without any. `peak_rss_mib` is the largest
+    rank's. `train_s` is rank 0's, with evaluation and checkpoints, which are not part of a step.
 
     `rival` is the other method that trained it (`hvdkit.baselines.registry`), None for hvdkit itself. `round` counts
     the rounds of a comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly
@@ -135,6 +135,7 @@ class TrainResult(Figures, Result):
     val_accuracy: float | None
     val_loss: float | None
     validation: dict[str, float] | None = None
+    val_samples: int | None = None
     peak_rss_mib: float
     train_s: float
     corrupt_images: int = 0

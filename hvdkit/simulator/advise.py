@@ -243,7 +243,7 @@ def _adding(found: Calibration, now: Candidate) -> Adding:
     if loses:
         told.append(f"{', '.join(map(str, loses))} ranks are slower than fewer")
     if most is not None:
-        told.append(f"beyond {most} ranks twice as many bring less than a tenth more")
+        told.append(f"beyond {most} ranks, twice as many bring less than 10 % more images/s")
     if half is not None:
-        told.append(f"from {half} ranks on more than half of what is paid for waits")
+        told.append(f"from {half} ranks on, efficiency is below 50 %")
     return Adding(points=points, most=most, loses=loses, told="; ".join(told))

@@ -213,7 +213,7 @@ def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
 
 
 def bound(schedule: Schedule, waiting: float = 0.0) -> str:
-    """What most of the critical path is: compute, communication, negotiation, input, gaps or waiting.
+    """What most of the critical path is: compute, communication, negotiation, input, waiting, gaps (between steps).
 
     `waiting` are the seconds of compute that the slowest rank takes longer than the others.
     """

@@ -27,8 +27,8 @@ class Workload:
     """A step of one rank, without communication.
 
     `batch_size` is in samples per rank. `forward` has (layer, seconds) in the order of forward, `tensors` are in the
-    order in which backward finishes them, and `tail_s` is what backward does after the last one. `serial_s` is the gap
-    between steps, input that is not hidden included. An update may accumulate several batches: the last one's backward
+    order in which backward finishes them, and `tail_s` is what backward does after the last one. `serial_s` is the time
+    between steps, with the input that nothing hides. An update may accumulate several batches: the last one's backward
     is in `tensors`, all work of the others in `earlier_s`. `jitter` is the coefficient of variation of compute.
     `compression_s` is the time to turn all gradients into what is sent and back, 0 if it was not measured.
     """
@@ -111,7 +111,7 @@ def _forward(profile: Profile, forward_ms: float) -> tuple[tuple[str, float], ..
     known = [(layer.name, layer.forward_ms) for layer in profile.layers if layer.forward_ms is not None]
     whole = sum(ms for _, ms in known)
     if not whole:
-        return (("network", 1e-3 * forward_ms),)
+        return (("model", 1e-3 * forward_ms),)
     return tuple((name, 1e-3 * ms * forward_ms / whole) for name, ms in known)
 
 

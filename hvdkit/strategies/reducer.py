@@ -18,7 +18,7 @@ _STEP = "step"
 
 
 class Reducer:
-    """Averages named tensors over all ranks by a compression method and a transport.
+    """Averages tensors over all ranks by a compression method and a transport.
 
     All frameworks send the same data: tensors are in torchvision's layouts (`Session.state`) and sorted by name.
     `momentum` and `clip_norm` are those of the optimizer that takes the means; a method with momentum correction
@@ -40,19 +40,13 @@ class Reducer:
         self._step = 0
         self._loaded: dict[str, np.ndarray] = {}  # installed at the first call, which has the shapes and the dtype
 
-    def __call__(self, tensors: Mapping[str, Tensor], scale: float | None = None) -> dict[str, Tensor]:
-        """The means by name; collective.
-
-        `scale` is the loss scale by which the tensors are multiplied, and the means too; None if there is none. With
-        a scale, an infinity or NaN on any rank makes all means NaN on all ranks, and the state does not change.
-        """
-        ops = self.transport.adapter.tensors
-        shapes = self._shapes or {name: tuple(int(size) for size in tensors[name].shape) for name in sorted(tensors)}
-        mean = self.packed(ops.join([tensors[name] for name in shapes]), shapes, scale)
-        return dict(zip(shapes, ops.part(mean, list(shapes.values())), strict=True))
-
     def packed(self, vector: Tensor, shapes: Mapping[str, tuple[int, ...]], scale: float | None = None) -> Tensor:
-        """As `__call__`, for all tensors concatenated into one vector in the order of `shapes` (sorted by name)."""
+        """The mean of a vector (n,) over all ranks; collective.
+
+        The vector is all tensors joined in the order of `shapes`, which are sorted by name. `scale` is the loss scale
+        by which it is multiplied, and the mean too; None if there is none. With a scale, an infinity or NaN on any rank
+        makes the whole mean NaN on all ranks, and the state does not change.
+        """
         self._bind(vector, shapes)
         if scale is not None:
             vector = vector / scale

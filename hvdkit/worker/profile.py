@@ -57,7 +57,7 @@ class Turn:
 
 
 def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
-    """The order of a run: warm-up; plain and marked steps in turns, each kind first equally often; details; timeline.
+    """The order of a run: warm-up; plain steps and those with trace events in turns; detailed ones; timeline.
 
     If ranks synchronize only `every` so many steps (Local SGD), all turns except the detailed one consist of whole
     rounds, and there may be fewer but longer turns.
@@ -65,7 +65,7 @@ def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
     rounds = -(-steps // every)
     count = min(TURNS, rounds)
     each = [every * (rounds // count + (number < rounds % count)) for number in range(count)]
-    # The warm-up has marked steps too, as some frameworks compile the step again for trace events.
+    # The warm-up has trace events too, as some frameworks compile the step again for them.
     order = [Turn("plain", -1, max(1, warmup)), Turn("marked", -1, 2)]
     for number, length in enumerate(each):
         pair = [Turn("plain", number, length), Turn("marked", number, length)]

@@ -240,6 +240,7 @@ def _result(
         **measured.figures,
         train_loss=progress.train_loss,
         **scores(progress.validation),
+        val_samples=len(setup.dataset.val) if progress.validation and not setup.dataset.native else None,
         train_s=train_s,
         corrupt_images=len(corrupt),
         native_pipeline=setup.dataset.native,

@@ -90,7 +90,7 @@ def main(framework: str, report: Path) -> None:
             fault = traceback.format_exc()
         outcome[name] = [fault for fault in adapter.allgather_object(fault, name=f"outcome.{name}") if fault]
 
-    # one by one, each told by all ranks, as a gap may show on one rank alone
+    # one by one, each told by all ranks, as one rank alone may lack it
     probes = {name: probe(name, adapter, topology) for name in PROBED}
     everyone = adapter.allgather_object(probes, name="probes")
     capabilities = {name: [fault for probes in everyone if (fault := probes[name])] for name in PROBED}

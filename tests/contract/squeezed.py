@@ -22,7 +22,7 @@ from hvdkit.strategies.reducer import Reducer
 from hvdkit.strategies.transports import TRANSPORTS, Ring
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from crowd import together
+from crowd import averaged, together
 
 SHAPES = {"conv1.weight": (16, 3, 3, 3), "fc.weight": (10, 16), "fc.bias": (10,)}
 
@@ -101,7 +101,7 @@ def compression_is_numpys_and_so_are_its_bytes(adapter: Adapter, topology: Topol
             reducer = Reducer(Ring(adapter, Mesh(topology), f"case.{index}"), method, seed=3, momentum=0.9)
             named = [drawn(step, topology.rank) for step in range(2)]
             there = [{name: adapter.from_numpy(value) for name, value in each.items()} for each in named]
-            means = [{name: adapter.to_numpy(mean) for name, mean in reducer(each).items()} for each in there]
+            means = [{name: adapter.to_numpy(mean) for name, mean in averaged(reducer, each).items()} for each in there]
             return means, reducer.state(), reducer.transport.sent
 
         means, state, sent = reduced(adapter, topology)
@@ -131,7 +131,7 @@ def training_takes_what_it_is_given_as_the_mean(adapter: Adapter, topology: Topo
 
         def reduced(adapter: Any, topology: Topology) -> dict[str, np.ndarray]:
             again = Reducer(Ring(adapter, Mesh(topology)), TopK(ratio=0.05))
-            return [again(everyone[topology.rank]) for everyone in simulated][-1]
+            return [averaged(again, everyone[topology.rank]) for everyone in simulated][-1]
 
         expected = together(topology.size, reduced)[0]
         session.train_step(parts)

@@ -21,6 +21,23 @@ for (const button of document.querySelectorAll("th button")) {
   });
 }
 
+// A table that is wider than its box becomes dense, or else is stacked: no column is cut. Without scripts it scrolls.
+for (const table of document.querySelectorAll("table")) {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+  for (const row of table.tBodies[0].rows) {
+    for (const cell of row.cells) cell.dataset.column = names[cell.cellIndex];
+  }
+}
+const arrange = () => {
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.classList.remove("dense", "stacked");
+    for (const way of ["dense", "stacked"]) if (box.scrollWidth > box.clientWidth) box.classList.add(way);
+  }
+};
+arrange();
+addEventListener("resize", arrange);
+document.addEventListener("toggle", arrange, true); // a table in closed <details> has no width
+
 // Charts: a tooltip shows the value nearest to the pointer; arrow keys step through all of them.
 const tooltip = document.getElementById("tooltip");
 for (const drawing of document.querySelectorAll(".drawing")) {
