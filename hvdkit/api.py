@@ -52,8 +52,11 @@ def train(
     overwrite: bool = False,
     resume: bool = False,
     host_discovery_script: PathLike | None = None,
+    log: Names = None,
 ) -> TrainResult:
     """Train a recipe under one framework, on `np` ranks; `hosts` is `"host:slots,…"` or a list of such parts.
+
+    `log` names trackers: wandb, mlflow, tensorboard.
 
     Raises Stopped if SIGTERM ended training after a checkpoint.
     """
@@ -61,9 +64,11 @@ def train(
     from hvdkit.commands.plan import make_plan
     from hvdkit.launch.placement import Placement
     from hvdkit.report.progress import RunProgress
+    from hvdkit.tracking import trackers as tracking
 
     began = time.time()
-    checked = _loaded(recipe, overrides)
+    names = tracking.check(_list(log))
+    checked = _loaded(recipe, overrides, _path(out) if resume else None, tracking.overrides(names))
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     discovery = _path(host_discovery_script)
@@ -72,8 +77,10 @@ def train(
     with (
         _claimed(out, checked.name, "train", overwrite, resume, [checked.model.weights]) as folder,
         RunProgress([plan.title]) as progress,
+        tracking.Trackers(names, lambda line: _say([line])) as trackers,
     ):
-        return train_.run(plan, folder, progress.watch(plan.title), resume)
+        _say(plan.warnings)
+        return train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
 
 
 def evaluate(
@@ -87,23 +94,29 @@ def evaluate(
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> EvaluationResult:
-    """Evaluate a checkpoint of any framework, such as `run.folder / "checkpoints" / "best"`, under any framework."""
+    """Evaluate a checkpoint of any framework under any framework; of a run's folder the best one, else the last."""
+    from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement
 
+    found = locate(Path(checkpoint))
     placement = Placement(_whole("np", np), launcher=launcher, stall_timeout_s=stall_timeout)
-    plan = evaluate_.plan(Path(checkpoint), _texts("overrides", overrides), framework, placement)
-    if out and paths.lies_in(Path(checkpoint), Path(out)):
+    plan = evaluate_.plan(found, _texts("overrides", overrides), framework, placement)
+    if out and paths.lies_in(found, Path(out)):
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with _claimed(out, plan.recipe.name, "evaluate", overwrite) as folder:
-        return evaluate_.run(plan, Path(checkpoint), folder)
+        return evaluate_.run(plan, found, folder)
 
 
 def export(checkpoint: PathLike, out: PathLike, *, overwrite: bool = False) -> Path:
-    """Write a checkpoint's model as one file, FILE.safetensors or FILE.keras; returns its absolute path."""
+    """Write a model as one file, FILE.safetensors, FILE.onnx or FILE.keras; returns its absolute path.
+
+    Of a run's folder it is the best checkpoint's, else the last one's.
+    """
+    from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import export as export_
 
-    plan = export_.plan(Path(checkpoint), Path(out), overwrite)
+    plan = export_.plan(locate(Path(checkpoint)), Path(out), overwrite)
     export_.run(plan)
     return plan.out
 
@@ -125,6 +138,7 @@ def compare(
     out: PathLike | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    log: Names = None,
 ) -> Comparison:
     """Prove that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
     or as many as `np` says, and compare the results.
@@ -137,9 +151,11 @@ def compare(
     from hvdkit.launch.placement import Placement
     from hvdkit.report.progress import ComparisonProgress, StageProgress
     from hvdkit.runtimes.pins import FRAMEWORKS
+    from hvdkit.tracking import trackers as tracking
 
     began = time.monotonic()
-    checked = _loaded(recipe, overrides)
+    trackers = tracking.check(_list(log))
+    checked = _loaded(recipe, overrides, extra=tracking.overrides(trackers))
     names, rivals = _list(framework) or list(FRAMEWORKS), _list(rival)
     nps = [_whole("np", each) for each in ([np] if isinstance(np, int) else np or COMPARED_RANKS)]
     if resume and out is None:
@@ -150,8 +166,7 @@ def compare(
     old = compare_.earlier(Path(baseline), margin, checked, schedule.plans) if baseline else None
     inputs = [checked.model.weights, _path(baseline), _path(parity)]
     with _claimed(out, checked.name, "compare", overwrite, resume, inputs) as folder:
-        for line in compare_.left_out(rivals, names, nps):
-            print(line, file=sys.stderr)
+        _say([*compare_.left_out(rivals, names, nps), *max(schedule.plans, key=lambda plan: plan.np).warnings])
         if isinstance(proof, ParityPlan):
             with StageProgress("parity", len(proof.plans), began) as stages:
                 proof = compare_.prove(proof, folder, stages.begin, resume)
@@ -160,6 +175,7 @@ def compare(
             comparison = compare_.run(
                 schedule, proof, folder, lambda number, plan: progress.watch(plan.title, number), old, resume
             )
+        compare_.log(schedule, folder, trackers, lambda line: _say([line]))
         return comparison.at(folder)
 
 
@@ -298,13 +314,18 @@ def advise(
         return found.at(folder)
 
 
-def _loaded(recipe: AnyRecipe, overrides: Settings) -> Recipe:
-    from hvdkit.recipe import registry, schema
+def _loaded(recipe: AnyRecipe, overrides: Settings, resumed: Path | None = None, extra: Sequence[str] = ()) -> Recipe:
+    from hvdkit.commands.loading import load
 
-    texts = _texts("overrides", overrides)
-    if isinstance(recipe, Mapping):
-        return schema.revise(copy.deepcopy(dict(recipe)), "recipe", texts)
-    return schema.load(registry.locate(Path(recipe)), texts)
+    given = copy.deepcopy(dict(recipe)) if isinstance(recipe, Mapping) else Path(recipe)
+    checked, lines = load(given, [*_texts("overrides", overrides), *extra], resumed)
+    _say(lines)
+    return checked
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def _texts(name: str, settings: Settings) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -105,22 +104,11 @@ def loaded(recipe: Path, overrides: list[str] | None, resumed: Path | None = Non
     What it leaves to a folder of images is decided here, as in the run in the folder `resumed` if there is one; what
     was found, and what looks like a mistake, is printed on standard error.
     """
-    from hvdkit.recipe import registry, schema
+    from hvdkit.commands.loading import load
 
-    notes: list[str] = []
-    read = schema.load(registry.locate(recipe), overrides or [], notes)
-    warn(notes)
-    if not isinstance(read.data, schema.ImageFolder):
-        return read
-    from hvdkit.tasks import folder
-
-    earlier = None
-    if resumed is not None:
-        with contextlib.suppress(RequestError):  # no run is there yet
-            earlier = schema.load(resumed / "config.yaml")
-    decision = folder.decide(read, earlier, folder.measured_speed)
-    warn([*decision.found, *(f"warning: {line}" for line in decision.warnings)])
-    return decision.recipe
+    checked, lines = load(recipe, overrides or [], resumed)
+    warn(lines)
+    return checked
 
 
 def warn(lines: Iterable[str]) -> None:
