@@ -172,7 +172,7 @@ class Dataset:
     """A training and a validation split of samples of `shape`.
 
     `corrupt` has the samples that were replaced while reading, each with the reason. `native` says that the batches
-    come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified.
+    come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified. `note` is a line for rank 0's log.
     """
 
     train: Split
@@ -182,3 +182,4 @@ class Dataset:
     corrupt: dict[str, str] = field(default_factory=dict)
     native: bool = False
     preprocessing: Preprocessing | None = None
+    note: str | None = None

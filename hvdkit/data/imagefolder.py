@@ -125,7 +125,7 @@ def check_pillow() -> None:
 
 
 def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
-    """The data set, whose sizes are decided. Rank 0 says how many images are held out.
+    """The data set, whose sizes are decided.
 
     Raises RequestError as `look` does, and if a package for reading images is missing, or, with `corrupt: refuse`, one
     of 1,024 files is not an image by its first bytes.
@@ -139,14 +139,13 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
         faults = [fault for listing in listings if len(listing) for fault in _no_images(listing)]
         if faults:
             raise RequestError("\n".join(faults))
-    if shard.rank == 0 and folder.held_out:
-        print(folder.division, flush=True)
     corrupt: dict[str, str] = {}
     train, val = (ImageFolderSplit(listing, data, workers, corrupt) for listing in listings)
     size, resize = int(data.size), int(data.resize)
     names = tuple(map(printable, folder.classes))
     made = Preprocessing(names, size, pixels.MEAN, pixels.DEVIATION, resize=resize)
-    return Dataset(train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made)
+    note = folder.division if folder.held_out else None
+    return Dataset(train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made, note=note)
 
 
 def read(data: ImageFolder, path: str) -> Image:

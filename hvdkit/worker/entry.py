@@ -79,12 +79,12 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
         )
     notes: list[str] = []
     recipe = schema.load(arguments.recipe, arguments.overrides, notes)
-    if notes and os.environ.get("HOROVOD_RANK", "0") == "0":
-        print("\n".join(notes), file=sys.stderr, flush=True)
     if recipe.undecided:  # without the command line, which decides once for all ranks
         from hvdkit.tasks import folder
 
         recipe = folder.decide(recipe).recipe
+    if notes and os.environ.get("HOROVOD_RANK", "0") == "0":
+        print("\n".join(notes), file=sys.stderr, flush=True)
     if arguments.rival:
         from hvdkit import baselines
 
