@@ -172,7 +172,8 @@ class Dataset:
     """A training and a validation split of samples of `shape`.
 
     `corrupt` has the samples that were replaced while reading, each with the reason. `native` says that the batches
-    come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified. `note` is a line for rank 0's log.
+    come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified.
+    `note` is a line for rank 0's log.
     """
 
     train: Split
