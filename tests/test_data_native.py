@@ -103,7 +103,10 @@ def test_parity_refuses_what_is_not_byte_equal(tmp_path: Path) -> None:
             "{name: imagefolder, path: a, workers: many}",
             "data.workers: expected 'auto' or a whole number from 0 to 256",
         ),
-        ("{name: imagefolder, path: a, size: 300}", "data: expected resize of at least size (300), got 256"),
+        (
+            "{name: imagefolder, path: a, size: 300, resize: 256}",
+            "data: expected resize of at least size (300), got 256",
+        ),
         ("{name: imagefolder, path: a, augment: crop}", "data.augment: expected 'none' or 'resized-crop-flip'"),
         ("{name: imagefolder, path: a, corrupt: skip}", "data.corrupt: expected 'refuse' or 'replace', got 'skip'"),
         ("{name: imagefolder, path: 3}", "data.path: expected a valid string, got 3"),
