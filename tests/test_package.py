@@ -112,7 +112,7 @@ ROOMS = [  # from the top down: a room uses those below it
     *("cli", "api", "commands", "tracking", "report", "simulator", "profiling", "launch", "worker", "baselines"),
     *("adapters", "checkpoint", "strategies", "core", "tasks", "data", "recipe", "results", "runtimes"),
 ]
-GROUND = {"hvdkit", "hvdkit.bars", "hvdkit.errors", "hvdkit.files", "hvdkit.paths", "hvdkit.time_left"}
+GROUND = {f"hvdkit{part}" for part in ("", ".bars", ".defaults", ".errors", ".files", ".paths", ".time_left")}
 
 
 def imports() -> dict[str, set[str]]:

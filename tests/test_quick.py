@@ -58,7 +58,8 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
     own = {name for name in modules if name.startswith("hvdkit.")}
     commands = {f"hvdkit.cli.{part}" for part in ("app", "bench", "completion", "images", "predict", "help", "options")}
-    assert commands <= own <= {"hvdkit.__main__", "hvdkit.errors", "hvdkit.cli", "hvdkit.cli.terminal", *commands}
+    ground = {f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "cli", "cli.terminal")}
+    assert commands <= own <= ground | commands
     assert "rich.markdown" not in modules, "what stood in its place is gone"
 
 

@@ -9,7 +9,7 @@ import typer
 
 from hvdkit.cli import completion
 from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show, warn
-from hvdkit.commands.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
+from hvdkit.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
 
 Out = Annotated[
     Path | None, typer.Option(help="the folder to write into", show_default="runs/<collective>-bench-<time>")

@@ -10,9 +10,9 @@ from typing import Any
 
 from hvdkit.commands import predict
 from hvdkit.commands import profile as profiling
-from hvdkit.commands.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.commands.predict import Plan, Question
 from hvdkit.commands.profile import ProfilePlan
+from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import Faults, RequestError
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe

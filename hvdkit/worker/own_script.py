@@ -51,7 +51,8 @@ def _reason(error: Exception, framework: str) -> str:
     if isinstance(error, ModuleNotFoundError):
         install = f"{sys.executable} -m pip install …"
         return f"{error}; expected a script for --framework {framework}, and its modules in that runtime ({install})"
-    return f"{type(error).__name__}: {first_line(error)}; the rank's log has the traceback"
+    what = error.msg if isinstance(error, SyntaxError) else first_line(error)
+    return f"{type(error).__name__}: {what}; the rank's log has the traceback"
 
 
 if __name__ == "__main__":
