@@ -98,13 +98,16 @@ def advise(
         "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
     }  # fmt: skip
     predict_.check(price, apply)
-    if subject.suffix == ".json" and ranks is None:
-        ranks, np, of_recipes["-np"] = np, None, None  # there is nothing to profile, so it can only mean this
+    measured = subject.suffix == ".json"
+    given = [name for name, value in of_recipes.items() if measured and value not in (None, False)]
+    if given == ["-np"] and ranks is None:  # there is nothing to profile, so it can only mean -n
+        ranks, given = np, []
     question = predict_.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
-    if subject.suffix == ".json":
-        given = ", ".join(name for name, value in of_recipes.items() if value not in (None, False))
-        if given:
-            raise RequestError(f"{given}: expected a recipe with it, got the profile {subject}, which is measured")
+    if given:
+        raise RequestError(
+            f"{', '.join(given)}: expected a recipe with it, got the profile {subject}, which is measured"
+        )
+    if measured:
         plan = question.of(predict_.read(subject))
         settings, name = plan.profile.settings, plan.profile.recipe
     else:
@@ -117,7 +120,7 @@ def advise(
         measuring = advise_.plan(recipe, question, framework or "pytorch", placement, 20 if steps is None else steps)
         settings, name = recipe.model_dump(), recipe.name
     with paths.claimed(out or paths.default_out(name, "advise"), overwrite, resume, [subject, cluster]) as folder:
-        if subject.suffix != ".json":
+        if not measured:
             plan = advise_.run(measuring, question, folder)
         advice = predict_.advise(plan, predict_.money(plan, price, images, epochs), folder)
         typer.echo("\n".join(advice_lines(advice)))
