@@ -17,6 +17,7 @@ from hvdkit.core import tuning
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.train import read_result
+from hvdkit.runtimes import machine
 
 DIGITS = ROOT / "recipes" / "resnet20-digits.yaml"
 
@@ -106,8 +107,8 @@ def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [["-np", "1"], ["-np", "2", "device=gpu"], ["-np", "2", "elastic={max_np: 2}"]])
-def test_nothing_is_searched_where_nothing_can_be_found(extra: list[str]) -> None:
-
+def test_nothing_is_searched_where_nothing_can_be_found(extra: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ["GPU 0", "GPU 1"])
     recipe = schema.load(DIGITS, ["tune=measure", *extra[2:]])
     plan = make_plan(recipe, "mxnet", Placement(int(extra[1])))
     assert not tune.searches(plan) and tune.measured(plan, Path("/nowhere")) is plan

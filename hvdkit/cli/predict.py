@@ -119,8 +119,9 @@ def advise(
         "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
     }  # fmt: skip
     predict_.check(price, apply)
-    if subject.suffix == ".json" and ranks is None:
-        ranks, np, of_recipes["-np"] = np, None, None  # there is nothing to profile, so it can only mean this
+    given = [name for name, value in of_recipes.items() if value not in (None, False)]
+    if subject.suffix == ".json" and given == ["-np"] and ranks is None:
+        ranks, of_recipes = np, {}  # there is nothing to profile, so it can only mean -n
     question = predict_.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
     if subject.suffix == ".json":
         request = advise_.of_profile(subject, question, of_recipes)

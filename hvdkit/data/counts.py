@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from hvdkit.errors import LARGEST, RequestError
-from hvdkit.recipe.schema import AnyData, Cifar10, ImageFolder, Native, Synthetic
+
+if TYPE_CHECKING:  # predictions read the table and start without the recipe's schema
+    from hvdkit.recipe.schema import AnyData, Cifar10, ImageFolder
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ def count(data: AnyData, classes: int) -> Counts | None:
 
     Raises RequestError if its files are missing or wrong.
     """
-    if isinstance(data, Synthetic):
+    if data.name == "synthetic":
         return Counts(data.train_images, data.val_images, (data.height, data.width, data.channels), classes)
-    if isinstance(data, Cifar10 | ImageFolder):
+    if data.name == "cifar10" or data.name == "imagefolder":
         return _opened(data)
-    if isinstance(data, Native):
+    if data.name == "native":
         from hvdkit.data.user_pipeline import check_module
 
         check_module(data)
@@ -49,7 +52,7 @@ def count(data: AnyData, classes: int) -> Counts | None:
 def _opened(data: Cifar10 | ImageFolder) -> Counts:
     from hvdkit.data.batches import open_dataset
 
-    if isinstance(data, ImageFolder):  # nothing is read ahead here
+    if data.name == "imagefolder":  # nothing is read ahead here
         data = data.model_copy(update={"workers": 0})
     opened = open_dataset(data, LARGEST, seed=0)
     return Counts(len(opened.train), len(opened.val), opened.shape, opened.classes)
