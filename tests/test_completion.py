@@ -13,7 +13,7 @@ from conftest import ROOT, Hvdkit, run
 from hvdkit.cli import app
 
 HVDKIT = "import sys; sys.argv[0] = 'hvdkit'; from hvdkit.__main__ import main; main()"
-RECIPES = ["resnet20-digits", "resnet50-imagenet", "resnet50-synthetic"]
+RECIPES = ["resnet20-digits", "resnet20-folder", "resnet50-imagenet", "resnet50-synthetic"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,10 @@ def completed(inside: Hvdkit, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("hvdkit pr", ["predict", "profile"]),
+        ("hvdkit pr", ["predict-images", "predict", "profile"]),
         ("hvdkit runtime ", ["build", "add", "list"]),
         ("hvdkit train --res", ["--resume"]),
-        ("hvdkit train resnet5", RECIPES[1:]),
+        ("hvdkit train resnet5", RECIPES[2:]),
         ("hvdkit compare resnet20-digits --framework ", ["pytorch", "tensorflow", "keras", "mxnet"]),
         ("hvdkit compare resnet20-digits --framework k", ["keras"]),
         ("hvdkit train resnet20-digits --log ", ["wandb", "mlflow", "tensorboard"]),

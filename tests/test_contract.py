@@ -90,7 +90,10 @@ def test_capabilities_are_of_the_known_ones() -> None:
     assert CAPABILITIES.keys() >= adapters.load("local").CAPABILITIES
     for capability in PROBED:
         fault = probe(capability, adapters.load("local"), Topology())
-        assert (fault == "") == (capability in adapters.load("local").CAPABILITIES), fault
+        has = adapters.load("local").CAPABILITIES
+        if capability == "bfloat16" and "ml_dtypes" in sys.modules:
+            continue  # NumPy has it where another test has imported that, with onnx for instance
+        assert (fault == "") == (capability in has), fault
 
 
 def local_session(

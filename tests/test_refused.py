@@ -38,9 +38,9 @@ Words = tuple[object, ...]
 # The command with what stays; the faulty words, what is said of them, and the words that correct them.
 REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", FOLDER, ("data.path=nowhere",), "data.path: nowhere: no such folder", ("data.path=pictures",)),
-    ("train", FOLDER, ("data.path=pictures/val",), "pictures/val/train: no such folder", ("data.path=pictures",)),
+    ("train", FOLDER, ("data.path=pictures/val/cat",), "pictures/val/cat", ("data.path=pictures",)),
     ("train", FOLDER, ("data.path=broken",), "cat/no.jpg: neither JPEG nor PNG", ("data.path=pictures",)),
-    ("train", FOLDER, ("data.path=pictures", "model.classes=2"), "at least 3 for data", ("data.path=pictures",)),
+    ("train", FOLDER, ("data.path=pictures", "model.classes=2"), "has 3 class folders", ("data.path=pictures",)),
     ("train", FOLDER, ("data.path=pictures", "batch_size=25"), "at most 24 samples", ("data.path=pictures",)),
     ("train", DIGITS, ("data={name: cifar10, path: cifar}",), "data.path: cifar: no such", ("data.name=mnist5k",)),
     ("train", DIGITS, ("data={name: cifar10, path: half}",), "expected the 30,730,000 of", ("data.name=mnist5k",)),
