@@ -38,6 +38,7 @@ except SystemExit as end:
     status = end.code or 0
 print(status, *sys.modules, file=sys.stderr)
 """
+PARTS = ("app", "bench", "completion", "help", "images", "options", "predict", "setting_up")
 PLOTS = {"matplotlib", "jinja2"}
 
 
@@ -57,7 +58,7 @@ def test_help_loads_what_it_is_drawn_by_and_no_more(arguments: list[str]) -> Non
     assert {"numpy", "yaml", "markdown_it", "pygments", "multiprocessing", "asyncio", *PLOTS}.isdisjoint(modules)
     assert "pydantic" not in modules or arguments[:1] == ["compare"], "typer reads a command's arguments by it"
     own = {name for name in modules if name.startswith("hvdkit.")}
-    commands = {f"hvdkit.cli.{part}" for part in ("app", "bench", "completion", "images", "predict", "help", "options")}
+    commands = {f"hvdkit.cli.{part}" for part in PARTS}
     ground = {f"hvdkit.{part}" for part in ("__main__", "defaults", "errors", "cli", "cli.terminal")}
     assert commands <= own <= ground | commands
     assert "rich.markdown" not in modules, "what stood in its place is gone"

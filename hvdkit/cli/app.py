@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, completion, help, images, predict
+from hvdkit.cli import bench, completion, help, images, predict, setting_up
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -44,12 +44,6 @@ app = App(
     pretty_exceptions_enable=False,
     help="One ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
-runtime_app = App(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
-app.add_typer(runtime_app, name="runtime")
-horovod_app = App(no_args_is_help=True, help="Horovod for an environment of your own.")
-app.add_typer(horovod_app, name="horovod")
-recipes_app = App(no_args_is_help=True, help="The recipes that come with hvdkit.")
-app.add_typer(recipes_app, name="recipes")
 
 CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="RUN, or a checkpoint of it")]
 Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default="runs/<recipe>-<command>-<time>")]
@@ -323,98 +317,10 @@ def report(
         typer.echo(f"written to {path}")
 
 
-@app.command()
-def doctor() -> None:
-    """Show what is installed and what is broken, with the command that repairs it."""
-    from rich.console import Console
-
-    from hvdkit.runtimes.doctor import examine
-
-    console = Console()
-    with console.status("examining the machine and the runtimes"):
-        report = examine()
-    report.render(console)
-    raise typer.Exit(report.exit_status)
-
-
-@runtime_app.command("build")
-def runtime_build(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all", autocompletion=completion.runtimes),
-    ] = None,
-    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
-) -> None:
-    """Build the runtimes that are missing or out of date, and test each with two processes."""
-    from rich.console import Console
-
-    from hvdkit.commands.runtime import build
-
-    build(names or None, gpu, Console())
-
-
-@runtime_app.command("add")
-def runtime_add(
-    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet", autocompletion=completion.runtimes)],
-    python: Annotated[Path, typer.Option(help="the interpreter that has the framework and a Horovod")],
-    build: Annotated[bool, typer.Option("--build", help="build a Horovod for it first, and install it there")] = False,
-) -> None:
-    """Use an interpreter of your own as a runtime."""
-    from rich.console import Console
-
-    from hvdkit.commands.runtime import add, describe
-
-    typer.echo(f"{name}: {describe(add(name, python, build, Console(stderr=True)))}")
-
-
-@runtime_app.command("list")
-def runtime_list() -> None:
-    """List the runtimes."""
-    from hvdkit.commands.runtime import describe
-    from hvdkit.runtimes.store import installed
-
-    lines = [f"{runtime.name}: {describe(runtime)}" for runtime in installed()]
-    typer.echo("\n".join(lines or ["no runtime is built yet; run `hvdkit runtime build`"]))
-
-
-@horovod_app.command("wheel")
-def horovod_wheel(
-    python: Annotated[Path, typer.Option(help="the interpreter of the environment, with its frameworks")],
-    gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
-    out: Annotated[Path, typer.Option(help="the folder of the wheel")] = Path(),
-) -> None:
-    """Build a Horovod for any environment and test it there; the environment is not changed."""
-    from rich.console import Console
-
-    from hvdkit.commands.horovod import build
-
-    made = build(python, gpu, out, Console(stderr=True))
-    typer.echo(f"{made}\ninstall it: {python} -m pip install {made}")
-
-
-@recipes_app.command("list")
-def recipes_list() -> None:
-    """List the recipes that come with hvdkit, each with a description."""
-    from hvdkit.recipe import registry
-
-    for entry in registry.entries():
-        typer.echo(f"{entry.name}: {entry.description}")
-
-
-@recipes_app.command("copy")
-def recipes_copy(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|FRAMEWORK", help="a recipe's YAML or a framework's script", autocompletion=completion.copies
-        ),
-    ],
-    destination: Annotated[Path, typer.Argument(metavar="[DEST]", help="the folder to copy into")] = Path(),
-) -> None:
-    """Copy a recipe, or the script that runs recipes under a framework, for you to change."""
-    from hvdkit.recipe import registry
-
-    typer.echo(f"copied to {registry.copy(name, destination)}")
+app.command()(setting_up.doctor)
+app.add_typer(setting_up.runtime_app, name="runtime")
+app.add_typer(setting_up.horovod_app, name="horovod")
+app.add_typer(setting_up.recipes_app, name="recipes")
 
 
 def _version(asked: bool) -> None:
