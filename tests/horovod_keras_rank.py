@@ -27,11 +27,19 @@ from keras import optimizers
 FRONT_ENDS = ("horovod.keras", "horovod.tensorflow.keras")
 SHAPES = [(3, 2), (2,), (4, 3)]
 CASES: list[Callable[[types.ModuleType], None]] = []
+ONCE: list[str] = []
 
 
 def case(function: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+    """A case for both front ends."""
     CASES.append(function)
     return function
+
+
+def once(function: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+    """A case for the last front end only: of what is behind both, and takes seconds."""
+    ONCE.append(function.__name__)
+    return case(function)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -129,6 +137,7 @@ def every_optimizer_and_option_applies_the_average(hvd: types.ModuleType) -> Non
         lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2),
         lambda: optimizers.SGD(0.1, loss_scale_factor=8.0),
         lambda: optimizers.SGD(optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+        lambda: optimizers.SGD(lambda: 0.05),
         lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1, momentum=0.9), initial_scale=2.0),
         lambda: optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.1, momentum=0.9))),
     ]
@@ -147,7 +156,7 @@ def pairs_are_applied_as_lists_are(hvd: types.ModuleType) -> None:
     assert int(distributed.iterations) == 3
 
 
-@case
+@once
 def weights_without_decay_stay_so(hvd: types.ModuleType) -> None:
     def make(into: list[Any]) -> Any:
         optimizer = optimizers.AdamW(0.1, weight_decay=0.5)
@@ -180,7 +189,7 @@ def gradients_are_predivided_grouped_and_compressed(hvd: types.ModuleType) -> No
     assert not np.array_equal(compressed[0], exact[0])
 
 
-@case
+@once
 def bfloat16_gradients_are_averaged(hvd: types.ModuleType) -> None:
     into = [keras.Variable(np.zeros(3), dtype="bfloat16")]
     optimizer = hvd.DistributedOptimizer(optimizers.SGD(1.0))
@@ -256,7 +265,7 @@ def backward_passes_are_summed_up(hvd: types.ModuleType) -> None:
         assert int(optimizer._agg_helper.counter) == 1
 
 
-@case
+@once
 def a_variable_may_have_no_gradient(hvd: types.ModuleType) -> None:
     for passes in (1, 2):
         steps = [[step[0], None, step[2]] for step in own(hvd, 2)]
@@ -265,7 +274,7 @@ def a_variable_may_have_no_gradient(hvd: types.ModuleType) -> None:
         same(trained(optimizer, steps)[: len(SHAPES)], plain[: len(SHAPES)], 1e-6)
 
 
-@case
+@once
 def slices_are_gathered_or_made_dense(hvd: types.ModuleType) -> None:
     def slices(rank: int, step: int) -> tf.IndexedSlices:
         values = np.random.default_rng([rank, step]).standard_normal((3 + rank, 3)).astype("float32")
@@ -293,7 +302,7 @@ def slices_are_gathered_or_made_dense(hvd: types.ModuleType) -> None:
     same(trained(passes, first[:2])[: len(SHAPES)], trained(optimizers.SGD(0.1), [total])[: len(SHAPES)], 1e-6)
 
 
-@case
+@once
 def gradients_are_computed_and_reduced_once(hvd: types.ModuleType) -> None:
     for arguments in ({}, {"skip_gradients_aggregation": True}, {"experimental_aggregate_gradients": False}):
         weight = keras.Variable([1.0, 2.0])
@@ -307,14 +316,14 @@ def gradients_are_computed_and_reduced_once(hvd: types.ModuleType) -> None:
     assert float(optimizer.compute_gradients(loss, [weight], tape=tape)[0][0][0]) == 1
 
 
-@case
+@once
 def an_optimizer_wrapped_twice_reduces_once(hvd: types.ModuleType) -> None:
     sums = [[value * 2 for value in step] for step in means()]
     twice = hvd.DistributedOptimizer(hvd.DistributedOptimizer(optimizers.SGD(0.1)), op=hvd.Sum)
     same(trained(twice, own(hvd)), trained(optimizers.SGD(0.1), sums))
 
 
-@case
+@once
 def the_state_of_an_optimizer_is_kept(hvd: types.ModuleType) -> None:
     into, its = variables(), variables()
     optimizer, plain = optimizers.Adam(0.1), optimizers.Adam(0.1)
@@ -323,7 +332,7 @@ def the_state_of_an_optimizer_is_kept(hvd: types.ModuleType) -> None:
     same(trained(hvd.DistributedOptimizer(optimizer), own(hvd), into=into), trained(plain, means(), into=its))
 
 
-@case
+@once
 def two_optimizers_share_a_function(hvd: types.ModuleType) -> None:
     first, second, one, other = optimizers.SGD(0.1), optimizers.SGD(0.1), variables(), variables()
     first, second = hvd.DistributedOptimizer(first), hvd.DistributedOptimizer(second)
@@ -339,7 +348,7 @@ def two_optimizers_share_a_function(hvd: types.ModuleType) -> None:
     same([v.numpy() for v in other], trained(optimizers.SGD(0.2), means())[: len(SHAPES)], 1e-6)
 
 
-@case
+@once
 def an_elastic_job_asks_how_many_ranks_there_are(hvd: types.ModuleType) -> None:
     os.environ["HOROVOD_ELASTIC"] = "1"
     try:
@@ -358,7 +367,7 @@ def an_elastic_job_asks_how_many_ranks_there_are(hvd: types.ModuleType) -> None:
 # Infinite gradients
 
 
-@case
+@once
 def infinite_gradients_reach_all_ranks(hvd: types.ModuleType) -> None:
     steps = own(hvd, 1)
     if hvd.rank() == 1:
@@ -369,7 +378,7 @@ def infinite_gradients_reach_all_ranks(hvd: types.ModuleType) -> None:
     assert np.isfinite(after[1]).all()
 
 
-@case
+@once
 def ranks_skip_a_step_together(hvd: types.ModuleType) -> None:
     def around(optimizer: Any) -> Any:
         return optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
@@ -457,7 +466,7 @@ def fit_trains_as_one_process_does_with_all_data(hvd: types.ModuleType) -> None:
     same(sums.get_weights(), larger.get_weights(), 2e-5)
 
 
-@case
+@once
 def keras_does_not_choose_xla(hvd: types.ModuleType) -> None:
     listed = tf.config.list_physical_devices
     tf.config.list_physical_devices = lambda kind=None: [types.SimpleNamespace(device_type="GPU", name="GPU:0")]
@@ -470,7 +479,7 @@ def keras_does_not_choose_xla(hvd: types.ModuleType) -> None:
         fit(model(hvd.DistributedOptimizer(optimizers.SGD(0.1)), jit_compile=True), hvd.rank())
 
 
-@case
+@once
 def an_embedding_is_trained(hvd: types.ModuleType) -> None:
     x = [np.random.default_rng(rank).integers(10, size=(16, 3)) for rank in range(2)]
     weights = []
@@ -492,7 +501,7 @@ def an_embedding_is_trained(hvd: types.ModuleType) -> None:
     same(weights[3], weights[4], 1e-5)
 
 
-@case
+@once
 def mixed_float16_is_trained(hvd: types.ModuleType) -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -603,7 +612,7 @@ def variables_are_broadcast(hvd: types.ModuleType) -> None:
             assert np.array_equal(made.get_weights()[0], first[0]) == (hvd.rank() == 1)
 
 
-@case
+@once
 def the_first_step_starts_from_the_same_weights(hvd: types.ModuleType) -> None:
     root = model(hvd.DistributedOptimizer(optimizers.Adam(0.01)), seed=1)
     fit(root, hvd.rank(), callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
@@ -623,7 +632,7 @@ def local_variables_are_not_broadcast(hvd: types.ModuleType) -> None:
     np.testing.assert_array_equal(others[0], others[1])
 
 
-@case
+@once
 def unlike_models_are_refused_on_all_ranks(hvd: types.ModuleType) -> None:
     made = keras.Sequential([keras.layers.Input((4,)), *[keras.layers.Dense(2) for _ in range(1 + hvd.rank())]])
     made.compile(optimizers.SGD(0.0), "mse")
@@ -835,7 +844,7 @@ def main() -> None:
         front_end = importlib.import_module(name)
         front_end.init()
         for one in CASES:
-            if chosen and one.__name__ not in chosen:
+            if (chosen and one.__name__ not in chosen) or (one.__name__ in ONCE and name != FRONT_ENDS[-1]):
                 continue
             started = time.monotonic()
             try:

@@ -14,8 +14,12 @@ from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
 
 RANK = ROOT / "tests" / "horovod_keras_rank.py"
-CASES = re.findall(r"^@case\ndef (\w+)", RANK.read_text(), re.MULTILINE)
-FRONT_ENDS = ("horovod.keras", "horovod.tensorflow.keras")
+FRONT_ENDS = {"case": ("horovod.keras", "horovod.tensorflow.keras"), "once": ("horovod.tensorflow.keras",)}
+CASES = [
+    (front_end, name)
+    for kind, name in re.findall(r"^@(case|once)\ndef (\w+)", RANK.read_text(), re.MULTILINE)
+    for front_end in FRONT_ENDS[kind]
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +38,8 @@ def _outcomes(log: Path) -> dict[tuple[str, str], str]:
     return {(front_end, name): outcome for front_end, name, outcome in found}
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("front_end", "name"), CASES)
 def test_keras(outcomes: list[dict[tuple[str, str], str]], front_end: str, name: str) -> None:
     for rank, of_rank in enumerate(outcomes):
         outcome = of_rank.get((front_end, name), "was not reached")
