@@ -1,0 +1,46 @@
+"""Horovod's own Keras front ends under Keras 3 (hvdkit/runtimes/patches): two ranks run tests/horovod_keras_rank.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from hvdkit.launch.hosts import parse_hosts
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import direct
+from hvdkit.runtimes.store import find
+
+RANK = ROOT / "tests" / "horovod_keras_rank.py"
+FRONT_ENDS = {"case": ("horovod.keras", "horovod.tensorflow.keras"), "once": ("horovod.tensorflow.keras",)}
+CASES = [
+    (front_end, name)
+    for kind, name in re.findall(r"^@(case|once)\ndef (\w+)", RANK.read_text(), re.MULTILINE)
+    for front_end in FRONT_ENDS[kind]
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], str]]:
+    """For each rank, what became of each case of each front end."""
+    folder = tmp_path_factory.mktemp("keras")
+    # Where a case fails on one rank only, the other one does not wait for it for ever.
+    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "60", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "120"}
+    environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | limits
+    direct.run(Job(find("tensorflow").python, [str(RANK)], 2, parse_hosts(None, 2), environment, folder))
+    return [_outcomes(folder / f"rank-{rank}.log") for rank in range(2)]
+
+
+def _outcomes(log: Path) -> dict[tuple[str, str], str]:
+    found = re.findall(r"^case (\S+) (\S+) (.*)$", log.read_text(), re.MULTILINE)
+    return {(front_end, name): outcome for front_end, name, outcome in found}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("front_end", "name"), CASES)
+def test_keras(outcomes: list[dict[tuple[str, str], str]], front_end: str, name: str) -> None:
+    for rank, of_rank in enumerate(outcomes):
+        outcome = of_rank.get((front_end, name), "was not reached")
+        assert outcome == "passed", f"rank {rank}: {outcome}"
