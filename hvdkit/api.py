@@ -64,6 +64,7 @@ def train(
     from hvdkit.commands.plan import make_plan
     from hvdkit.launch.placement import Placement
     from hvdkit.report.progress import RunProgress
+    from hvdkit.results.train import doubts
     from hvdkit.tracking import trackers as tracking
 
     began = time.time()
@@ -80,7 +81,9 @@ def train(
         tracking.Trackers(names, lambda line: _say([line])) as trackers,
     ):
         _say(plan.warnings)
-        return train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
+        result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
+    _say(doubts(result))
+    return result
 
 
 def evaluate(
@@ -330,6 +333,8 @@ def _say(lines: Iterable[str]) -> None:
 
 def _texts(name: str, settings: Settings) -> list[str]:
     """The settings as `key=value`, with values in JSON, which is YAML. Raises RequestError for what has no JSON."""
+    if isinstance(settings, str):
+        raise RequestError(f"{name}: expected a dictionary, or a list such as [{settings!r}], got a text")
     if not isinstance(settings, Mapping):
         return _list(settings)
     texts = []

@@ -45,7 +45,8 @@ def locate(given: Path) -> Path:
 
 
 def copy(name: str, destination: Path) -> Path:
-    """Copy a recipe (`NAME.yaml`) or a framework's script (`FRAMEWORK/resnet.py`) into a folder.
+    """Copy a recipe (`NAME.yaml`) or a framework's script (`FRAMEWORK/resnet.py`) into a folder, or to a file whose
+    name has the same ending.
 
     Returns the path of the copy. The folder is created if it does not exist. Raises RequestError if the name is neither
     a recipe nor a framework, if the target exists already, or if the folder cannot be written.
@@ -54,7 +55,8 @@ def copy(name: str, destination: Path) -> Path:
     source = paths.script(name) if name in FRAMEWORKS else known.get(name.removesuffix(".yaml"))
     if source is None:
         raise RequestError(unknown("recipe or framework", name, [*known, *FRAMEWORKS]))
-    target = destination / source.relative_to(paths.recipes())
+    is_file = destination.suffix == source.suffix and not destination.is_dir()
+    target = destination if is_file else destination / source.relative_to(paths.recipes())
     if os.path.lexists(target):
         raise RequestError(f"{target}: is there already and is not overwritten; name another folder")
     try:

@@ -153,8 +153,12 @@ class TrainResult(Figures, Result):
         return read_lines(MetricLine, self.folder / "metrics.jsonl", "the metrics.jsonl of `hvdkit train`")
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each of `lines`, with a column for each metric of a task of one's own."""
-        return [line.model_dump(exclude={"validation"}) | (line.validation or {}) for line in self.lines()]
+        """A row for each of `lines`, with a column `validation.NAME` for each metric of the validation."""
+        return [
+            line.model_dump(exclude={"validation"})
+            | {f"validation.{name}": value for name, value in (line.validation or {}).items()}
+            for line in self.lines()
+        ]
 
     @field_validator("sync")
     @classmethod

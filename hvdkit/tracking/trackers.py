@@ -206,6 +206,8 @@ class _Client:
             ended = ": ".join(["its process has ended", *said])
             fault = self._fault or (f"no answer within {OPEN_S:.0f} s" if self._alive else ended)
             remedy = "check its settings (docs/results.md), or leave the option out"
+            if "sqlite" in fault:  # what mlflow-skinny says of MLflow's default
+                remedy = f"run `{sys.executable} -m pip install mlflow`, or set MLFLOW_TRACKING_URI to a server"
             raise RequestError(f"--log {self._name}: no run can be opened: {fault}; {remedy}")
 
     def wait_ended(self, seconds: float) -> None:
