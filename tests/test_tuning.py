@@ -102,6 +102,7 @@ def test_short_runs_choose_and_are_told(tmp_path: Path) -> None:
         "config.yaml",
         "logs",
         "metrics.jsonl",
+        "metrics.csv",
         "result.json",
     }
 

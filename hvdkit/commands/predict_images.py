@@ -79,7 +79,7 @@ def _first_that_can(recipe: schema.Recipe, frameworks: Sequence[str]) -> Plan:
     first: HvdkitError | None = None
     for framework in frameworks:
         try:
-            return make_plan(recipe, framework, Placement())
+            return make_plan(recipe, framework, Placement(), use="none")
         except HvdkitError as error:
             first = first or error
     raise first or RequestError("--framework: expected one")
