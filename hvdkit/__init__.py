@@ -9,7 +9,8 @@ __version__ = "0.1.0"
 # Type checkers read __init__.pyi.
 _LAZY = {
     **dict.fromkeys(("HvdkitError", "RequestError", "RunError", "Stopped"), "hvdkit.errors"),
-    **dict.fromkeys(("train", "evaluate", "export", "compare", "parity", "profile", "predict", "advise"), "hvdkit.api"),
+    **dict.fromkeys(("train", "evaluate", "predict_images", "export", "compare", "parity", "profile"), "hvdkit.api"),
+    **dict.fromkeys(("bench", "predict", "advise", "dry_run"), "hvdkit.api"),
 }
 
 

@@ -4,11 +4,14 @@ import os
 from pathlib import Path
 
 from hvdkit.api import advise as advise
+from hvdkit.api import bench as bench
 from hvdkit.api import compare as compare
+from hvdkit.api import dry_run as dry_run
 from hvdkit.api import evaluate as evaluate
 from hvdkit.api import export as export
 from hvdkit.api import parity as parity
 from hvdkit.api import predict as predict
+from hvdkit.api import predict_images as predict_images
 from hvdkit.api import profile as profile
 from hvdkit.api import train as train
 from hvdkit.errors import HvdkitError as HvdkitError

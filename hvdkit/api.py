@@ -1,43 +1,62 @@
 """hvdkit's commands as functions, such as `hvdkit.train("resnet20-digits", np=2)` (docs/python.md).
 
-Each takes the options of the command of its name, and returns what that command writes. They show progress on standard
-error, or in the notebook. Besides the errors named below they raise RequestError for a wrong request, with all its
-faults and before anything starts; RunError if a run fails; and KeyboardInterrupt on Ctrl-C, once all ranks have ended.
+Each takes the options of the command of its name, and returns what that command writes; the command line calls them
+too. They show progress on standard error, or in the notebook. Besides the errors named below they raise RequestError
+for a wrong request, with all its faults and before anything starts; RunError if a run fails; and KeyboardInterrupt on
+Ctrl-C, once all ranks have ended.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import os
+import operator
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdkit import paths
+from hvdkit.arguments import (
+    AnyRecipe,
+    Names,
+    PathLike,
+    Paths,
+    Settings,
+    Wholes,
+    as_path,
+    as_paths,
+    checked,
+    joined,
+    listed,
+    texts,
+    wholes,
+)
 from hvdkit.defaults import COMPARED_RANKS, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
     from hvdkit.recipe.schema import Recipe
+    from hvdkit.results.bench import Bench
     from hvdkit.results.compare import Comparison
+    from hvdkit.results.dry_run import DryRun
     from hvdkit.results.evaluate import EvaluationResult
     from hvdkit.results.parity import Parity
+    from hvdkit.results.predict_images import ImagePredictions
     from hvdkit.results.profile import Profile
     from hvdkit.results.train import TrainResult
     from hvdkit.simulator.advise import Advice
     from hvdkit.simulator.predict import Prediction
 
-PathLike = str | os.PathLike[str]
-AnyRecipe = PathLike | Mapping[str, Any]  # a file, a name from `hvdkit recipes list`, or the content of a file
-Settings = Mapping[str, Any] | Iterable[str] | None  # {"epochs": 2} or ["epochs=2"]; dots lead to nested keys
-Names = str | Iterable[str] | None  # one or several
+# When the command began whose start-up time is measured, in `time.time` seconds; None for a function's call.
+BEGAN: ContextVar[float | None] = ContextVar("began", default=None)
+_dry: ContextVar[bool] = ContextVar("dry", default=False)
 
 
+@checked
 def train(
     recipe: AnyRecipe,
     overrides: Settings = None,
@@ -67,25 +86,26 @@ def train(
     from hvdkit.results.train import doubts
     from hvdkit.tracking import trackers as tracking
 
-    began = time.time()
-    names = tracking.check(_list(log))
-    checked = _loaded(recipe, overrides, _path(out) if resume else None, tracking.overrides(names))
-    if resume and (out is None or checked.checkpoint is None):
+    began = BEGAN.get() or time.time()
+    names = tracking.check(listed(log))
+    loaded = _loaded(recipe, overrides, as_path(out) if resume else None, tracking.overrides(names))
+    if resume and (out is None or loaded.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
-    discovery = _path(host_discovery_script)
-    placement = Placement(_whole("np", np), _joined(hosts), launcher, stall_timeout, discovery)
-    plan = replace(make_plan(checked, framework, placement, rival), began=began)
-    with (
-        _claimed(out, checked.name, "train", overwrite, resume, [checked.model.weights]) as folder,
-        RunProgress([plan.title]) as progress,
-        tracking.Trackers(names, lambda line: _say([line])) as trackers,
-    ):
+    discovery = as_path(host_discovery_script)
+    placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, discovery)
+    plan = replace(make_plan(loaded, framework, placement, rival), began=began)
+    place = as_path(out) or paths.default_out(loaded.name, "train")
+    with _claimed(place, overwrite, resume, [loaded.model.weights], dry=("of_train", plan, place, resume)) as folder:
+        if loaded.checkpoint and out is None:
+            _say([f"no --out: checkpoints go to {place}; --out {place} --resume goes on from them"])
         _say(plan.warnings)
-        result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
+        with RunProgress([plan.title]) as progress, tracking.Trackers(names, _line) as trackers:
+            result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
     _say(doubts(result))
     return result
 
 
+@checked
 def evaluate(
     checkpoint: PathLike,
     overrides: Settings = None,
@@ -103,14 +123,38 @@ def evaluate(
     from hvdkit.launch.placement import Placement
 
     found = locate(Path(checkpoint))
-    placement = Placement(_whole("np", np), launcher=launcher, stall_timeout_s=stall_timeout)
-    plan = evaluate_.plan(found, _texts("overrides", overrides), framework, placement)
+    placement = Placement(operator.index(np), launcher=launcher, stall_timeout_s=stall_timeout)
+    plan = evaluate_.plan(found, texts("overrides", overrides), framework, placement)
     if out and paths.lies_in(found, Path(out)):
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
-    with _claimed(out, plan.recipe.name, "evaluate", overwrite) as folder:
+    with _claimed(as_path(out) or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         return evaluate_.run(plan, found, folder)
 
 
+@checked
+def predict_images(
+    checkpoint: PathLike,
+    images: Paths,
+    *,
+    framework: str | None = None,
+    top: int = 3,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> ImagePredictions:
+    """Say what is in pictures: the `top` most probable classes of each, by a run's or a checkpoint's model.
+
+    `images` are JPEG or PNG files, or folders of them. Without `out` nothing is written.
+    """
+    from hvdkit.commands import predict_images as predict_images_
+
+    request = predict_images_.check(Path(checkpoint), as_paths(images), framework, operator.index(top))
+    inputs = [Path(checkpoint), *as_paths(images)]
+    with _claimed(Path(out), overwrite, inputs=inputs) if out else nullcontext() as folder:
+        found = predict_images_.run(request, folder)
+        return found.at(folder) if folder else found
+
+
+@checked
 def export(checkpoint: PathLike, out: PathLike, *, overwrite: bool = False) -> Path:
     """Write a model as one file, FILE.safetensors, FILE.onnx or FILE.keras; returns its absolute path.
 
@@ -124,12 +168,13 @@ def export(checkpoint: PathLike, out: PathLike, *, overwrite: bool = False) -> P
     return plan.out
 
 
+@checked
 def compare(
     recipe: AnyRecipe,
     overrides: Settings = None,
     *,
     framework: Names = None,
-    np: int | Iterable[int] | None = None,
+    np: Wholes = None,
     parity: PathLike | None = None,
     no_parity: bool = False,
     rival: Names = None,
@@ -157,31 +202,33 @@ def compare(
     from hvdkit.tracking import trackers as tracking
 
     began = time.monotonic()
-    trackers = tracking.check(_list(log))
-    checked = _loaded(recipe, overrides, extra=tracking.overrides(trackers))
-    names, rivals = _list(framework) or list(FRAMEWORKS), _list(rival)
-    nps = [_whole("np", each) for each in ([np] if isinstance(np, int) else np or COMPARED_RANKS)]
+    trackers = tracking.check(listed(log))
+    loaded = _loaded(recipe, overrides, extra=tracking.overrides(trackers))
+    names, rivals, nps = listed(framework) or list(FRAMEWORKS), listed(rival), wholes(np) or list(COMPARED_RANKS)
     if resume and out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
     placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout)
-    schedule = compare_.schedule(checked, names, nps, placement, rivals, rounds)
-    proof = compare_.proof(checked, names, _path(parity), no_parity, placement, rivals)
-    old = compare_.earlier(Path(baseline), margin, checked, schedule.plans) if baseline else None
-    inputs = [checked.model.weights, _path(baseline), _path(parity)]
-    with _claimed(out, checked.name, "compare", overwrite, resume, inputs) as folder:
+    schedule = compare_.schedule(loaded, names, nps, placement, rivals, rounds)
+    proof = compare_.proof(loaded, names, as_path(parity), no_parity, placement, rivals)
+    old = compare_.earlier(Path(baseline), margin, loaded, schedule.plans) if baseline else None
+    place = as_path(out) or paths.default_out(loaded.name, "compare")
+    inputs = [loaded.model.weights, as_path(baseline), as_path(parity)]
+    dry = ("of_comparison", loaded, schedule, proof, place)
+    with _claimed(place, overwrite, resume, inputs, dry) as folder:
         _say([*compare_.left_out(rivals, names, nps), *max(schedule.plans, key=lambda plan: plan.np).warnings])
         if isinstance(proof, ParityPlan):
             with StageProgress("parity", len(proof.plans), began) as stages:
                 proof = compare_.prove(proof, folder, stages.begin, resume)
         runs = [(number, plan.title, plan.np) for number, plan in schedule]
-        with ComparisonProgress(runs, checked.steps is None, began) as progress:
+        with ComparisonProgress(runs, loaded.steps is None, began) as progress:
             comparison = compare_.run(
                 schedule, proof, folder, lambda number, plan: progress.watch(plan.title, number), old, resume
             )
-        compare_.log(schedule, folder, trackers, lambda line: _say([line]))
+        compare_.log(schedule, folder, trackers, _line)
         return comparison.at(folder)
 
 
+@checked
 def parity(
     recipe: AnyRecipe,
     overrides: Settings = None,
@@ -204,16 +251,18 @@ def parity(
     from hvdkit.report.progress import StageProgress
     from hvdkit.runtimes.pins import FRAMEWORKS
 
-    checked = _loaded(recipe, overrides)
-    placement = Placement(_whole("np", np), launcher=launcher, stall_timeout_s=stall_timeout)
-    plan = parity_.plan(checked, _list(framework) or list(FRAMEWORKS), steps, placement, _list(rival))
+    loaded = _loaded(recipe, overrides)
+    placement = Placement(operator.index(np), launcher=launcher, stall_timeout_s=stall_timeout)
+    plan = parity_.plan(loaded, listed(framework) or list(FRAMEWORKS), steps, placement, listed(rival))
+    place = as_path(out) or paths.default_out(loaded.name, "parity")
     with (
-        _claimed(out, checked.name, "parity", overwrite, inputs=[checked.model.weights]) as folder,
+        _claimed(place, overwrite, inputs=[loaded.model.weights], dry=("of_parity", plan, place)) as folder,
         StageProgress("parity", len(plan.plans)) as progress,
     ):
         return parity_.run(plan, folder, progress.begin).at(folder)
 
 
+@checked
 def profile(
     recipe: AnyRecipe,
     overrides: Settings = None,
@@ -232,20 +281,63 @@ def profile(
     from hvdkit.commands import profile as profile_
     from hvdkit.launch.placement import Placement
 
-    checked = _loaded(recipe, overrides)
-    placement = Placement(_whole("np", np), _joined(hosts), launcher, stall_timeout)
-    plan = profile_.plan(checked, framework, placement, steps, torch_profiler)
-    with _claimed(out, checked.name, "profile", overwrite, inputs=[checked.model.weights]) as folder:
-        for line in plan.left_out:
-            print(line, file=sys.stderr)
+    loaded = _loaded(recipe, overrides)
+    placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout)
+    plan = profile_.plan(loaded, framework, placement, steps, torch_profiler)
+    place = as_path(out) or paths.default_out(loaded.name, "profile")
+    with _claimed(place, overwrite, inputs=[loaded.model.weights], dry=("of_profile", plan, place)) as folder:
+        _say([*plan.left_out, *plan.plan.warnings])
         return profile_.run(plan, folder).at(folder)
 
 
+@checked
+def bench(
+    collective: str,
+    *,
+    framework: str = FRAMEWORK,
+    np: int = 2,
+    hosts: Names = None,
+    min_bytes: int = 4,
+    max_bytes: int = 64 * 2**20,
+    factor: float = 4.0,
+    dtype: str = "float32",
+    redop: str = "sum",
+    seconds: float = 2.0,
+    device: str = "auto",
+    link_mbit_per_s: float | None = None,
+    add_to: PathLike | None = None,
+    launcher: str = LAUNCHER,
+    stall_timeout: float = STALL_TIMEOUT_S,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Bench:
+    """Time a collective by size, check each element, and write a cluster file for `predict`.
+
+    Wrong elements are no error: see `wrong` of the rows.
+    """
+    from hvdkit.commands import bench as bench_
+    from hvdkit.launch.placement import Placement
+    from hvdkit.report.bench import bench_plot, row_line
+
+    placement, known = Placement(operator.index(np), joined(hosts), launcher, stall_timeout), as_path(add_to)
+    plan = bench_.plan(
+        collective, framework, placement, min_bytes, max_bytes, factor, dtype, redop, seconds, device, link_mbit_per_s,
+        known,
+    )  # fmt: skip
+    place = as_path(out) or paths.default_out(collective, "bench")
+    with _claimed(place, overwrite, inputs=[known]) as folder:
+        _say([] if device == "gpu" or plan.runtime.gpu else placement.crowding)
+        result = bench_.run(plan, folder, lambda row: _line(row_line(row)))
+        bench_plot(result, bench_.measured(result), folder / "bench.png")
+        return result.at(folder)
+
+
+@checked
 def predict(
     profile: PathLike | Profile,
     *,
     cluster: PathLike,
-    ranks: int | Iterable[int],
+    ranks: Wholes,
     policy: str | None = None,
     settings: Settings = None,
     out: PathLike | None = None,
@@ -258,12 +350,13 @@ def predict(
     from hvdkit.commands import predict as predict_
 
     path = _profile(profile)
-    numbers = [_whole("ranks", each) for each in ([ranks] if isinstance(ranks, int) else ranks)]
-    plan = predict_.plan(path, Path(cluster), numbers, _texts("settings", settings), policy)
-    with _claimed(out, plan.profile.recipe, "predict", overwrite, inputs=[path, Path(cluster)]) as folder:
+    plan = predict_.plan(path, Path(cluster), wholes(ranks), texts("settings", settings), policy)
+    place = as_path(out) or paths.default_out(plan.profile.recipe, "predict")
+    with _claimed(place, overwrite, inputs=[path, Path(cluster)]) as folder:
         return predict_.predict(plan, folder).at(folder)
 
 
+@checked
 def advise(
     subject: AnyRecipe | Profile,
     overrides: Settings = None,
@@ -298,61 +391,79 @@ def advise(
         "key=value": overrides, "--framework": framework, "-np": np, "-H": hosts, "--steps": steps,
         "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
     }  # fmt: skip
-    target, links = _path(apply), _path(cluster)
+    target, links = as_path(apply), as_path(cluster)
     predict_.check(price, target)
-    question = predict_.question(links, [] if ranks is None else [ranks], _texts("settings", settings), policy)
     path = None if isinstance(subject, Mapping) else _profile(subject)
-    if path is not None and path.suffix == ".json":
+    measured = path is not None and path.suffix == ".json"
+    if measured and ranks is None and [name for name, value in of_recipes.items() if value] == ["-np"]:
+        ranks, of_recipes = np, {}  # there is nothing to profile, so it can only mean the number of ranks
+    question = predict_.question(links, wholes(ranks), texts("settings", settings), policy)
+    if measured and path is not None:
         request = advise_.of_profile(path, question, of_recipes)
     else:
         if resume and out is None:
             raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
-        recipe = _loaded(path or subject, overrides)  # type: ignore[arg-type]
-        request = advise_.of_recipe(recipe, question, framework, np, _joined(hosts), steps, launcher, stall_timeout)
-    with _claimed(out, request.name, "advise", overwrite, resume, [path, links]) as folder:
+        recipe = _loaded(path or subject, overrides)  # type: ignore[arg-type]  # no profile
+        request = advise_.of_recipe(recipe, question, framework, np, joined(hosts), steps, launcher, stall_timeout)
+    place = as_path(out) or paths.default_out(request.name, "advise")
+    with _claimed(place, overwrite, resume, [path, links]) as folder:
         plan = request.plan(folder)
         found = predict_.advise(plan, predict_.money(plan, price, images, epochs), folder)
         if target is not None:
-            predict_.apply(found, request.settings, target)
+            _say([f"{target}: the recipe with {predict_.apply(found, request.settings, target)}"])
         return found.at(folder)
+
+
+def dry_run(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> DryRun:
+    """What `train`, `compare`, `parity` or `profile` would start with these arguments; starts and writes nothing."""
+    if getattr(function, "func", function) not in (train, compare, parity, profile):
+        raise RequestError(f"dry_run: expected hvdkit's train, compare, parity or profile, got {function!r}")
+    token = _dry.set(True)
+    try:
+        function(*arguments, **options)
+    except _Described as end:
+        return end.found
+    finally:
+        _dry.reset(token)
+    raise AssertionError("a dry run went on")
+
+
+class _Described(Exception):  # ends a dry run, and is no error
+    def __init__(self, found: DryRun) -> None:
+        super().__init__()
+        self.found = found
+
+
+@contextmanager
+def _claimed(
+    out: Path,
+    overwrite: bool,
+    resume: bool = False,
+    inputs: Sequence[Path | str | None] = (),
+    dry: tuple[Any, ...] = (),
+) -> Iterator[Path]:
+    """The folder `out` for this command.
+
+    A dry run ends here. `dry` names the function of `commands.dry_run` that describes what would be started, and has
+    its arguments.
+    """
+    if _dry.get():
+        from hvdkit.commands import dry_run
+
+        paths.check_free(out, overwrite, resume, inputs)
+        name, *arguments = dry
+        raise _Described(getattr(dry_run, name)(*arguments))
+    with paths.claimed(out, overwrite, resume, inputs) as folder:
+        yield folder
 
 
 def _loaded(recipe: AnyRecipe, overrides: Settings, resumed: Path | None = None, extra: Sequence[str] = ()) -> Recipe:
     from hvdkit.commands.loading import load
 
     given = copy.deepcopy(dict(recipe)) if isinstance(recipe, Mapping) else Path(recipe)
-    checked, lines = load(given, [*_texts("overrides", overrides), *extra], resumed)
+    found, lines = load(given, [*texts("overrides", overrides), *extra], resumed)
     _say(lines)
-    return checked
-
-
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line, file=sys.stderr)
-
-
-def _texts(name: str, settings: Settings) -> list[str]:
-    """The settings as `key=value`, with values in JSON, which is YAML. Raises RequestError for what has no JSON."""
-    if isinstance(settings, str):
-        raise RequestError(f"{name}: expected a dictionary, or a list such as [{settings!r}], got a text")
-    if not isinstance(settings, Mapping):
-        return _list(settings)
-    texts = []
-    for key, value in settings.items():
-        try:
-            texts.append(f"{key}={json.dumps(value, ensure_ascii=False, default=_plain)}")
-        except (TypeError, ValueError) as error:
-            raise RequestError(f"{name}: {key}: expected a number, text, list or dictionary ({error})") from None
-    return texts
-
-
-def _plain(value: Any) -> Any:
-    """A path as text, NumPy's numbers and arrays as Python's."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if callable(tolist := getattr(value, "tolist", None)):
-        return tolist()
-    raise TypeError(f"got {type(value).__name__}")
+    return found
 
 
 def _profile(profile: PathLike | Profile) -> Path:
@@ -362,31 +473,10 @@ def _profile(profile: PathLike | Profile) -> Path:
     return profile.folder / "profile.json" if isinstance(profile, Profile) else Path(profile)
 
 
-def _list(names: Names) -> list[str]:
-    return [names] if isinstance(names, str) else list(names or [])
+def _line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # `sys.stderr` is what a progress bar has put in its place
 
 
-def _joined(hosts: Names) -> str | None:
-    return ",".join(_list(hosts)) or None
-
-
-def _path(path: PathLike | None) -> Path | None:
-    return None if path is None else Path(path)
-
-
-def _whole(name: str, number: int) -> int:
-    if not isinstance(number, int):
-        raise RequestError(f"{name}: expected a whole number, got {number!r}")
-    return number
-
-
-def _claimed(
-    out: PathLike | None,
-    name: str,
-    command: str,
-    overwrite: bool,
-    resume: bool = False,
-    inputs: Sequence[Path | str | None] = (),
-) -> AbstractContextManager[Path]:
-    """The folder `out`, or else a new one below `runs`, for this command."""
-    return paths.claimed(_path(out) or paths.default_out(name, command), overwrite, resume, inputs)
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        _line(line)

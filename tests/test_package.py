@@ -109,7 +109,19 @@ def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> 
 
 
 ROOMS = [  # from the top down: a room uses those below it
-    *("cli", "api", "commands", "tracking", "report", "simulator", "profiling", "launch", "worker", "baselines"),
+    *(
+        "cli",
+        "api",
+        "arguments",
+        "commands",
+        "tracking",
+        "report",
+        "simulator",
+        "profiling",
+        "launch",
+        "worker",
+        "baselines",
+    ),
     *("adapters", "checkpoint", "strategies", "core", "tasks", "data", "recipe", "results", "runtimes"),
 ]
 GROUND = {f"hvdkit{part}" for part in ("", ".bars", ".defaults", ".errors", ".files", ".paths", ".time_left")}

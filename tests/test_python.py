@@ -25,8 +25,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import hvdkit
-from hvdkit import api
-from hvdkit.cli import app, predict
+from hvdkit import api, arguments
+from hvdkit.cli import app, bench, images, predict
 from hvdkit.recipe import schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.compare import read_comparison
@@ -36,7 +36,18 @@ from hvdkit.results.train import read_result
 from hvdkit.simulator import cluster as clusters
 
 RECIPE = "resnet20-digits"
-COMMANDS = ("train", "evaluate", "export", "compare", "parity", "profile")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "export",
+    "compare",
+    "parity",
+    "profile",
+    "predict_images",
+    "bench",
+    "predict",
+    "advise",
+)
 COMPARISON = ROOT / "tests" / "data" / "comparison"
 
 
@@ -48,9 +59,11 @@ def test_importing_hvdkit_loads_nothing_until_a_function_is_used() -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("name", [*COMMANDS, "predict", "advise"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_function_has_the_options_of_its_command_and_their_defaults(name: str) -> None:
-    command = getattr(predict if name in ("predict", "advise") else app, name)
+    command = getattr(
+        {"predict_images": images, "bench": bench, "predict": predict, "advise": predict}.get(name, app), name
+    )
     theirs = {
         "settings" if key == "set_" else key: None if each.default is each.empty else each.default
         for key, each in inspect.signature(command).parameters.items()
@@ -76,7 +89,7 @@ def test_type_checkers_see_what_there_is() -> None:
 @pytest.mark.check
 def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() -> None:
     given = {"epochs": np.int64(2), "optimizer.learning_rate": 1e-5, "model.weights": Path("é.safetensors")}
-    assert api._texts("overrides", given) == [
+    assert arguments.texts("overrides", given) == [
         "epochs=2", "optimizer.learning_rate=1e-05", 'model.weights="é.safetensors"'
     ]  # fmt: skip
     found = api._loaded(RECIPE, given)
@@ -95,6 +108,25 @@ def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() 
     [
         ("train", {"recipe": "resnet21"}, "unknown recipe 'resnet21'"),
         ("train", {"recipe": RECIPE, "np": "two"}, "np: expected a whole number, got 'two'"),
+        (
+            "train",
+            {"recipe": RECIPE, "np": True, "overwrite": 1},
+            "np: .*, got True\noverwrite: expected True or False, got 1",
+        ),
+        ("train", {"recipe": 3}, "recipe: expected a recipe's name, file or content, got 3"),
+        ("compare", {"recipe": RECIPE, "parity": False}, "parity: expected a path, got False"),
+        ("compare", {"recipe": RECIPE, "np": [1, "2"]}, "np: expected a whole number, or a list of them, got"),
+        ("compare", {"recipe": RECIPE, "rival": ["plain", 2]}, "rival: expected a text, or a list of texts, got"),
+        (
+            "predict_images",
+            {"checkpoint": "nowhere", "images": "a.png", "framework": ["mxnet"]},
+            "framework: expected a text",
+        ),
+        ("predict_images", {"checkpoint": "nowhere", "images": ["a.png"]}, "nowhere"),
+        ("bench", {"collective": "allsum"}, "allsum: expected one of allreduce"),
+        ("bench", {"collective": "allreduce", "seconds": "2"}, "seconds: expected a number, got '2'"),
+        ("predict", {"profile": 3, "cluster": "x.yaml", "ranks": 8}, "profile: expected a profile, or its file, got 3"),
+        ("dry_run", {"function": print}, "dry_run: expected hvdkit's train, compare, parity or profile"),
         ("train", {"recipe": RECIPE, "framework": "torch"}, "unknown framework 'torch'"),
         ("train", {"recipe": RECIPE, "resume": True}, "--resume: expected --out"),
         ("train", {"recipe": RECIPE, "hosts": ["a:1", "b:x"], "np": 2}, "b:x"),
@@ -105,7 +137,7 @@ def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() 
         ("parity", {"recipe": RECIPE, "steps": 0}, "--steps 0: expected 1 or more"),
         ("profile", {"recipe": RECIPE, "steps": 0}, "--steps 0"),
         ("predict", {"profile": "nowhere.json", "cluster": "nowhere.yaml", "ranks": 8}, r"nowhere\.yaml"),
-        ("advise", {"subject": "nowhere.json", "np": 2}, "-np: expected a recipe with it"),
+        ("advise", {"subject": "nowhere.json", "steps": 2}, "--steps: expected a recipe with it"),
         ("report", {"folder": "nowhere"}, "nowhere: no such folder"),
     ],
 )
@@ -114,8 +146,15 @@ def test_a_wrong_request_is_an_error_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(hvdkit.RequestError, match=told):
-        getattr(hvdkit, name)(**arguments)
+        hvdkit.dry_run(*arguments.values()) if name == "dry_run" else getattr(hvdkit, name)(**arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.check
+def test_a_key_of_the_recipe_as_an_argument_has_its_remedy_in_a_note() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'") as told:
+        hvdkit.train(RECIPE, epochs=2)  # type: ignore[call-arg]
+    assert told.value.__notes__ == ['keys of the recipe are given in a dictionary, such as overrides={"epochs": 2}']
 
 
 @pytest.mark.check
@@ -162,7 +201,7 @@ def test_every_result_is_a_table() -> None:
     proof = read_parity(ROOT / "benchmarks" / "parity" / "resnet20-digits" / "parity.json")
     assert list(proof.to_pandas()["framework"]) == list(proof.frameworks)
     kinds = Result.__subclasses__()
-    assert len(kinds) == 7 and all("rows" in vars(kind) for kind in kinds), kinds
+    assert len(kinds) == 9 and all("records" in vars(kind) for kind in kinds), kinds
 
 
 def snippets() -> str:

@@ -1,11 +1,10 @@
-"""The command line. A command parses its options and calls a module of `commands`, imported when it is needed."""
+"""The command line. A command parses its options, calls the function of its name in `api`, and prints the result."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-import time
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -29,14 +28,11 @@ from hvdkit.cli.options import (
     RecipeFile,
     Rivals,
     StallTimeout,
-    loaded,
     preview,
+    relative,
     show,
-    stderr,
-    warn,
 )
-from hvdkit.defaults import COMPARED_RANKS, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
-from hvdkit.errors import RequestError
+from hvdkit.defaults import FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 
 app = App(
     no_args_is_help=True,
@@ -72,37 +68,25 @@ def train(
     log: Log = None,
 ) -> None:
     """Train a recipe under one framework."""
-    from hvdkit import paths
-    from hvdkit.commands import train as train_
-    from hvdkit.commands.plan import make_plan
+    from hvdkit import api
     from hvdkit.core.usage import process_began
-    from hvdkit.launch.placement import Placement
-    from hvdkit.report.progress import RunProgress
-    from hvdkit.tracking import trackers as tracking
+    from hvdkit.recipe import schema
+    from hvdkit.results.train import kept_lines, result_lines
 
-    names = tracking.check(log or [])
-    checked = loaded(recipe, [*(overrides or []), *tracking.overrides(names)], out if resume else None)
-    if resume and (out is None or checked.checkpoint is None):
-        raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
-    placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
-    plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
-    named, out = out is not None, out or paths.default_out(checked.name, "train")
-    claim = (out, overwrite, resume, [checked.model.weights])
+    api.BEGAN.set(process_began())
+    call = partial(
+        api.train, recipe, overrides, framework=framework, np=np, hosts=hosts, rival=rival, launcher=launcher,
+        stall_timeout=stall_timeout, out=out, overwrite=overwrite, resume=resume,
+        host_discovery_script=host_discovery_script, log=log,
+    )  # fmt: skip
     if dry_run:
-        return preview(claim, json, "of_train", plan, out, resume)
-    with paths.claimed(*claim) as folder:
-        if checked.checkpoint and not named:
-            warn([f"no --out: checkpoints go to {out}; --out {out} --resume goes on from them"])
-        warn(plan.warnings)
-        with RunProgress([plan.title]) as progress, tracking.Trackers(names, stderr) as trackers:
-            result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
-        from hvdkit.results.train import doubts, kept_lines, result_lines
-
-        warn(doubts(result))
-        lines = [result_lines(result), *kept_lines(result, out), f"written to {folder}"]
-        if checked.data.name == "imagefolder" and result.checkpoints:
-            lines.append(f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(out), 'PICTURE.jpg'])}")
-        typer.echo("\n".join(lines))
+        return preview(call, json)
+    result = call()
+    place = out or relative(result.folder)
+    lines = [result_lines(result), *kept_lines(result, place), f"written to {result.folder}"]
+    if result.checkpoints and schema.load(result.folder / "config.yaml").data.name == "imagefolder":
+        lines.append(f"what is in a picture: {shlex.join(['hvdkit', 'predict-images', str(place), 'PICTURE.jpg'])}")
+    typer.echo("\n".join(lines))
 
 
 @app.command()
@@ -117,20 +101,14 @@ def evaluate(
     overwrite: Overwrite = False,
 ) -> None:
     """Evaluate a checkpoint of any framework under any framework."""
-    from hvdkit import paths
-    from hvdkit.checkpoint.snapshots import locate
-    from hvdkit.commands import evaluate as evaluate_
-    from hvdkit.launch.placement import Placement
+    from hvdkit import api
 
-    checkpoint = locate(checkpoint)
-    placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
-    plan = evaluate_.plan(checkpoint, overrides or [], framework, placement)
-    if out and paths.lies_in(checkpoint, out):
-        raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
-    with paths.claimed(out or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
-        result = evaluate_.run(plan, checkpoint, folder)
-        typer.echo(result.line)
-        typer.echo(f"written to {folder / 'evaluate.json'}")
+    result = api.evaluate(
+        checkpoint, overrides, framework=framework, np=np, launcher=launcher, stall_timeout=stall_timeout, out=out,
+        overwrite=overwrite,
+    )  # fmt: skip
+    typer.echo(result.line)
+    typer.echo(f"written to {result.folder / 'evaluate.json'}")
 
 
 @app.command()
@@ -178,46 +156,23 @@ def compare(
     log: Log = None,
 ) -> None:
     """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
-    from hvdkit import paths
-    from hvdkit.commands import compare as compare_
-    from hvdkit.commands.parity import ParityPlan
-    from hvdkit.launch.placement import Placement
+    from hvdkit import api
     from hvdkit.report.compare import comparison_tables
     from hvdkit.report.parity import deviations
-    from hvdkit.report.progress import ComparisonProgress, StageProgress
-    from hvdkit.runtimes.pins import FRAMEWORKS
-    from hvdkit.tracking import trackers as tracking
 
-    began = time.monotonic()
-    trackers = tracking.check(log or [])
-    checked = loaded(recipe, [*(overrides or []), *tracking.overrides(trackers)])
-    names, nps, rivals = framework or list(FRAMEWORKS), np or list(COMPARED_RANKS), rival or []
-    if resume and out is None:
-        raise RequestError("--resume: expected --out with the comparison's folder")
-    placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout)
-    schedule = compare_.schedule(checked, names, nps, placement, rivals, rounds)
-    proof = compare_.proof(checked, names, parity, no_parity, placement, rivals)
-    old = compare_.earlier(baseline, margin, checked, schedule.plans) if baseline else None
-    out = out or paths.default_out(checked.name, "compare")
-    claim = (out, overwrite, resume, [checked.model.weights, baseline, parity])
+    call = partial(
+        api.compare, recipe, overrides, framework=framework, np=np, parity=parity, no_parity=no_parity, rival=rival,
+        rounds=rounds, baseline=baseline, margin=margin, launcher=launcher, stall_timeout=stall_timeout, out=out,
+        overwrite=overwrite, resume=resume, log=log,
+    )  # fmt: skip
     if dry_run:
-        return preview(claim, json, "of_comparison", checked, schedule, proof, out)
-    with paths.claimed(*claim) as folder:
-        warn([*compare_.left_out(rivals, names, nps), *max(schedule.plans, key=lambda plan: plan.np).warnings])
-        if isinstance(proof, ParityPlan):
-            with StageProgress("parity", len(proof.plans), began) as stages:
-                proof = compare_.prove(proof, folder, stages.begin, resume)
-        runs = [(number, plan.title, plan.np) for number, plan in schedule]
-        with ComparisonProgress(runs, checked.steps is None, began) as progress:
-            comparison = compare_.run(
-                schedule, proof, folder, lambda number, plan: progress.watch(plan.title, number), old, resume
-            )
-        compare_.log(schedule, folder, trackers, stderr)
-        show(comparison_tables(comparison), 160)
-        lines = deviations(proof) if proof else []
-        typer.echo("\n".join([*lines, f"written to {folder / 'compare.json'}, .csv and .md"]))
+        return preview(call, json)
+    comparison = call()
+    show(comparison_tables(comparison), 160)
+    lines = deviations(comparison.parity) if comparison.parity else []
+    typer.echo("\n".join([*lines, f"written to {comparison.folder / 'compare.json'}, .csv and .md"]))
     lost = any(row.verdict == "worse" for row in comparison.baseline or [])
-    raise typer.Exit(1 if lost or (proof is not None and not proof.passed) else 0)
+    raise typer.Exit(1 if lost or (comparison.parity and not comparison.parity.passed) else 0)
 
 
 @app.command()
@@ -236,28 +191,21 @@ def parity(
     json: Json = False,
 ) -> None:
     """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 if one does not."""
-    from hvdkit import paths
-    from hvdkit.commands import parity as parity_
-    from hvdkit.launch.placement import Placement
+    from hvdkit import api
     from hvdkit.report.parity import deviations, parity_table, title
-    from hvdkit.report.progress import StageProgress
     from hvdkit.report.tabular import terminal
-    from hvdkit.runtimes.pins import FRAMEWORKS
 
-    checked = loaded(recipe, overrides)
-    placement = Placement(np, launcher=launcher, stall_timeout_s=stall_timeout)
-    plan = parity_.plan(checked, framework or list(FRAMEWORKS), steps, placement, rival)
-    out = out or paths.default_out(checked.name, "parity")
-    claim = (out, overwrite, False, [checked.model.weights])
+    call = partial(
+        api.parity, recipe, overrides, framework=framework, steps=steps, np=np, rival=rival, launcher=launcher,
+        stall_timeout=stall_timeout, out=out, overwrite=overwrite,
+    )  # fmt: skip
     if dry_run:
-        return preview(claim, json, "of_parity", plan, out)
-    with paths.claimed(*claim) as folder:
-        with StageProgress("parity", len(plan.plans)) as progress:
-            result = parity_.run(plan, folder, progress.begin)
-        show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
-        verdict = "passed" if result.passed else "NOT PASSED"
-        written = f"{verdict}; written to {folder / 'parity.json'}, .csv, .md and .png"
-        typer.echo("\n".join([*deviations(result), written]))
+        return preview(call, json)
+    result = call()
+    show([terminal(parity_table(result), title(result), wrap_from=2)], max(120, 60 + 24 * len(result.frameworks)))
+    verdict = "passed" if result.passed else "NOT PASSED"
+    written = f"{verdict}; written to {result.folder / 'parity.json'}, .csv, .md and .png"
+    typer.echo("\n".join([*deviations(result), written]))
     raise typer.Exit(0 if result.passed else 1)
 
 
@@ -282,24 +230,19 @@ def profile(
     json: Json = False,
 ) -> None:
     """Measure where the time of a step goes, by layer and by rank, and show what bounds it."""
-    from hvdkit import paths
-    from hvdkit.commands import profile as profile_
-    from hvdkit.launch.placement import Placement
+    from hvdkit import api
+    from hvdkit.commands.profile import FILE, PICTURE, TRACE
     from hvdkit.report.profile import sentences, tables
 
-    checked = loaded(recipe, overrides)
-    placement = Placement(np, hosts, launcher, stall_timeout)
-    plan = profile_.plan(checked, framework, placement, steps, torch_profiler)
-    out = out or paths.default_out(checked.name, "profile")
-    claim = (out, overwrite, False, [checked.model.weights])
+    call = partial(
+        api.profile, recipe, overrides, framework=framework, np=np, hosts=hosts, steps=steps,
+        torch_profiler=torch_profiler, launcher=launcher, stall_timeout=stall_timeout, out=out, overwrite=overwrite,
+    )  # fmt: skip
     if dry_run:
-        return preview(claim, json, "of_profile", plan, out)
-    with paths.claimed(*claim) as folder:
-        warn([*plan.left_out, *plan.plan.warnings])
-        found = profile_.run(plan, folder)
-        show(tables(found), 100)
-        written = f"written to {folder / profile_.FILE}, {profile_.TRACE} and {profile_.PICTURE}"
-        typer.echo("\n".join([*sentences(found), written]))
+        return preview(call, json)
+    found = call()
+    show(tables(found), 100)
+    typer.echo("\n".join([*sentences(found), f"written to {found.folder / FILE}, {TRACE} and {PICTURE}"]))
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hvdkit.cli import completion
-from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show, warn
+from hvdkit.cli.options import Framework, Hosts, Launcher, Overwrite, Ranks, StallTimeout, show
 from hvdkit.defaults import FRAMEWORK, LAUNCHER, STALL_TIMEOUT_S
 
 Out = Annotated[
@@ -41,21 +41,16 @@ def bench(
     overwrite: Overwrite = False,
 ) -> None:
     """Time a collective by size, check each element, and write a cluster file for `hvdkit predict`."""
-    from hvdkit import paths
-    from hvdkit.commands import bench as bench_
-    from hvdkit.launch.placement import Placement
-    from hvdkit.report.bench import bench_plot, bench_table, fit_lines, row_line
+    from hvdkit import api
+    from hvdkit.commands.bench import measured
+    from hvdkit.report.bench import bench_table, fit_lines
 
-    placement = Placement(np, hosts, launcher, stall_timeout)
-    plan = bench_.plan(
-        collective, framework, placement, min_bytes, max_bytes, factor, dtype, redop, seconds, device, link_mbit_per_s,
-        add_to,
+    result = api.bench(
+        collective, framework=framework, np=np, hosts=hosts, min_bytes=min_bytes, max_bytes=max_bytes, factor=factor,
+        dtype=dtype, redop=redop, seconds=seconds, device=device, link_mbit_per_s=link_mbit_per_s, add_to=add_to,
+        launcher=launcher, stall_timeout=stall_timeout, out=out, overwrite=overwrite,
     )  # fmt: skip
-    with paths.claimed(out or paths.default_out(collective, "bench"), overwrite, inputs=[add_to]) as folder:
-        warn([] if device == "gpu" or plan.runtime.gpu else placement.crowding)
-        result = bench_.run(plan, folder, lambda row: typer.echo(row_line(row), err=True))
-        fit = bench_.measured(result)
-        bench_plot(result, fit, folder / "bench.png")
-        show([bench_table(result)], 160)
-        typer.echo("\n".join([*fit_lines(fit), f"written to {folder / 'bench.json'}, .csv and .png, and cluster.yaml"]))
+    show([bench_table(result)], 160)
+    written = f"written to {result.folder / 'bench.json'}, .csv and .png, and cluster.yaml"
+    typer.echo("\n".join([*fit_lines(measured(result)), written]))
     raise typer.Exit(1 if any(row.wrong for row in result.rows) else 0)

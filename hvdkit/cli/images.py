@@ -21,17 +21,13 @@ def predict_images(
     overwrite: Overwrite = False,
 ) -> None:
     """Say what is in pictures: their most probable classes by a trained model."""
-    from contextlib import nullcontext
-
-    from hvdkit import paths
-    from hvdkit.commands import predict_images as predict_images_
+    from hvdkit import api
+    from hvdkit.commands.predict_images import FILE
     from hvdkit.report.predict_images import predictions_table
     from hvdkit.report.tabular import terminal
 
-    request = predict_images_.check(checkpoint, images, framework, top)
-    with paths.claimed(out, overwrite, inputs=[checkpoint, *images]) if out else nullcontext() as folder:
-        result = predict_images_.run(request, folder)
-        title = f"{result.model}, step {result.step} by {result.trained_by}, under {result.framework}"
-        show([terminal(predictions_table(result), title, wrap_from=1)], 100)
-        if folder:
-            typer.echo(f"written to {folder / predict_images_.FILE}")
+    result = api.predict_images(checkpoint, images, framework=framework, top=top, out=out, overwrite=overwrite)
+    title = f"{result.model}, step {result.step} by {result.trained_by}, under {result.framework}"
+    show([terminal(predictions_table(result), title, wrap_from=1)], 100)
+    if out:
+        typer.echo(f"written to {result.folder / FILE}")

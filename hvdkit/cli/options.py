@@ -1,9 +1,9 @@
-"""What several commands share: options, loading the recipe, printing tables."""
+"""What several commands share: options, dry runs, printing tables."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +15,6 @@ from hvdkit.errors import LARGEST, RequestError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from hvdkit.recipe.schema import Recipe
 
 RIVALS = "plain, ddp, multiworker, kvstore or independent"
 RecipeFile = Annotated[
@@ -98,34 +96,18 @@ def _faults(parameter: Any, value: Any) -> list[str]:
     return faults
 
 
-def loaded(recipe: Path, overrides: list[str] | None, resumed: Path | None = None) -> Recipe:
-    """The recipe of that file or name, with its overrides. Raises RequestError with all faults.
-
-    What it leaves to a folder of images is decided here, as in the run in the folder `resumed` if there is one; what
-    was found, and what looks like a mistake, is printed on standard error.
-    """
-    from hvdkit.commands.loading import load
-
-    checked, lines = load(recipe, overrides or [], resumed)
-    warn(lines)
-    return checked
-
-
-def warn(lines: Iterable[str]) -> None:
-    """Print lines on standard error, which leaves standard output to results."""
-    for line in lines:
-        typer.echo(line, err=True)
-
-
-def preview(claim: tuple[Any, ...], json: bool, name: str, *arguments: Any) -> None:
-    """Print what that function of `commands.dry_run` finds, as JSON or as text, if the folder can be claimed."""
-    from hvdkit import paths
-    from hvdkit.commands import dry_run
+def preview(call: Callable[[], object], json: bool) -> None:
+    """Print what this call of a function of `api` would start, as JSON or as text."""
+    from hvdkit import api
     from hvdkit.report.dry_run import lines
 
-    paths.check_free(*claim)
-    found = getattr(dry_run, name)(*arguments)
+    found = api.dry_run(call)
     typer.echo(found.model_dump_json(indent=2) if json else "\n".join(lines(found)))
+
+
+def relative(folder: Path) -> Path:
+    """A folder below the working folder as a path from there."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def show(tables: Iterable[Table], width: int) -> None:
@@ -135,8 +117,3 @@ def show(tables: Iterable[Table], width: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else width)
     for table in tables:
         console.print(table)
-
-
-def stderr(line: str) -> None:
-    """Print a line on standard error; `sys.stderr` is what a progress bar has put in its place."""
-    print(line, file=sys.stderr, flush=True)

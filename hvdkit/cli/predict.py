@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from hvdkit.cli import completion
-from hvdkit.cli.options import Overwrite, loaded
-from hvdkit.errors import RequestError
+from hvdkit.cli.options import Overwrite
 
 Cluster = Annotated[
     Path,
@@ -36,16 +35,14 @@ def predict(
     overwrite: Overwrite = False,
 ) -> None:
     """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file."""
-    from hvdkit import paths
-    from hvdkit.commands import predict as predict_
+    from hvdkit import api
     from hvdkit.report.predict import prediction_lines
 
-    plan = predict_.plan(profile, cluster, ranks, set_ or [], policy)
-    out = out or paths.default_out(plan.profile.recipe, "predict")
-    with paths.claimed(out, overwrite, inputs=[profile, cluster]) as folder:
-        prediction = predict_.predict(plan, folder)
-        typer.echo("\n".join(prediction_lines(prediction)))
-        typer.echo(f"written to {folder / 'predict.json'}, predict.png and predict-trace.json")
+    prediction = api.predict(
+        profile, cluster=cluster, ranks=ranks, policy=policy, settings=set_, out=out, overwrite=overwrite
+    )
+    typer.echo("\n".join(prediction_lines(prediction)))
+    typer.echo(f"written to {prediction.folder / 'predict.json'}, predict.png and predict-trace.json")
 
 
 def advise(
@@ -109,32 +106,13 @@ def advise(
     resume: Annotated[bool, typer.Option("--resume", help="use the profile of the recipe in --out")] = False,
 ) -> None:
     """Rank what would make training faster or cheaper, in software and hardware, each by its predicted gain."""
-    from hvdkit import paths
-    from hvdkit.commands import advise as advise_
-    from hvdkit.commands import predict as predict_
+    from hvdkit import api
     from hvdkit.report.predict import advice_lines
 
-    of_recipes = {
-        "key=value": overrides, "--framework": framework, "-np": np, "-H": hosts, "--steps": steps,
-        "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
-    }  # fmt: skip
-    predict_.check(price, apply)
-    given = [name for name, value in of_recipes.items() if value not in (None, False)]
-    if subject.suffix == ".json" and given == ["-np"] and ranks is None:
-        ranks, of_recipes = np, {}  # there is nothing to profile, so it can only mean -n
-    question = predict_.question(cluster, [] if ranks is None else [ranks], set_ or [], policy)
-    if subject.suffix == ".json":
-        request = advise_.of_profile(subject, question, of_recipes)
-    else:
-        if resume and out is None:
-            raise RequestError("--resume: expected --out with the folder of an earlier hvdkit advise")
-        recipe = loaded(subject, overrides)
-        request = advise_.of_recipe(recipe, question, framework, np, hosts, steps, launcher, stall_timeout)
-    folder = out or paths.default_out(request.name, "advise")
-    with paths.claimed(folder, overwrite, resume, [subject, cluster]) as folder:
-        plan = request.plan(folder)
-        advice = predict_.advise(plan, predict_.money(plan, price, images, epochs), folder)
-        typer.echo("\n".join(advice_lines(advice)))
-        typer.echo(f"written to {folder / 'advise.json'} and advise.md")
-        if apply is not None:
-            typer.echo(f"{apply}: the recipe with {predict_.apply(advice, request.settings, apply)}")
+    advice = api.advise(
+        subject, overrides, cluster=cluster, ranks=ranks, price=price, images=images, epochs=epochs, apply=apply,
+        policy=policy, settings=set_, framework=framework, np=np, hosts=hosts, steps=steps, launcher=launcher,
+        stall_timeout=stall_timeout, out=out, overwrite=overwrite, resume=resume,
+    )  # fmt: skip
+    typer.echo("\n".join(advice_lines(advice)))
+    typer.echo(f"written to {advice.folder / 'advise.json'} and advise.md")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from hvdkit.results.json_files import Record
+from hvdkit.results.json_files import Record, Result
 from hvdkit.results.machine import Machine
 
 Collective = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"]
@@ -49,7 +49,7 @@ class BenchRow(Record):
     wrong: int
 
 
-class Bench(Record):
+class Bench(Record, Result):
     """`bench.json`. `hosts` are listed by rank, `settings` are rank 0's HOROVOD_… variables.
 
     `algorithm` is the allreduce's (Gloo uses a ring); it is `ring` for other collectives and libraries too.
@@ -68,6 +68,10 @@ class Bench(Record):
     settings: dict[str, str]
     rows: list[BenchRow]
     machine: Machine
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each size."""
+        return [row.model_dump() for row in self.rows]
 
 
 def bus_factor(collective: str, np: int) -> float:

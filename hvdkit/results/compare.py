@@ -69,7 +69,7 @@ class Comparison(Figures, Result):
     parity: Parity | None = None
     machine: Machine
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """A row for each of `runs`: the single values of its result."""
         single = str | int | float | None
         return [{key: value for key, value in run if isinstance(value, single)} for run in self.runs]

@@ -29,7 +29,7 @@ class EvaluationResult(Figures, Result):
     loss: float | None = None
     metrics: dict[str, float] | None = None
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One row, with a column for each of `metrics`."""
         return [self.model_dump(exclude={"metrics"}) | (self.metrics or {})]
 

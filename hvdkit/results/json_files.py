@@ -58,17 +58,17 @@ class Result(BaseModel):
         self._folder = folder.absolute()
         return self
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """The result as a table, with a dictionary for each row."""
         raise NotImplementedError
 
     def to_pandas(self) -> DataFrame:
-        """`rows` as a pandas DataFrame. Raises RequestError without pandas."""
+        """`records` as a pandas DataFrame. Raises RequestError without pandas."""
         try:
             from pandas import DataFrame
         except ImportError:
             raise RequestError("to_pandas: expected pandas; install it with `pip install pandas`") from None
-        return DataFrame(self.rows())
+        return DataFrame(self.records())
 
     def __eq__(self, other: object) -> bool:
         """Whether the files have the same content, wherever they are."""

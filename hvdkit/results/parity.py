@@ -81,7 +81,7 @@ class Parity(Figures, Result):
     frameworks: Annotated[dict[str, FrameworkParity], Field(min_length=1)]
     machine: Machine
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """A row for each framework, with its verdict and its largest errors."""
         figures = ["passed", "version", *MARKED, "logits_f32", "gradients_f32"]
         return [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from hvdkit.results.json_files import Figures, Record, read
+from hvdkit.results.json_files import Figures, Record, Result, read
 
 
 class Guess(Figures):
@@ -22,7 +23,7 @@ class Picture(Record):
     classes: list[Guess]
 
 
-class ImagePredictions(Record):
+class ImagePredictions(Record, Result):
     """`predict-images.json`: what a checkpoint `trained_by` one framework says, under `framework`, about pictures."""
 
     framework: str
@@ -34,6 +35,10 @@ class ImagePredictions(Record):
     trained_by: str
     step: int
     pictures: list[Picture]
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each class that is shown of each picture, the most probable one first."""
+        return [{"file": picture.file, **guess.model_dump()} for picture in self.pictures for guess in picture.classes]
 
 
 def read_predictions(path: Path) -> ImagePredictions:

@@ -232,7 +232,7 @@ class Profile(_Strict, Result):
     memory: Memory
     cost: Cost | None
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """A row for each part of a step, with its mean time and its share of the step, and for the whole step."""
         parts = [*self.step.parts().items(), ("step", self.step.step_ms)]
         whole = self.step.step_ms.mean or None

@@ -152,7 +152,7 @@ class TrainResult(Figures, Result):
         """The lines of the run's metrics.jsonl. Raises RequestError if it is missing or damaged."""
         return read_lines(MetricLine, self.folder / "metrics.jsonl", "the metrics.jsonl of `hvdkit train`")
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """A row for each of `lines`, with a column `validation.NAME` for each metric of the validation."""
         return [
             line.model_dump(exclude={"validation"})

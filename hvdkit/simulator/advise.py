@@ -83,7 +83,7 @@ class Advice(Record, Result):
     suggestions: list[Suggestion]
     adding: Adding
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """A row for each suggestion."""
         return [each.model_dump(exclude={"settings", "recipe", "warnings"}) for each in self.suggestions]
 

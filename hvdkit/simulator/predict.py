@@ -97,7 +97,7 @@ class Prediction(Record, Result):
     check_percent: float | None
     points: list[Point]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """A row for each number of ranks."""
         return [each.model_dump(exclude={"utilisation", "critical_path", "warnings"}) for each in self.points]
 
