@@ -239,7 +239,7 @@ def test_the_notebook_runs(kernel: NotebookClient, tmp_path: Path) -> None:
         kernel.execute_cell(cell, place)
     outputs = [output for cell in kernel.nb.cells for output in cell.get("outputs", ())]
     said = [each for each in outputs if each["output_type"] == "error" or each.get("name") == "stderr"]
-    assert not [each for each in said if not each.get("text", "").startswith("noisy:")], "a busy machine may be noted"
+    assert not [each for each in said if not each.get("text", "").startswith(("noisy:", "no --out:"))]
     bars, *_ = (output["data"] for output in outputs if output["output_type"] == "display_data")
     assert re.match(r"pytorch, 2 ranks .*66/66.* images/s, loss", bars["text/plain"]), "as at the end"
     assert "<pre" in bars["text/html"]
