@@ -56,20 +56,20 @@ def job(folder: Path, script: str, mark: str, python: str, np: int = 2) -> Job:
 
 def test_two_ranks_reduce(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
     folder = tmp_path / "it's a $(folder)"
-    LAUNCHERS[launcher](job(folder, ALLREDUCE + "print(os.environ['HVDKIT_LAUNCHER'])", mark, python))
+    LAUNCHERS[launcher].run(job(folder, ALLREDUCE + "print(os.environ['HVDKIT_LAUNCHER'])", mark, python))
     for rank in range(2):
         assert (folder / f"rank-{rank}.log").read_text().splitlines() == [f"sum 3.0 {rank} 2 0 1", launcher]
 
 
 def test_one_rank(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
-    LAUNCHERS[launcher](job(tmp_path, ALLREDUCE, mark, python, np=1))
+    LAUNCHERS[launcher].run(job(tmp_path, ALLREDUCE, mark, python, np=1))
     assert (tmp_path / "rank-0.log").read_text() == "sum 1.0 0 1 0 1\n"
 
 
 def test_two_names_of_this_machine(tmp_path: Path, mark: str, python: str) -> None:
     asked = job(tmp_path, ALLREDUCE, mark, python)
     hosts = parse_hosts("localhost:1,127.0.0.1:1", 2)
-    LAUNCHERS["direct"](Job(asked.python, asked.arguments, 2, hosts, asked.environment, tmp_path))
+    LAUNCHERS["direct"].run(Job(asked.python, asked.arguments, 2, hosts, asked.environment, tmp_path))
     assert (tmp_path / "rank-1.log").read_text() == "sum 3.0 0 1 1 2\n"
 
 
@@ -84,7 +84,7 @@ tell_pid()
 """
     script += ALLREDUCE + "sys.exit(3) if rank == 1 else hvd.allreduce(torch.zeros(1))"
     with pytest.raises(RankFailure) as caught:
-        LAUNCHERS[launcher](replace(job(tmp_path, script, mark, python), settle_s=SOON_S))
+        LAUNCHERS[launcher].run(replace(job(tmp_path, script, mark, python), settle_s=SOON_S))
     assert (caught.value.rank, caught.value.exit_code) == (1, 3)
     first, second = exits(tmp_path)
     assert (first["exit_code"], first["stopped"], second["stopped"]) == (1, False, False), "each ended by itself"
@@ -102,7 +102,7 @@ print("HorovodInternalError: Horovod has been shut down.")
 sys.exit(1)
 """
     with pytest.raises(RankFailure) as caught:
-        LAUNCHERS["horovodrun"](replace(job(tmp_path, script, mark, python), settle_s=SOON_S))
+        LAUNCHERS["horovodrun"].run(replace(job(tmp_path, script, mark, python), settle_s=SOON_S))
     assert (caught.value.rank, caught.value.signal) == (1, "SIGKILL")
     assert gone_within(mark, SOON_S)
 
@@ -120,7 +120,7 @@ wait_for("ready-0")
 sys.exit(3) if rank == 1 else hang()
 """
     with pytest.raises(RankFailure) as caught:
-        LAUNCHERS["horovodrun"](job(tmp_path / "logs", script, mark, python))
+        LAUNCHERS["horovodrun"].run(job(tmp_path / "logs", script, mark, python))
     assert caught.value.exit_code == 3
     assert not list((tmp_path / "tmp").glob("hvdkit-rank-*"))
 
@@ -128,7 +128,7 @@ sys.exit(3) if rank == 1 else hang()
 def test_a_rank_that_is_killed_between_collectives(tmp_path: Path, mark: str, python: str, launcher: str) -> None:
     script = ALLREDUCE + "\nwhile True:\n    hvd.allreduce(torch.zeros(1))\n    rank and os.kill(os.getpid(), 9)"
     with pytest.raises(RankFailure) as caught:
-        LAUNCHERS[launcher](job(tmp_path, script, mark, python))
+        LAUNCHERS[launcher].run(job(tmp_path, script, mark, python))
     assert (caught.value.rank, caught.value.signal) == (1, "SIGKILL")
 
 
@@ -138,7 +138,7 @@ from pathlib import Path
 from hvdkit.launch.launchers import LAUNCHERS
 from launching import job
 try:
-    LAUNCHERS[sys.argv[1]](job(Path(sys.argv[2]), sys.argv[3], 2, sys.argv[4], sys.argv[5]))
+    LAUNCHERS[sys.argv[1]].run(job(Path(sys.argv[2]), sys.argv[3], 2, sys.argv[4], sys.argv[5]))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -165,7 +165,7 @@ def test_another_machine_is_not_for_direct(tmp_path: Path, python: str) -> None:
     asked = job(tmp_path / "new", "", "", python, np=1)
     elsewhere = Job(asked.python, [], 1, parse_hosts("no-such-host.invalid:1", 1), {}, asked.log_dir)
     with pytest.raises(RequestError, match=r"no-such-host.invalid is not this machine.*--launcher horovodrun"):
-        LAUNCHERS["direct"](elsewhere)
+        LAUNCHERS["direct"].run(elsewhere)
     assert not asked.log_dir.exists()
 
 
@@ -198,14 +198,14 @@ def test_a_rank_on_another_host(tmp_path: Path, mark: str, python: str, monkeypa
     placed = horovodrun._places
     monkeypatch.setattr(horovodrun, "_places", lambda job: [*placed(job), "--network-interfaces", "lo"])
     with pytest.raises(RankFailure) as caught:
-        LAUNCHERS["horovodrun"](replace(asked, hosts=hosts))
+        LAUNCHERS["horovodrun"].run(replace(asked, hosts=hosts))
     assert (caught.value.rank, caught.value.host, caught.value.exit_code) == (1, "far-host.invalid", 3)
     assert str(caught.value).endswith("    far-host.invalid")
 
 
 def test_an_interpreter_without_horovod(tmp_path: Path, mark: str, launcher: str) -> None:
     with pytest.raises(HvdkitError) as caught:
-        LAUNCHERS[launcher](job(tmp_path, "", mark, sys.executable))
+        LAUNCHERS[launcher].run(job(tmp_path, "", mark, sys.executable))
     if launcher == "direct":
         assert "rendezvous server did not start: ModuleNotFoundError: No module named 'horovod'" in str(caught.value)
     else:
@@ -217,5 +217,5 @@ def test_a_horovodrun_that_fails_by_itself(
 ) -> None:
     monkeypatch.setattr(horovodrun, "_places", lambda job: ["--no-such-option"])
     with pytest.raises(RunError, match="horovodrun ended with exit code 2; nothing is known") as caught:
-        LAUNCHERS["horovodrun"](job(tmp_path, "", mark, python))
+        LAUNCHERS["horovodrun"].run(job(tmp_path, "", mark, python))
     assert "rank 1 on localhost" in str(caught.value)

@@ -19,10 +19,10 @@ from hvdkit.core import tuning
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import write_atomic
-from hvdkit.launch.hosts import Slot
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
+from hvdkit.launch.slots import Slot
 from hvdkit.report import csv_files
 from hvdkit.results.bench import COLLECTIVES, DTYPES, Bench, BenchRequest, BenchRow, step_bytes
 from hvdkit.results.machine import this_machine
@@ -160,7 +160,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
             if watch:
                 watch(row)
 
-    LAUNCHERS[placement.launcher](job, look)
+    LAUNCHERS[placement.launcher].run(job, look)
     look()
     ranks = json.loads((folder / RANKS).read_text())
     result = Bench(

@@ -131,7 +131,7 @@ def launch(
         elastic=Elastic(bounds.min_np, bounds.max_np, placement.discovery) if bounds else None,
     )
     try:
-        LAUNCHERS[placement.launcher](job, on_tick)
+        LAUNCHERS[placement.launcher].run(job, on_tick)
     except RankFailure as failure:
         raise _with_remedy(failure, plan) from None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,13 +20,15 @@ from typing import Any
 
 from hvdkit.core.heartbeat import WAITING
 from hvdkit.errors import RunError
-from hvdkit.launch.agent.reports import MARK, boot_id
+from hvdkit.launch.agent.reports import MARK, RANKS, boot_id
 from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
 from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.listener import Listener
 
 _AGENT = Path(__file__).with_name("agent") / "rank_agent.py"
 _TICK_S = 0.1
+_LONGEST_LINE = 2**20  # bytes of a report, and more than any has
 # horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
 _LAUNCHER_GRACE_S = 1.0
 # An agent that takes this much longer than its grace is killed. It needs rank_agent.AFTERMATH_S and a walk through
@@ -36,15 +40,16 @@ _HANG_SHARE, _SETTLE_SHARE = 0.85, 0.1
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """A command that an agent starts: the rank that it is (None: horovodrun, or the elastic driver), its environment.
+    """A command that an agent starts: the rank that it is (None: a program that starts ranks), its environment.
 
-    `enter` is a command prefix for the agent itself, such as nsenter.
+    `enter` is a command prefix for the agent itself, such as nsenter. A program goes by its `name`.
     """
 
     rank: int | None
     command: list[str]
     environment: dict[str, str]
     enter: tuple[str, ...] = ()
+    name: str = "horovodrun"  # Horovod's elastic driver too
 
 
 def agent_command(python: str, role: str, job: Job, command: list[str]) -> list[str]:
@@ -52,22 +57,38 @@ def agent_command(python: str, role: str, job: Job, command: list[str]) -> list[
 
     Without site packages it starts in 0.05 s.
     """
-    grace_s = job.grace_s + (_LAUNCHER_GRACE_S if role == "horovodrun" else 0.0)
+    grace_s = job.grace_s + (0.0 if role in RANKS else _LAUNCHER_GRACE_S)
     settings = [str(job.log_dir.absolute()), str(grace_s), str(_HANG_SHARE * job.stall_timeout_s)]
     return [python, "-I", "-S", str(_AGENT), role, *settings, *command]
+
+
+@dataclass
+class _Stream:
+    """What one agent reports: on the standard output of its `process`, or over a `connection`.
+
+    `rank` is None for a program that starts ranks, and until an agent that has connected says which it is.
+    """
+
+    process: subprocess.Popen[bytes] | None = None
+    connection: socket.socket | None = None
+    rank: int | None = None
+    buffer: bytes = b""
+    known: bool = True  # False until a connection has shown the listener's secret
 
 
 class Agents:
     """All agents of one job, and what they have reported. A subclass decides when and why the job ends.
 
-    Ranks go by the name of their files: rank-<r>, or worker-<place> in an elastic run.
+    Ranks go by the name of their files: rank-<r>, or worker-<place> in an elastic run. Agents that a program of the
+    cluster starts connect to `listener`.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, listener: Listener | None = None) -> None:
         self._job = job
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._buffers: dict[int, bytes] = {}
+        self._streams: list[_Stream] = []  # that are open
         self._clocks = Clocks()
         self._to_clean: set[str] = set()  # ranks whose agents have not reported that no process is left
         self._stopped_at: float | None = None
@@ -78,6 +99,8 @@ class Agents:
         self.hangs: dict[str, Hang] = {}
         self.ends: dict[str, exits.RankEnd] = {}
         self.launcher_end: dict[str, Any] | None = None
+        if listener is not None:
+            self._selector.register(listener.socket, selectors.EVENT_READ)
 
     def run(self, commands: list[AgentCommand], on_tick: Tick | None) -> None:
         """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
@@ -116,7 +139,7 @@ class Agents:
 
     def start(self, command: AgentCommand) -> None:
         """Start one agent with its command."""
-        role = "horovodrun" if command.rank is None else "rank"
+        role = command.name if command.rank is None else "rank"
         line = [*command.enter, *agent_command(sys.executable, role, self._job, command.command)]
         try:
             process = subprocess.Popen(
@@ -131,13 +154,16 @@ class Agents:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._processes.append(process)
-        self._buffers[process.stdout.fileno()] = b""
-        self._selector.register(process.stdout, selectors.EVENT_READ, (process, command.rank))
+        self._open(process.stdout, _Stream(process, rank=command.rank))
+
+    def _open(self, source: Any, stream: _Stream) -> None:
+        self._streams.append(stream)
+        self._selector.register(source, selectors.EVENT_READ, stream)
 
     @property
     def running(self) -> bool:
         """Whether an agent is still connected."""
-        return bool(self._selector.get_map())
+        return any(stream.known for stream in self._streams)
 
     @property
     def must_stop(self) -> bool:
@@ -213,19 +239,45 @@ class Agents:
         """Take in what agents report, for at most this long."""
         for key, _ in self._selector.select(timeout_s):
             received = time.monotonic()
+            stream: _Stream | None = key.data
+            if stream is None:
+                self._accept()
+                continue
             try:
                 data = os.read(key.fd, 65536)
             except BlockingIOError:
                 continue
-            *lines, self._buffers[key.fd] = (self._buffers[key.fd] + data).split(b"\n")
+            except ConnectionError:  # the agent's machine, or the way to it, is gone
+                data = b""
+            *lines, stream.buffer = (stream.buffer + data).split(b"\n")
             for line in lines:
-                self._take_in(line.decode("utf-8", "replace"), received)
-            if not data:
-                self._selector.unregister(key.fileobj)
-                self._note_lost_agent(*key.data)
+                self._take_in(stream, line.decode("utf-8", "replace"), received)
+            stranger = bool(lines) and not stream.known
+            if not data or stranger or len(stream.buffer) > _LONGEST_LINE:
+                self._close(key.fileobj, stream)
 
-    def _take_in(self, line: str, received: float) -> None:
-        """One line of an agent's output."""
+    def _accept(self) -> None:
+        """Let an agent in that connects."""
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.socket.accept()
+            connection.setblocking(False)
+            self._open(connection, _Stream(connection=connection, known=False))
+
+    def _close(self, source: Any, stream: _Stream) -> None:
+        """An agent has ended, or was none."""
+        self._selector.unregister(source)
+        self._streams.remove(stream)
+        self._note_lost_agent(stream)
+        if stream.connection is not None:
+            stream.connection.close()
+
+    def _take_in(self, stream: _Stream, line: str, received: float) -> None:
+        """One line of what an agent says."""
+        if not stream.known:
+            assert self._listener is not None
+            stream.known = secrets.compare_digest(line.encode(), self._listener.secret.encode())
+            return
         _, mark, text = line.partition(MARK)
         if not mark:
             return
@@ -243,16 +295,18 @@ class Agents:
         else:
             if event == "started":
                 self._to_clean.add(name)
+                if stream.connection is not None:
+                    stream.rank = report["rank"]
             self.note(report, received)
 
-    def _note_lost_agent(self, agent: subprocess.Popen[bytes], rank: int | None) -> None:
+    def _note_lost_agent(self, stream: _Stream) -> None:
         """An agent that has not reported the end of its rank was killed, and the rank with it."""
-        name = f"rank-{rank}"
-        if rank is None or name in self.ends:
+        name = f"rank-{stream.rank}"
+        if stream.rank is None or name in self.ends or name not in self._ranks:
             return
-        code, now = agent.wait(), time.monotonic()
+        code, now = 0 if stream.process is None else stream.process.wait(), time.monotonic()
         self.ends[name] = exits.RankEnd(
-            rank=rank,
+            rank=stream.rank,
             host=self._ranks[name][1],
             pid=self._pids.get(name),
             signal=exits.signal_name(-code) if code < 0 else None,
@@ -299,10 +353,15 @@ class Agents:
             self._stopped_at = time.monotonic()
         elif not again:
             return
-        self._signal_all(signal.SIGTERM)
+        connected = [stream.connection for stream in self._streams if stream.connection is not None]
+        for connection in connected:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)  # the agent ends its rank, and goes on reporting
+        if again or not connected:
+            self._signal_all(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """After `stop`: end horovodrun as soon as its ranks are gone, and kill agents that take too long."""
+        """After `stop`: end the program that starts ranks once they are gone, and kill agents that take too long."""
         if self._stopped_at is None:
             return
         if self.launcher_end is None and self.all_gone and not self._to_clean and not self._hurried:
@@ -323,6 +382,9 @@ class Agents:
             assert process.stdout is not None
             process.stdout.close()
         self._selector.close()
+        for stream in self._streams:
+            if stream.connection is not None:
+                stream.connection.close()
         for pattern in ("*.beat", "*.stack"):  # of an agent that was killed
             for file in self._job.log_dir.glob(pattern):
                 file.unlink(missing_ok=True)

@@ -1,18 +1,17 @@
-"""Hosts, their slots, and which rank goes where."""
+"""Hosts and their slots."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import socket
 import subprocess
-from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import Faults, RequestError
+from hvdkit.launch.slots import Slot, fill
 
 # No name has a meaning to a shell or looks like an option: horovodrun passes names to ssh through a shell.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
@@ -37,22 +36,6 @@ class Host:
     def here(self) -> bool:
         """Whether it is this machine."""
         return self.namespace or is_this_machine(self.name)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where one rank runs: Horovod's six numbers and the host's name.
-
-    `local_*` counts ranks on the same host, `cross_*` the hosts that have a rank with this local_rank.
-    """
-
-    hostname: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
 
 
 def parse_hosts(text: str | None, np: int) -> list[Host]:
@@ -146,36 +129,7 @@ def is_this_machine(name: str) -> bool:
 
 def place(hosts: list[Host], np: int) -> list[Slot]:
     """One slot for each of `np` ranks, in rank order: hosts are filled one after the other, as Horovod does it."""
-    every = ((host.name, local_rank) for host in hosts for local_rank in range(host.slots))
-    seats = list(itertools.islice(every, np))
-    local_size = Counter(name for name, _ in seats)
-    peers: dict[int, list[str]] = defaultdict(list)  # by local_rank: the hosts that have it, in order
-    for name, local_rank in seats:
-        peers[local_rank].append(name)
-    return [
-        Slot(
-            hostname=name,
-            rank=rank,
-            size=len(seats),
-            local_rank=local_rank,
-            local_size=local_size[name],
-            cross_rank=peers[local_rank].index(name),
-            cross_size=len(peers[local_rank]),
-        )
-        for rank, (name, local_rank) in enumerate(seats)
-    ]
-
-
-def horovod_environment(slot: Slot, address: str, port: int, interface: str) -> dict[str, str]:
-    """The variables in which a rank's Horovod finds its slot, and the rendezvous server at `address` and `port`."""
-    return {
-        **{f"HOROVOD_{field.name.upper()}": str(getattr(slot, field.name)) for field in fields(Slot)},
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": interface,
-    }
+    return fill([(host.name, host.slots) for host in hosts], np)
 
 
 def _parse_entry(entry: str) -> Host:

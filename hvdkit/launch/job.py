@@ -9,10 +9,12 @@ from pathlib import Path
 
 from hvdkit.core.heartbeat import STOP
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import Host, Slot, place
+from hvdkit.launch.hosts import Host, place
+from hvdkit.launch.slots import Slot
 
 Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
+_LOGS = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log")
 # A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
 
@@ -96,7 +98,7 @@ def prepare(job: Job) -> None:
         raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        for pattern in ("rank-*.log", "rank-*.failure.json", "worker-*", "horovodrun.log", "exits.json", STOP):
+        for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STOP):
             for old in job.log_dir.glob(pattern):
                 old.unlink()
     except OSError as error:

@@ -13,7 +13,7 @@ from hvdkit.adapters.capabilities import ENVIRONMENT
 from hvdkit.core import tuning
 from hvdkit.errors import Faults
 from hvdkit.launch import namespaces
-from hvdkit.launch.hosts import Host, check_here, discovered, parse_hosts
+from hvdkit.launch.hosts import Host, discovered, parse_hosts
 from hvdkit.launch.launchers import LAUNCHERS
 
 
@@ -32,8 +32,10 @@ class Placement:
 
     @cached_property
     def hosts(self) -> list[Host]:
-        """The hosts of the ranks; without -H this machine. Raises RequestError where -H or -np is wrong."""
-        return parse_hosts(self.hosts_option, self.np)
+        """The hosts of the ranks; without -H those that the launcher knows. Raises RequestError for a wrong one."""
+        if self.launcher not in LAUNCHERS:
+            return parse_hosts(self.hosts_option, self.np)
+        return LAUNCHERS[self.launcher].hosts(self.hosts_option, self.np)
 
     @cached_property
     def here(self) -> bool:
@@ -62,10 +64,11 @@ class Placement:
         faults = Faults()
         with faults.collected():
             namespaces.check(self.hosts, self.launcher, elastic)
-            if self.launcher == "direct":
-                check_here(self.hosts, self.np)
         if self.launcher not in LAUNCHERS:
             faults.append(f"--launcher {self.launcher}: expected one of {', '.join(LAUNCHERS)}")
+        elif elastic and not LAUNCHERS[self.launcher].elastic:
+            able = [each.name for each in LAUNCHERS.values() if each.elastic]
+            faults.append(f"--launcher {self.launcher}: no elastic runs; expected {' or '.join(able)}")
         if not 0 <= self.stall_timeout_s < float("inf"):
             faults.append(f"--stall-timeout {self.stall_timeout_s}: expected seconds, or 0 to wait for ever")
         faults += environment_faults(framework, os.environ)

@@ -12,23 +12,24 @@ from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.hangs import hang_failure
 from hvdkit.launch.diagnosis.partition import unreachable
 from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.listener import Listener
 
 
-def supervise(job: Job, commands: list[AgentCommand], on_tick: Tick | None) -> None:
+def supervise(job: Job, commands: list[AgentCommand], on_tick: Tick | None, listener: Listener | None = None) -> None:
     """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
 
     Raises RankFailure where a rank fails or hangs (RequestError where the rank found the request wrong), RunError where
-    horovodrun fails, and as `Agents.run` does. The other ranks have been ended then: within GRACE_S + 2 s, and where
-    ranks have only lost another one, job.settle_s later.
+    the program that starts them fails, and as `Agents.run` does. The other ranks have been ended then: within
+    GRACE_S + 2 s, and where ranks have only lost another one, job.settle_s later.
     """
-    _Ranks(job).run(commands, on_tick)
+    _Ranks(job, listener).run(commands, on_tick)
 
 
 class _Ranks(Agents):
     """The agents of as many ranks as the job has."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, listener: Listener | None = None) -> None:
+        super().__init__(job, listener)
         self._ranks = {f"rank-{slot.rank}": (slot.rank, slot.hostname) for slot in job.slots()}
         # The first interface that went down: since when by this machine's clock, the rank that its agent has, and what.
         self._link_down: tuple[float, int, str] | None = None
@@ -70,16 +71,15 @@ class _Ranks(Agents):
         launcher = self.launcher_end
         explained = verdict is not None and (verdict.end.known or verdict.lost_by)
         if launcher is not None and launcher["exit_code"] != 0 and not explained:
-            return self._horovodrun_failure(launcher, [end for end in ends if not end.known])
+            return self._launcher_failure(launcher, [end for end in ends if not end.known])
         return None if verdict is None else blame.failure(self._job, verdict)
 
-    def _horovodrun_failure(self, end: dict[str, Any], unknown: list[exits.RankEnd]) -> RunError:
-        """horovodrun failed by itself, or lost its connection to a rank."""
-        code, number = end["exit_code"], end["signal"]
+    def _launcher_failure(self, end: dict[str, Any], unknown: list[exits.RankEnd]) -> RunError:
+        """The program that starts ranks failed by itself, or lost its connection to a rank."""
+        name, code, number = end["name"], end["exit_code"], end["signal"]
         how = f"ended with exit code {code}" if number is None else f"was killed by {exits.signal_name(number)}"
         ranks = ", ".join(f"rank {lost.rank} on {lost.host}" for lost in unknown)
         of_ranks = f"; nothing is known of the end of {ranks}" if unknown else ""
-        log = exits.shown_tail(f"its output, {self._job.log_dir / 'horovodrun.log'}", end["tail"])
-        return RunError(
-            f"horovodrun {how}{of_ranks}; where other hosts are named, check `ssh HOST true` for each; {log}"
-        )
+        log = exits.shown_tail(f"its output, {self._job.log_dir / name}.log", end["tail"])
+        check = "; where other hosts are named, check `ssh HOST true` for each" if name == "horovodrun" else ""
+        return RunError(f"{name} {how}{of_ranks}{check}; {log}")

@@ -10,18 +10,18 @@ Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import socket
 import struct
 import time
 from pathlib import Path
 from typing import Any
 
+from hvdkit.launch.agent.interfaces import SIOCGIFFLAGS, address_of, ask
+
 LOOK_S = 1.0
 DOWN_S = 5.0  # a link that comes back sooner is no fault: TCP sends again
 RETRANSMISSIONS = 4  # without an answer; Linux takes 3 s for so many on a near network
 RECENT_S = 5.0  # the connections of a rank that gives up on a host are closed with it
-_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _ESTABLISHED, _RETRANSMITS = 1, 1  # of /proc/net/tcp: state, kind of timer
 
@@ -34,7 +34,7 @@ class LinkMonitor:
         self._down_since: float | None = None
         self._reported = False
         self._unanswered: dict[str, float] = {}  # by address, when it was last seen
-        self._address = self._own_address()
+        self._address = address_of(self._interface) if self._interface else None
 
     @property
     def interval_s(self) -> float:
@@ -74,18 +74,6 @@ class LinkMonitor:
                     address = socket.inet_ntoa(struct.pack("=I", int(fields[2].partition(":")[0], 16)))
                     self._unanswered[address] = time.monotonic()
 
-    def _own_address(self) -> str | None:
-        answer = self._ask(_SIOCGIFADDR)
-        return None if answer is None else socket.inet_ntoa(answer[20:24])
-
     def _flags(self) -> int | None:
-        answer = self._ask(_SIOCGIFFLAGS)
+        answer = ask(self._interface, SIOCGIFFLAGS) if self._interface else None
         return None if answer is None else int(struct.unpack_from("=H", answer, 16)[0])
-
-    def _ask(self, request: int) -> bytes | None:
-        """The answer to an interface request (struct ifreq); None where there is no such interface."""
-        if not self._interface:
-            return None
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            return fcntl.ioctl(any_socket, request, struct.pack("256s", self._interface.encode()[:15]))
-        return None

@@ -22,8 +22,10 @@ ROLE is
 - `rank`;
 - `shell-rank` for a rank that horovodrun starts. horovodrun ends all ranks as soon as one has failed, which may be one
   that only lost another: so the agent of a failed rank stays until the launcher ends all ranks;
-- `horovodrun` for horovodrun itself. Its output carries the reports of the ranks' agents, which go on to the launcher;
-  the rest goes to FOLDER/horovodrun.log.
+- `task` for a rank that a program of the cluster starts, such as srun or mpirun (task.py). It reports over a
+  connection, which the launcher half-closes to end the rank. The agent of a failed rank stays for the same reason;
+- any other: the name of a program that starts ranks, such as horovodrun. Its output may carry the reports of the ranks'
+  agents, which go on to the launcher; the rest goes to FOLDER/<name>.log.
 
 Standard library only, and no syntax newer than Python 3.8: it runs under any interpreter that has the framework.
 """
@@ -59,6 +61,14 @@ AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as 
 def main() -> int:
     """Run the command of this command line; the exit status is the command's, 128 + n for signal n."""
     role, folder, grace_s, hang_s, *command = sys.argv[1:]
+    if role == "task":
+        from hvdkit.launch.agent.task import NotARank, become_rank
+
+        try:
+            become_rank()
+        except NotARank as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     reports = Reports(role)
     if role == "shell-rank":
         status = step_aside(reports)
@@ -67,7 +77,7 @@ def main() -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     agent = RankAgent(reports, Path(folder), float(grace_s), float(hang_s))
     status = agent.run(command)
-    if role == "shell-rank" and status != 0 and os.environ.get("HOROVOD_ELASTIC") != "1":
+    if role != "rank" and reports.rank is not None and status != 0 and os.environ.get("HOROVOD_ELASTIC") != "1":
         agent.wait_for_stop()
     return status
 
@@ -112,7 +122,7 @@ def exit_status(status: int) -> int:
 
 
 class RankAgent:
-    """One command from its start to its end: a rank, or horovodrun itself."""
+    """One command from its start to its end: a rank, or a program that starts ranks."""
 
     def __init__(self, reports: Reports, folder: Path, grace_s: float, hang_s: float) -> None:
         self.reports = reports
@@ -170,7 +180,7 @@ class RankAgent:
         """Wait until the launcher ends all ranks, or is gone."""
         poller = select.poll()
         poller.register(self.wakeups, select.POLLIN)
-        poller.register(1, 0)
+        poller.register(1, select.POLLRDHUP)
         while self.stopped_at is None and not self.stop_requests:
             if any(descriptor == 1 for descriptor, _ in poller.poll()):
                 return
@@ -221,7 +231,7 @@ class RankAgent:
         poller = select.poll()
         poller.register(self.wakeups, select.POLLIN)
         poller.register(self.output, select.POLLIN)
-        poller.register(1, 0)  # reports only that the reader is gone
+        poller.register(1, select.POLLRDHUP)  # the reader is gone, or has half-closed the connection
         while True:
             ready = dict(poller.poll(self._timeout_ms()))
             now = time.monotonic()

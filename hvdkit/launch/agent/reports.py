@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 
 MARK = "@hvdkit "
+RANKS = ("rank", "shell-rank", "task")  # roles of agents of ranks; others are of programs that start ranks
 
 
 class Reports:
-    """Reports on the rank that the agent's environment describes, or on horovodrun, which has no `rank`.
+    """Reports on the rank that the agent's environment describes, or on a program that starts ranks: no `rank`.
 
     `name` is that of the command's files. Under an elastic launcher ranks change as others come and go: there a worker
     goes by its place.
@@ -24,7 +25,7 @@ class Reports:
     def __init__(self, role: str) -> None:
         elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         name = "worker-{HOROVOD_HOSTNAME}-{HOROVOD_LOCAL_RANK}" if elastic else "rank-{HOROVOD_RANK}"
-        self.rank = None if role == "horovodrun" else int(os.environ["HOROVOD_RANK"])
+        self.rank = int(os.environ["HOROVOD_RANK"]) if role in RANKS else None
         self.name = role if self.rank is None else name.format_map(os.environ)
 
     def send(self, event: str, **facts: object) -> None:

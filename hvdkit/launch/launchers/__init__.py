@@ -1,22 +1,41 @@
-"""The launchers, by the names of the command line's --launcher: modules of this package with a function `run`."""
+"""The launchers, by the names of the command line's --launcher.
+
+Each is a module of this package with two functions: `hosts`, the hosts that -H and -np ask for, and `run`, which starts
+an agent for each rank there and follows all to their end. A program that starts ranks itself, such as srun, is run by
+`tasks.run`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hvdkit.launch.hosts import Host
     from hvdkit.launch.job import Job, Tick
 
 
-def _launcher(name: str) -> Callable[..., None]:
-    """The launcher of that name, loaded at its first use so that `hvdkit --help` stays quick."""
+@dataclass(frozen=True)
+class Launcher:
+    """One of the modules, loaded at its first use so that `hvdkit --help` stays quick; `elastic`: ranks may change."""
 
-    def run(job: Job, on_tick: Tick | None = None) -> None:
-        import_module(f"{__name__}.{name}").run(job, on_tick)
+    name: str
+    elastic: bool = False
 
-    return run
+    def hosts(self, option: str | None, np: int) -> list[Host]:
+        """The hosts for `np` ranks, of -H where it is given. Raises RequestError where there are not enough slots."""
+        found: list[Host] = import_module(f"{__name__}.{self.name}").hosts(option, np)
+        return found
+
+    def run(self, job: Job, on_tick: Tick | None = None) -> None:
+        """Run the job to its end, calling `on_tick` every 0.1 s.
+
+        Raises RequestError (nothing was started), RankFailure or RunError (a rank or what starts it failed), Terminated
+        (SIGTERM), KeyboardInterrupt (SIGINT).
+        """
+        import_module(f"{__name__}.{self.name}").run(job, on_tick)
 
 
-LAUNCHERS = {name: _launcher(name) for name in ("direct", "horovodrun")}
+_ALL = (Launcher("direct", elastic=True), Launcher("horovodrun", elastic=True), Launcher("slurm"))
+LAUNCHERS = {each.name: each for each in _ALL}

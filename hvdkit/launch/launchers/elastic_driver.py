@@ -29,7 +29,8 @@ from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import discovered, horovod_environment
+from hvdkit.launch.hosts import discovered
+from hvdkit.launch.slots import horovod_environment
 
 ADDRESS, INTERFACE = "127.0.0.1", "lo"
 RESTARTS = 2

@@ -8,13 +8,18 @@ from pathlib import Path
 
 from hvdkit.errors import RequestError
 from hvdkit.launch.agents import AgentCommand, agent_command
-from hvdkit.launch.hosts import shown
+from hvdkit.launch.hosts import Host, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
+
+
+def hosts(option: str | None, np: int) -> list[Host]:
+    """The hosts, which have to be reached by ssh. Raises RequestError for wrong entries."""
+    return parse_hosts(option, np)
 
 
 def run(job: Job, on_tick: Tick | None = None) -> None:

@@ -1,0 +1,51 @@
+"""This machine's network interfaces and their IPv4 addresses.
+
+Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+
+SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
+
+
+def ask(interface: str, request: int) -> bytes | None:
+    """The answer to an interface request (struct ifreq); None where there is no such interface, or no answer."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        return fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))
+    return None
+
+
+def address_of(interface: str) -> str | None:
+    """The interface's IPv4 address; None where it has none."""
+    answer = ask(interface, SIOCGIFADDR)
+    return None if answer is None else socket.inet_ntoa(answer[20:24])
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has this IPv4 address; None where none has it."""
+    if address.startswith("127."):
+        return "lo"
+    return next((name for name in _names() if address_of(name) == address), None)
+
+
+def addresses() -> list[str]:
+    """This machine's IPv4 addresses, without the loopback's."""
+    found = [address_of(name) for name in _names() if name != "lo"]
+    return [address for address in found if address is not None]
+
+
+def source_address(other: str) -> str | None:
+    """The address from which this machine reaches another one, by name or address; None where it has no way there."""
+    with contextlib.suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return None
+
+
+def _names() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]

@@ -1,0 +1,108 @@
+"""The `slurm` launcher: srun starts a task for each rank, inside an allocation of salloc or sbatch. No ssh, no PMI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+
+from hvdkit.errors import RequestError
+from hvdkit.launch.hosts import Host, parse_hosts, shown
+from hvdkit.launch.job import Job, Tick, prepare
+from hvdkit.launch.launchers import tasks
+
+_TIMEOUT_S = 60.0
+
+
+def hosts(option: str | None, np: int) -> list[Host]:
+    """The hosts of the allocation with a slot for each task; with `option` those named there.
+
+    Raises RequestError without an allocation, or where it has fewer tasks than ranks.
+    """
+    offered = allocation()
+    if option is not None:
+        asked = parse_hosts(option, np)
+        if others := [host.name for host in asked if host.name not in {each.name for each in offered}]:
+            raise RequestError(f"-H: {', '.join(others)}: not in the allocation, which has {shown(offered)}")
+        return asked
+    slots = sum(host.slots for host in offered)
+    if np > slots:
+        raise RequestError(
+            f"-np {np}: the Slurm allocation has {slots} task{'s' if slots > 1 else ''} ({shown(offered)}); "
+            f"ask Slurm for -n {np}, or give -np {slots}"
+        )
+    return offered
+
+
+def allocation() -> list[Host]:
+    """The hosts of this process's allocation, in Slurm's order. Raises RequestError where there is none."""
+    names = os.environ.get("SLURM_JOB_NODELIST")
+    if not names:
+        raise RequestError("--launcher slurm: expected a Slurm allocation; run this command inside salloc or sbatch")
+    if shutil.which("srun") is None:
+        raise RequestError("--launcher slurm: srun: not found; install Slurm's client programs")
+    expanded = _slurm("scontrol", "show", "hostnames", names).split()
+    counts = os.environ.get("SLURM_TASKS_PER_NODE") or os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1")
+    return [Host(name, slots) for name, slots in zip(expanded, _counts(counts), strict=True)]
+
+
+def run(job: Job, on_tick: Tick | None = None) -> None:
+    """Run the job to its end; `on_tick` is called every 0.1 s.
+
+    Every host needs the interpreter, the script and hvdkit under the paths that they have here.
+
+    Raises RequestError (no allocation, no interpreter, an unwritable folder; nothing was started), RankFailure or
+    RunError (a rank or srun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
+    """
+    prepare(job)
+    nodes = list(dict.fromkeys(slot.hostname for slot in job.slots()))
+    with tempfile.NamedTemporaryFile("w", prefix="hvdkit-tasks-") as places:
+        places.writelines(f"{slot.hostname}\n" for slot in job.slots())
+        places.flush()
+        command = ["srun", f"--ntasks={job.np}", f"--nodes={len(nodes)}", "--distribution=arbitrary", *_OPTIONS]
+        if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # srun does not take it from the allocation since 22.05
+            command.append(f"--cpus-per-task={cpus}")
+        tasks.run(job, lambda _: command, "slurm", _addresses(nodes), {"SLURM_HOSTFILE": places.name}, on_tick)
+
+
+# hvdkit decides when a failed rank ends the others, so srun does not. Steps share the allocation's resources.
+_OPTIONS = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL", "--overlap", "--quiet")
+
+
+def _addresses(nodes: list[str]) -> list[str]:
+    """The nodes' addresses as Slurm knows them, which need no name service; else their names."""
+    found = dict(
+        re.findall(
+            r"NodeName=(\S+).*?NodeAddr=(\S+)", _slurm("scontrol", "--oneliner", "show", "node", ",".join(nodes))
+        )
+    )
+    return [found.get(name, name) for name in nodes]
+
+
+def _slurm(*command: str) -> str:
+    """What a command of Slurm's prints. Raises RequestError where it fails."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except OSError as error:
+        raise RequestError(
+            f"{command[0]}: cannot be run ({error.strerror}); install Slurm's client programs"
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"{command[0]}: no answer within {_TIMEOUT_S:.0f} s; look with `scontrol ping`") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
+        raise RequestError(f"{' '.join(command)}: {said}")
+    return done.stdout
+
+
+def _counts(text: str) -> list[int]:
+    """Slurm's `2(x3),1` as 2, 2, 2, 1."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise RequestError(f"SLURM_TASKS_PER_NODE: expected such as 2(x3),1, got {text!r}")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found

@@ -1,0 +1,54 @@
+"""Ranks that a program of the cluster starts, such as srun or mpirun: Horovod over Gloo, by hvdkit's rendezvous."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from hvdkit.launch.agent.interfaces import addresses, source_address
+from hvdkit.launch.agent.task import VARIABLE
+from hvdkit.launch.agents import AgentCommand, agent_command
+from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.listener import Listener
+from hvdkit.launch.serve import rendezvous
+from hvdkit.launch.supervise import supervise
+
+_HERE = "127.0.0.1"
+
+
+def run(
+    job: Job,
+    command: Callable[[dict[str, str]], Sequence[str]],
+    launcher: str,
+    peers: Sequence[str],
+    added: dict[str, str],
+    on_tick: Tick | None,
+) -> None:
+    """Run the job to its end: `command` gets the ranks' environment, and returns the program's command line, to which a
+    rank's is added.
+
+    `peers` are names or addresses of the other machines, from which the launcher's has to be reached; `added` is for
+    the program's environment. Raises as `supervise` does.
+    """
+    with rendezvous(job, _HERE if job.here else "0.0.0.0") as port, Listener() as listener:
+        base = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher}
+        environment = {**base, **added}
+        words = command(environment)
+        launch = {
+            "program": words[0],
+            "hosts": [(host.name, host.slots) for host in job.hosts],
+            "np": job.np,
+            "addresses": [_HERE] if job.here else _ways(peers),
+            "rendezvous": port,
+            "reports": listener.port,
+            "secret": listener.secret,
+        }
+        environment[VARIABLE] = json.dumps(launch)
+        rank = agent_command(str(job.python), "task", job, job.command())
+        supervise(job, [AgentCommand(None, [*words, *rank], environment, name=words[0])], on_tick, listener)
+
+
+def _ways(peers: Sequence[str]) -> list[str]:
+    """This machine's addresses, that first from which it reaches the peers."""
+    found = [source_address(peer) for peer in peers]
+    return list(dict.fromkeys([*(each for each in found if each and not each.startswith("127.")), *addresses()]))
