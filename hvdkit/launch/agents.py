@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdkit.core.heartbeat import WAITING
+from hvdkit.core.heartbeat import STOP, WAITING
 from hvdkit.errors import RunError
 from hvdkit.launch.agent.reports import MARK, RANKS, boot_id
 from hvdkit.launch.diagnosis import exits
@@ -346,6 +346,10 @@ class Agents:
             self._job.stop_file.touch()
         except OSError:  # a full disk, which allows no checkpoint either
             self.stop()
+        for stream in self._streams:
+            if stream.connection is not None:  # its rank may not see this machine's files
+                with contextlib.suppress(OSError):
+                    stream.connection.send(f"{STOP}\n".encode())
 
     def stop(self, again: bool = False) -> None:
         """Ask every agent to end its command. With `again` (a second Ctrl-C) agents give no further grace."""
@@ -364,7 +368,9 @@ class Agents:
         """After `stop`: end the program that starts ranks once they are gone, and kill agents that take too long."""
         if self._stopped_at is None:
             return
-        if self.launcher_end is None and self.all_gone and not self._to_clean and not self._hurried:
+        # Tasks of srun and mpirun end by themselves, and their program with them.
+        waits = self._listener is None and self.launcher_end is None
+        if waits and self.all_gone and not self._to_clean and not self._hurried:
             self._hurried = True
             self._signal_all(signal.SIGTERM)
         if time.monotonic() > self._stopped_at + self._job.grace_s + _LAUNCHER_GRACE_S + _MARGIN_S:

@@ -38,6 +38,7 @@ import json
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -143,6 +144,7 @@ class RankAgent:
         self.look_at = 0.0
         self.link = LinkMonitor(None if reports.rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
         self.frozen = False
+        self.connected = stat.S_ISSOCK(os.fstat(1).st_mode)  # to the launcher
 
     def run(self, command: list[str]) -> int:
         """Start `command`, wait for its end, report both; returns its exit status, 127 where it cannot be started."""
@@ -231,7 +233,8 @@ class RankAgent:
         poller = select.poll()
         poller.register(self.wakeups, select.POLLIN)
         poller.register(self.output, select.POLLIN)
-        poller.register(1, select.POLLRDHUP)  # the reader is gone, or has half-closed the connection
+        # The reader is gone, or has half-closed the connection; or, over a connection, it says something.
+        poller.register(1, select.POLLRDHUP | (select.POLLIN if self.connected else 0))
         while True:
             ready = dict(poller.poll(self._timeout_ms()))
             now = time.monotonic()
@@ -241,9 +244,11 @@ class RankAgent:
             status = self._reap()
             if status is not None:
                 return status, now
-            if 1 in ready:
+            if ready.get(1, 0) & ~select.POLLIN:
                 poller.unregister(1)
                 self.stop_requests += 1
+            elif 1 in ready:
+                self._ask_to_stop()
             self._stop_as_asked()
             if self.output in ready and self._read_output():
                 poller.unregister(self.output)
@@ -251,6 +256,13 @@ class RankAgent:
                 self.look_at = now + min(watcher.interval_s for watcher in self.watchers)
                 for event, facts in filter(None, [watcher.look() for watcher in self.watchers]):
                     self.reports.send(event, **facts)
+
+    def _ask_to_stop(self) -> None:
+        """Make the file that asks ranks to write a checkpoint and end: the launcher has sent its name."""
+        with contextlib.suppress(OSError):
+            name = os.read(1, 4096).decode("ascii", "replace").strip()
+            if name.isalpha():
+                (self.folder / name).touch()
 
     def _make_scratch(self) -> None:
         """A new folder below TMPDIR; none where it cannot be made."""

@@ -54,9 +54,13 @@ def _slot(launch: dict[str, Any]) -> Slot:
     if not names:
         raise NotARank(f"{program} has not set one of {', '.join(_NUMBERS)}")
     slot = fill(launch["hosts"], launch["np"])[int(os.environ[names[0]])]
-    node = os.environ.get("SLURMD_NODENAME")
-    if program == "srun" and node not in (None, slot.hostname):
-        raise NotARank(f"{program} has put task {slot.rank} on {node}, expected it on {slot.hostname}")
+    local = os.environ.get("SLURM_LOCALID" if program == "srun" else "OMPI_COMM_WORLD_LOCAL_RANK")
+    node = os.environ.get("SLURMD_NODENAME") if program == "srun" else None
+    if node not in (None, slot.hostname) or local not in (None, str(slot.local_rank)):
+        raise NotARank(
+            f"{program} has put task {slot.rank} on {node or socket.gethostname()} as number {local} there, expected "
+            f"number {slot.local_rank} on {slot.hostname}"
+        )
     return slot
 
 

@@ -37,5 +37,5 @@ class Launcher:
         import_module(f"{__name__}.{self.name}").run(job, on_tick)
 
 
-_ALL = (Launcher("direct", elastic=True), Launcher("horovodrun", elastic=True), Launcher("slurm"))
+_ALL = (Launcher("direct", elastic=True), Launcher("horovodrun", elastic=True), Launcher("mpirun"), Launcher("slurm"))
 LAUNCHERS = {each.name: each for each in _ALL}

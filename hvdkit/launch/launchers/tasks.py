@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from hvdkit.launch.agent.interfaces import addresses, source_address
-from hvdkit.launch.agent.task import VARIABLE
+from hvdkit.launch.agent.task import VARIABLE as VARIABLE
 from hvdkit.launch.agents import AgentCommand, agent_command
 from hvdkit.launch.job import Job, Tick
 from hvdkit.launch.listener import Listener

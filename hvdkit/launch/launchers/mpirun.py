@@ -1,0 +1,108 @@
+"""The `mpirun` launcher: MPI's own program starts a task for each rank, on any hosts that it reaches."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from hvdkit.errors import RequestError
+from hvdkit.launch.hosts import Host, parse_hosts, shown
+from hvdkit.launch.job import Job, Tick, prepare
+from hvdkit.launch.launchers import slurm, tasks
+
+HOSTFILE = Path("/etc/mpi/hostfile")  # of the pods of Kubeflow's MPIJob
+_TIMEOUT_S = 60.0
+# What ranks on other hosts get of this process's environment, besides what the job adds.
+_PASSED = re.compile(
+    r"(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|TZ|LANG|LC_\w+"
+    r"|(HVDKIT|HOROVOD|NCCL|GLOO|OMP|GOMP|MKL|KMP|PYTHON|CUDA|TORCH|TF|XLA|KERAS|MXNET|DMLC|WANDB|MLFLOW)_?\w*)"
+)
+_MARK = "Open MPI"
+
+
+def hosts(option: str | None, np: int) -> list[Host]:
+    """The hosts: those of -H, of an MPIJob's host file, of a Slurm allocation, or this machine.
+
+    Raises RequestError where they have fewer slots than ranks.
+    """
+    if option is not None:
+        return parse_hosts(option, np)
+    if HOSTFILE.exists():
+        return _offered(np, _of_hostfile(HOSTFILE), str(HOSTFILE))
+    if "SLURM_JOB_NODELIST" in os.environ:
+        return _offered(np, slurm.allocation(), "the Slurm allocation")
+    return parse_hosts(None, np)
+
+
+def run(job: Job, on_tick: Tick | None = None) -> None:
+    """Run the job to its end; `on_tick` is called every 0.1 s.
+
+    Every host needs the interpreter, the script and hvdkit under the paths that they have here.
+
+    Raises RequestError (no mpirun or interpreter, an unwritable folder; nothing was started), RankFailure or RunError
+    (a rank or mpirun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
+    """
+    options = _open_mpi if _MARK in version() else _hydra
+    prepare(job)
+    tasks.run(job, lambda environment: ["mpirun", *options(job, environment)], "mpirun", _others(job), {}, on_tick)
+
+
+def version() -> str:
+    """What `mpirun --version` prints. Raises RequestError where there is no mpirun, or one that does not work."""
+    if shutil.which("mpirun") is None:
+        raise RequestError("--launcher mpirun: mpirun: not found; install Open MPI or MPICH, or load its module")
+    try:
+        done = subprocess.run(
+            ["mpirun", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RequestError(f"--launcher mpirun: `mpirun --version` cannot be run ({error})") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
+        raise RequestError(f"--launcher mpirun: `mpirun --version` fails: {said}")
+    return done.stdout
+
+
+def _open_mpi(job: Job, environment: Mapping[str, str]) -> list[str]:
+    """Options of Open MPI, whose tasks on other hosts have no other variables than those named."""
+    names = [name for name in environment if name in job.environment or _PASSED.fullmatch(name)]
+    exported = [word for name in sorted({*names, tasks.VARIABLE}) for word in ("-x", name)]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    # hvdkit pins ranks itself, where it was asked to.
+    return [*root, "-np", str(job.np), "-H", shown(job.hosts), "--map-by", "slot", "--bind-to", "none",
+            "--stdin", "none", *exported]  # fmt: skip
+
+
+def _hydra(job: Job, environment: Mapping[str, str]) -> list[str]:
+    """Options of Hydra, MPICH's and Intel MPI's, which passes its whole environment on."""
+    return ["-np", str(job.np), "-hosts", shown(job.hosts), "-bind-to", "none"]
+
+
+def _others(job: Job) -> list[str]:
+    return [host.name for host in job.hosts if not host.here]
+
+
+def _offered(np: int, offered: list[Host], where: str) -> list[Host]:
+    """The hosts, if they have enough slots."""
+    slots = sum(host.slots for host in offered)
+    if np > slots:
+        raise RequestError(f"-np {np}: {where} has {slots} slots ({shown(offered)}); give -np {slots}, or -H")
+    return offered
+
+
+def _of_hostfile(path: Path) -> list[Host]:
+    """The hosts of a file as Open MPI's (`name slots=2`) or MPICH's (`name:2`). Raises RequestError."""
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        match = re.fullmatch(r"(?P<name>[\w.-]+)(:(?P<a>\d+))?(\s+slots\s*=\s*(?P<b>\d+))?.*", " ".join(words))
+        if match is None:
+            raise RequestError(f"{path}: line {number}: expected NAME slots=N, got {line.strip()!r}")
+        found.append(Host(match["name"], int(match["a"] or match["b"] or 1)))
+    return found
