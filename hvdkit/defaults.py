@@ -1,7 +1,7 @@
 """Defaults of options that several commands have."""
 
 FRAMEWORK = "pytorch"
-LAUNCHER = "direct"
+LAUNCHER = "auto"
 STALL_TIMEOUT_S = 60.0
 PROFILED_RANKS = 2  # of `hvdkit profile`, `parity` and `advise`
 STEPS = 20  # of `hvdkit profile`, `parity` and `advise`

@@ -15,6 +15,8 @@ from hvdkit.core.heartbeat import lost_a_peer
 from hvdkit.errors import RequestError
 from hvdkit.launch import agents, supervise
 from hvdkit.launch.agent import watchdog
+from hvdkit.launch.agent.reports import boot_id
+from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import blame
 from hvdkit.launch.diagnosis.exits import Cause, RankEnd, RankFailure, Record
 from hvdkit.launch.hosts import Host
@@ -362,12 +364,12 @@ def test_patience_ends_with_the_last_rank(clock: Clock) -> None:
 
 def test_clocks_of_other_machines() -> None:
     """The report that took least time tells most; a clock of this boot needs none, however late its reports are."""
-    clocks = agents.Clocks()
+    clocks = Clocks()
     clocks.note("far", 50.0, "another boot", 1000.0)
     clocks.note("far", 60.0, "another boot", 1009.0)
     clocks.note("far", 70.0, "another boot", 1030.0)
     assert clocks.here("far", 80.0) == 1029.0
-    clocks.note("here", 990.0, agents.boot_id(), 1000.0)
+    clocks.note("here", 990.0, boot_id(), 1000.0)
     assert clocks.here("here", 991.0) == 991.0
 
 

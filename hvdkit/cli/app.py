@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, completion, help, images, predict, setting_up
+from hvdkit.cli import bench, completion, help, images, predict, setting_up, submit
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -209,7 +209,7 @@ def parity(
     raise typer.Exit(0 if result.passed else 1)
 
 
-for command in (images.predict_images, bench.bench, predict.predict, predict.advise):
+for command in (images.predict_images, submit.submit, bench.bench, predict.predict, predict.advise):
     app.command()(command)
 
 

@@ -37,7 +37,8 @@ Ranks = Annotated[int, typer.Option("-np", "--np", "-n", help="number of ranks")
 Hosts = Annotated[
     str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
 ]
-Launcher = Annotated[str, typer.Option(help="direct (this machine) or horovodrun", autocompletion=completion.launchers)]
+LAUNCHER_HELP = "auto, direct (this machine), horovodrun, mpirun or slurm"
+Launcher = Annotated[str, typer.Option(help=LAUNCHER_HELP, autocompletion=completion.launchers)]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Rivals = Annotated[
     list[str] | None,

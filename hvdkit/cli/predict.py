@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hvdkit.cli import completion
-from hvdkit.cli.options import Overwrite
+from hvdkit.cli.options import LAUNCHER_HELP, Overwrite
 
 Cluster = Annotated[
     Path,
@@ -94,7 +94,7 @@ def advise(
     launcher: Annotated[
         str | None,
         typer.Option(
-            help="launcher to profile a recipe with: direct (default) or horovodrun",
+            help=f"launcher to profile a recipe with: {LAUNCHER_HELP}",
             autocompletion=completion.launchers,
         ),
     ] = None,

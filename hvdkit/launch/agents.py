@@ -11,20 +11,20 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvdkit.core.heartbeat import STOP, WAITING
 from hvdkit.errors import RunError
-from hvdkit.launch.agent.reports import MARK, RANKS, boot_id
+from hvdkit.launch.agent.reports import MARK, RANKS
+from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
 from hvdkit.launch.job import Job, Tick
 from hvdkit.launch.listener import Listener
+from hvdkit.launch.termination import caught_signals
 
 _AGENT = Path(__file__).with_name("agent") / "rank_agent.py"
 _TICK_S = 0.1
@@ -109,7 +109,7 @@ class Agents:
         and RunError where no process can be started or exits.json cannot be written. What `on_tick` raises ends all
         ranks too.
         """
-        with _caught_signals() as caught:
+        with caught_signals() as caught:
             try:
                 for command in commands:
                     self.start(command)
@@ -406,44 +406,3 @@ def _by_signal(caught: list[int]) -> BaseException:
     if signal.SIGINT in caught:
         return KeyboardInterrupt()
     return exits.Terminated("ended by SIGTERM, and all ranks with it")
-
-
-class Clocks:
-    """How far other machines' monotonic clocks, which count from their boot, are ahead of or behind this one's.
-
-    Wall clocks are not used: they differ between hosts and can be set at any time.
-    """
-
-    def __init__(self) -> None:
-        self._boot = boot_id()
-        self._behind: dict[str, float] = {}
-
-    def note(self, name: str, clock: float, boot: str | None, received: float) -> None:
-        """Use a report of the agent `name`, sent at its `clock`. The report with the shortest way is the most exact."""
-        if boot is not None and boot == self._boot and clock <= received:
-            self._behind[name] = 0.0  # the same clock
-        else:
-            self._behind[name] = min(received - clock, self._behind.get(name, float("inf")))
-
-    def here(self, name: str, clock: float) -> float:
-        """A time of that agent's clock as a time of this machine's."""
-        return clock + self._behind.get(name, 0.0)
-
-
-@contextlib.contextmanager
-def _caught_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in the list that this yields; they are handled at the next tick."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught  # only the main thread may set handlers
-        return
-    before = {
-        number: signal.signal(number, lambda received, _: caught.append(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # one that was not set from Python, and cannot be set from it
-                signal.signal(number, handler)

@@ -14,14 +14,15 @@ from hvdkit.core import tuning
 from hvdkit.errors import Faults
 from hvdkit.launch import namespaces
 from hvdkit.launch.hosts import Host, discovered, parse_hosts
-from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.launchers import AUTO, LAUNCHERS, choose
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where and how ranks run: -np, -H, --launcher, --stall-timeout and --host-discovery-script of the command line.
 
-    Nothing is checked when it is made: `faults` does that.
+    The launcher `auto` becomes the one that fits to where this process runs. Nothing is checked when it is made:
+    `faults` does that.
     """
 
     np: int = 1
@@ -29,6 +30,10 @@ class Placement:
     launcher: str = "direct"
     stall_timeout_s: float = 60.0
     discovery: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.launcher == AUTO:
+            object.__setattr__(self, "launcher", choose(self.hosts_option))
 
     @cached_property
     def hosts(self) -> list[Host]:
@@ -65,7 +70,7 @@ class Placement:
         with faults.collected():
             namespaces.check(self.hosts, self.launcher, elastic)
         if self.launcher not in LAUNCHERS:
-            faults.append(f"--launcher {self.launcher}: expected one of {', '.join(LAUNCHERS)}")
+            faults.append(f"--launcher {self.launcher}: expected one of {', '.join((AUTO, *LAUNCHERS))}")
         elif elastic and not LAUNCHERS[self.launcher].elastic:
             able = [each.name for each in LAUNCHERS.values() if each.elastic]
             faults.append(f"--launcher {self.launcher}: no elastic runs; expected {' or '.join(able)}")

@@ -7,8 +7,11 @@ an agent for each rank there and follows all to their end. A program that starts
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,5 +40,18 @@ class Launcher:
         import_module(f"{__name__}.{self.name}").run(job, on_tick)
 
 
+AUTO = "auto"
+MPI_HOSTFILE = Path("/etc/mpi/hostfile")  # of the pods of Kubeflow's MPIJob
 _ALL = (Launcher("direct", elastic=True), Launcher("horovodrun", elastic=True), Launcher("mpirun"), Launcher("slurm"))
 LAUNCHERS = {each.name: each for each in _ALL}
+
+
+def choose(hosts: str | None) -> str:
+    """The launcher for `--launcher auto`: what fits to where this process runs, and to `hosts`, the value of -H."""
+    if hosts is not None and "netns:" in hosts:
+        return "direct"
+    if MPI_HOSTFILE.exists() and shutil.which("mpirun"):
+        return "mpirun"
+    if "SLURM_JOB_NODELIST" in os.environ and shutil.which("srun"):
+        return "slurm"
+    return "direct"

@@ -12,9 +12,8 @@ from pathlib import Path
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import Host, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
-from hvdkit.launch.launchers import slurm, tasks
+from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
 
-HOSTFILE = Path("/etc/mpi/hostfile")  # of the pods of Kubeflow's MPIJob
 _TIMEOUT_S = 60.0
 # What ranks on other hosts get of this process's environment, besides what the job adds.
 _PASSED = re.compile(
@@ -31,8 +30,8 @@ def hosts(option: str | None, np: int) -> list[Host]:
     """
     if option is not None:
         return parse_hosts(option, np)
-    if HOSTFILE.exists():
-        return _offered(np, _of_hostfile(HOSTFILE), str(HOSTFILE))
+    if MPI_HOSTFILE.exists():
+        return _offered(np, _of_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
     if "SLURM_JOB_NODELIST" in os.environ:
         return _offered(np, slurm.allocation(), "the Slurm allocation")
     return parse_hosts(None, np)

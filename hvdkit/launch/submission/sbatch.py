@@ -1,0 +1,125 @@
+"""A batch script for Slurm, and sbatch, which takes it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdkit.errors import Faults, RequestError, RunError
+
+WARNING_S = 120  # before the time ends
+RESTARTS = 20
+_NAME = re.compile(r"[A-Za-z0-9_][\w.,:@+-]{0,200}")
+_CONSTRAINT = re.compile(r"[\w.,&|*()\[\]-]{1,200}")
+_TIME = re.compile(r"(\d+-)?\d+(:\d\d?){0,2}|UNLIMITED", re.IGNORECASE)
+_LINE = re.compile(r"--?[A-Za-z][\w-]*([ =].*)?")
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the job asks Slurm for. `time` is as in sbatch --time, `lines` are further options of #SBATCH lines."""
+
+    tasks: int
+    nodes: int = 1
+    cpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    lines: tuple[str, ...] = ()
+
+    def faults(self) -> Faults:
+        """What is wrong with it: a line for each fault."""
+        faults = Faults()
+        for option, number in (("--nodes", self.nodes), ("--cpus-per-task", self.cpus_per_task)):
+            if number is not None and not 1 <= number <= 10**6:
+                faults.append(f"{option} {number}: expected 1 or more")
+        if self.gpus_per_node is not None and not 0 <= self.gpus_per_node <= 1000:
+            faults.append(f"--gpus-per-node {self.gpus_per_node}: expected 0 or more")
+        if self.nodes >= 1 and self.tasks % self.nodes:
+            faults.append(f"-np {self.tasks}: expected a multiple of --nodes {self.nodes}, with as many ranks on each")
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            faults.append(f"--time {self.time}: expected minutes, HH:MM:SS or D-HH:MM:SS")
+        for option, value in (("--partition", self.partition), ("--account", self.account)):
+            if value is not None and not _NAME.fullmatch(value):
+                faults.append(
+                    f"{option} {value!r}: expected a name as Slurm has them, of letters, digits, '_', '-', '.'"
+                )
+        if self.constraint is not None and not _CONSTRAINT.fullmatch(self.constraint):
+            faults.append(f"--constraint {self.constraint!r}: expected features such as a100, joined by & or |")
+        for line in self.lines:
+            if not _LINE.fullmatch(line) or not line.isprintable():
+                faults.append(f"--line {line!r}: expected an option of sbatch, such as --mail-type=END")
+        return faults
+
+
+def script(resources: Resources, name: str, command: list[str], run: Path, log: Path) -> str:
+    """The batch script of a job that runs `command`, which goes on from checkpoints in the folder `run`."""
+    options = [
+        f"--job-name={name}",
+        f"--nodes={resources.nodes}",
+        f"--ntasks={resources.tasks}",
+        f"--ntasks-per-node={resources.tasks // resources.nodes}",
+        resources.cpus_per_task and f"--cpus-per-task={resources.cpus_per_task}",
+        resources.gpus_per_node and f"--gpus-per-node={resources.gpus_per_node}",
+        resources.time and f"--time={resources.time}",
+        resources.partition and f"--partition={resources.partition}",
+        resources.account and f"--account={resources.account}",
+        resources.constraint and f"--constraint={resources.constraint}",
+        f"--output={log}",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:USR2@{WARNING_S}",
+        *resources.lines,
+    ]
+    lines = "\n".join(f"#SBATCH {option}" for option in options if option)
+    return f"""\
+#!/bin/bash
+{lines}
+
+# Training goes on from the newest checkpoint, if there is one. {WARNING_S} s before the job's time ends, Slurm sends
+# USR2 to this script. Training then writes a checkpoint and ends, and the job is queued again, at most
+# {RESTARTS} times.
+{shlex.join(command)} &
+training=$!
+trap 'warned=1; kill -TERM $training' USR2
+wait $training
+status=$?
+while kill -0 $training 2>/dev/null; do # a signal ends `wait` before training has ended
+    wait $training
+    status=$?
+done
+finished={shlex.quote(str(run / "result.json"))}
+if [ "$warned" ] && [ ! -e "$finished" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS} ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $status
+"""
+
+
+def submit(path: Path) -> str:
+    """Hand the script to sbatch; returns the job's number. Raises RequestError where Slurm refuses it."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except OSError as error:
+        raise RequestError(
+            f"--apply: sbatch cannot be run ({error.strerror}); run this where Slurm's client programs are, or give "
+            f"{path} to sbatch there"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise RunError(f"sbatch gives no answer within {_TIMEOUT_S:.0f} s; look with `scontrol ping`") from None
+    if done.returncode != 0:
+        said = " ".join(line.removeprefix("sbatch: error: ").strip() for line in done.stderr.splitlines())
+        raise RequestError(f"--apply: Slurm refuses the job: {said or f'status {done.returncode}'}")
+    return done.stdout.strip().partition(";")[0]

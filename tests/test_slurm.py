@@ -1,0 +1,151 @@
+"""`--launcher slurm` and `hvdkit submit` under a real Slurm: two hosts, each with a slurmd of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hygiene
+import pytest
+import starving
+from conftest import ROOT
+from slurm_daemons import Slurm
+
+from hvdkit.launch.launchers.slurm import _counts
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
+
+HVDKIT = [sys.executable, "-m", "hvdkit"]
+# Enough steps for a job to be stopped among them; the rates are the digits' own.
+RECIPE = ["resnet20-digits", "model.name=resnet8", "epochs=4", "threads=1", "log_every=1", "checkpoint.every_steps=5"]
+ALLOCATION = ["salloc", "--quiet", "-N2", "-n4"]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if missing := Slurm.missing():
+        pytest.skip(f"needs Slurm ({missing[0]}): sudo apt-get install slurm-wlm munge")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, as Slurm's daemons do")
+    with starving.network(2, 1000.0) as network, Slurm(network, tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+def call(slurm: Slurm, command: list[str], folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    return slurm.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        timeout=hygiene.patience(120), **options,
+    )  # fmt: skip
+
+
+def wait_for(what: Callable[[], object], said: Callable[[], str] = str) -> None:
+    until = time.monotonic() + hygiene.patience(90)
+    while not what():
+        assert time.monotonic() < until, said()
+        time.sleep(0.1)
+
+
+def steps(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def rank_of(run: Path, rank: int) -> int:
+    """The process of a rank of that run."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(run).encode() in words and f"\0HVDKIT_TRACE=rank-{rank}\0".encode() in environment:
+                return int(entry.name)
+    raise AssertionError(f"rank {rank} does not run")
+
+
+@pytest.fixture(scope="module")
+def unbroken(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four ranks on two hosts, from its first step to its last."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    train = ["train", *RECIPE, "--framework", "mxnet", "-np", "4", "--out", "run"]
+    done = call(slurm, [*ALLOCATION, *HVDKIT, *train], folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_four_ranks_train_on_two_hosts(unbroken: Path) -> None:
+    result = json.loads((unbroken / "result.json").read_text())
+    assert (result["launcher"], result["np"]) == ("slurm", 4), "chosen by itself inside an allocation"
+    ends = json.loads((unbroken / "logs" / "exits.json").read_text())
+    assert [(end["host"], end["exit_code"]) for end in ends] == [("h1", 0), ("h1", 0), ("h2", 0), ("h2", 0)]
+
+
+def test_a_rank_that_is_killed_is_named_with_its_host(slurm: Slurm, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train = ["train", *RECIPE, "epochs=1000", "--framework", "mxnet", "-np", "4", "--out", str(run)]
+    started = slurm.start(
+        [*ALLOCATION, *HVDKIT, *train], env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: steps(run) > 2 or started.poll() is not None)
+    os.kill(rank_of(run, 3), signal.SIGKILL)
+    _, said = started.communicate(timeout=hygiene.patience(60))
+    assert (started.returncode, "rank 3 on h2 was killed by SIGKILL" in said) == (1, True), said
+    with pytest.raises(AssertionError, match="rank 0 does not run"):
+        rank_of(run, 0)
+
+
+def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: Path, tmp_path: Path) -> None:
+    """On USR2, as before the time ends, it writes a checkpoint and is queued again; it ends with the same bits."""
+    run = tmp_path / "run"
+    submit = [*HVDKIT, "submit", *RECIPE, "--framework", "mxnet", "-np", "4", "--nodes", "2", "--time", "10"]
+    done = call(slurm, [*submit, "--run", str(run), "--apply"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "run.sbatch").read_text()
+    assert "\n#SBATCH --signal=B:USR2@120\n" in script and "\n#SBATCH --ntasks-per-node=2\n" in script
+    found = re.search(r"^job (\d+): its output goes to (\S+),", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    job, log = found[1], Path(found[2])
+
+    def said() -> str:
+        return log.read_text() if log.exists() else done.stdout
+
+    wait_for(lambda: steps(run) > 5, said)
+    call(slurm, ["scancel", "--batch", "--signal=USR2", job], tmp_path)
+    wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
+    assert not (run / "result.json").exists()
+    wait_for(lambda: "PENDING" in call(slurm, ["scontrol", "show", "job", job], tmp_path).stdout, said)
+    call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], tmp_path)  # else Slurm waits two minutes
+    wait_for((run / "result.json").exists, said)
+    assert re.search(r"^\S+/run: goes on from step \d+$", said(), re.MULTILINE), "appended to the same log"
+    results = [json.loads((each / "result.json").read_text()) for each in (run, unbroken)]
+    assert results[0]["first_step"] > 0
+    assert len({result["final_weights_sha256"] for result in results}) == 1
+    wait_for(lambda: not call(slurm, ["squeue", "-h"], tmp_path).stdout)
+
+
+def test_what_slurm_refuses_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    refused = call(slurm, [*HVDKIT, "submit", *RECIPE, "--partition", "nowhere", "--apply"], tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("--apply: Slurm refuses the job: invalid partition specified: nowhere")
+    train = ["train", *RECIPE, "--framework", "mxnet", "--launcher", "slurm"]
+    for command, told in (
+        ([*HVDKIT, *train, "-np", "4"], "--launcher slurm: expected a Slurm allocation"),
+        ([*ALLOCATION, *HVDKIT, *train, "-np", "5"], "-np 5: the Slurm allocation has 4 tasks (h1:2,h2:2)"),
+        ([*ALLOCATION, *HVDKIT, *train, "-np", "2", "-H", "h1:1,h3:1"], "-H: h3: not in the allocation"),
+    ):
+        done = call(slurm, command, tmp_path)
+        assert (done.returncode, done.stderr.startswith(told)) == (2, True), done.stderr
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_counts_of_tasks_as_slurm_writes_them() -> None:
+    assert _counts("2(x3),1") == [2, 2, 2, 1] and _counts("16") == [16]

@@ -1,0 +1,104 @@
+"""`hvdkit submit`: what it writes, and what it refuses. The scheduler itself is in test_slurm.py."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inside import call
+
+from hvdkit.launch.submission import sbatch
+from hvdkit.launch.submission.sbatch import Resources
+from hvdkit.recipe import schema
+
+RECIPE = "resnet20-digits"
+
+
+def test_a_script_that_a_person_can_read(tmp_path: Path) -> None:
+    asked = [
+        "epochs=2",
+        "--framework",
+        "keras",
+        "-np",
+        "8",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "4",
+        "--time",
+        "1-00:00:00",
+    ]
+    asked += ["--partition", "gpu,fast", "--account", "lab", "--constraint", "a100|h100"]
+    asked += ["--cpus-per-task", "8"]
+    done = call(tmp_path, "submit", RECIPE, *asked, "--line=--mail-type=END", "--run", "runs/my run")
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "runs" / "my run.sbatch"
+    lines = script.read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
+        "--job-name=resnet20-digits", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=8",
+        "--gpus-per-node=4", "--time=1-00:00:00", "--partition=gpu,fast", "--account=lab", "--constraint=a100|h100",
+        f"--output={tmp_path}/runs/my run-%j.log", "--open-mode=append", "--requeue", "--signal=B:USR2@120",
+        "--mail-type=END",
+    ]  # fmt: skip
+    [command] = [shlex.split(line) for line in lines if line.endswith(" &")]
+    assert command[1:] == [
+        "-m", "hvdkit", "train", f"{tmp_path}/runs/my run.yaml", "--framework", "keras", "-np", "8", "--launcher",
+        "slurm", "--out", f"{tmp_path}/runs/my run", "--resume", "&",
+    ]  # fmt: skip
+    assert schema.load(tmp_path / "runs" / "my run.yaml").epochs == 2, "the resolved recipe travels with the job"
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert shlex.split(done.stdout.splitlines()[-1].partition(": ")[2]) == ["sbatch", str(script)]
+    again = call(tmp_path, "submit", RECIPE, "--run", "runs/my run")
+    assert (again.returncode, again.stderr.count("exists; give --overwrite")) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--to", "pbs"], "--to pbs: expected slurm"),
+        (["--framework", "torch"], "unknown framework 'torch'"),
+        (["-np", "3", "--nodes", "2"], "-np 3: expected a multiple of --nodes 2"),
+        (["-np", "0"], "-np 0: expected a whole number of ranks"),
+        (["--nodes", "0"], "--nodes 0: expected 1 or more"),
+        (["--time", "soon"], "--time soon: expected minutes, HH:MM:SS"),
+        (["--partition", "a b"], "--partition 'a b': expected a name"),
+        (["--partition", "x\n#SBATCH --uid=0"], "--partition 'x"),
+        (["--account", "$(id)"], "--account '$(id)': expected a name"),
+        (["--constraint", "a;b"], "--constraint 'a;b': expected features"),
+        (["--line", "rm -rf /"], "--line 'rm -rf /': expected an option of sbatch"),
+        (["--line", "--mail-type=END\nrm"], "--line '--mail-type=END"),
+        (["checkpoint=null"], "checkpoint: expected one"),
+        (["--out", "job.yaml"], "--out"),
+        (["--rival", "ddp", "--framework", "mxnet"], "ddp"),
+        (["epochs=-1"], "epochs"),
+        (["--out", "/proc/job.sbatch"], "/proc"),
+    ],
+)
+def test_wrong_requests_leave_nothing(asked: list[str], told: str, tmp_path: Path) -> None:
+    done = call(tmp_path, "submit", RECIPE, *asked)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_sbatch_nothing_is_left(tmp_path: Path) -> None:
+    done = call(tmp_path, "submit", RECIPE, "--out", "job.sbatch", "--apply", PATH=str(tmp_path))
+    assert (done.returncode, done.stderr.startswith("--apply: sbatch cannot be run")) == (2, True), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=3), st.text(min_size=1, max_size=20))
+def test_nothing_reaches_the_shell_unquoted(words: list[str], folder: str) -> None:
+    """Every word of the command, and the run's folder, is one word of the script again."""
+    words = [word.replace("\0", "") for word in words]
+    run = Path("/") / re.sub(r"[\0\n/]", "", folder)
+    text = sbatch.script(Resources(2), "name", ["echo", *words], run, Path("/log"))
+    command = text[text.index("\necho") + 1 : text.rindex(" &\ntraining=$!")]
+    assert shlex.split(command) == ["echo", *words]
+    finished = text[text.rindex("\nfinished=") + 1 : text.rindex('\nif [ "$warned"')]
+    assert shlex.split(finished) == [f"finished={run / 'result.json'}"]
