@@ -12,6 +12,7 @@ import pytest
 import starving
 from launching import wait_until
 
+from hvdkit.launch.agent.interfaces import address_of
 from hvdkit.launch.agent.link_monitor import DOWN_S, LinkMonitor
 from hvdkit.launch.diagnosis.exits import RankEnd, Record
 from hvdkit.launch.diagnosis.partition import unreachable
@@ -143,4 +144,4 @@ def test_the_flags_are_the_interfaces_own() -> None:
     link._interface = "lo"
     flags, kept = link._flags(), int(Path("/sys/class/net/lo/flags").read_text(), 16)
     assert flags is not None and flags & UP == kept & UP == UP
-    assert link._own_address() == "127.0.0.1"
+    assert address_of("lo") == "127.0.0.1"

@@ -102,7 +102,7 @@ def test_what_nobody_foresaw_of_the_machine_is_a_line_too(
 
 
 def test_a_users_modules_are_not_taken_for_the_agents(tmp_path: Path) -> None:
-    for name in ("process_tree", "link_monitor", "watchdog", "reports"):
+    for name in ("process_tree", "link_monitor", "interfaces", "task", "watchdog", "reports"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this is the user's')\n")
     code = "import hvdkit.launch.agents, hvdkit.launch.agent.rank_agent"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=30)
