@@ -89,6 +89,11 @@ def test_examples_are_short_and_know_no_recipe(framework: str) -> None:
 
 
 @pytest.mark.check
-def test_the_page_shows_the_pytorch_example_as_it_is() -> None:
+def test_the_page_shows_the_examples_as_they_are() -> None:
     page = (ROOT / "docs" / "own-model.md").read_text()
-    assert f"```python\n{example('pytorch').read_text()}```" in page
+    for language, file in (
+        ("python", "regression_pytorch.py"),
+        ("yaml", "regression.yaml"),
+        ("python", example("pytorch").name),
+    ):
+        assert f"```{language}\n{(ROOT / 'examples' / file).read_text()}```" in page
