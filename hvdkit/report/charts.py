@@ -43,7 +43,7 @@ _DASHES: list[Any] = ["-", "--", ":", "-."]
 class Charts:
     """Draws the charts of groups of runs, all with the same look.
 
-    A framework has the same colour and marker in every chart, a rival its own dashes. A method yields the charts for
+    A framework has the same colour and marker in every chart, a baseline its own dashes. A method yields the charts for
     which there are data.
     """
 
@@ -60,7 +60,7 @@ class Charts:
         self._unknown = len(frameworks), "-"
 
     def _line(self, name: str, **more: Any) -> dict[str, Any]:
-        """Arguments of `plot` for a line with markers; `name` is the label of a framework with or without a rival."""
+        """Arguments of `plot` for a line with markers; `name` is a label of `registry.label`."""
         index, dashes = self._looks.get(name, self._unknown)
         marker = _MARKERS[index % len(_MARKERS)]
         return {"color": series(index), "mec": SURFACE, "marker": marker, "ls": dashes, "ms": 6.5, "lw": 1.8} | more
