@@ -198,9 +198,14 @@ class Charts:
             return canvas.chart(summary, note)
 
     def steps(self) -> Iterator[Chart]:
-        """Step times: their distribution if the steps were kept, else the median and the 90th percentile."""
+        """Step times: their distribution if the steps were kept, else the median and the 90th percentile.
+
+        There is none where no run has two measured steps.
+        """
         import numpy
 
+        if all(run.result.measured_steps < 2 for group in self.groups for run in group.runs):
+            return
         kept, longest = any(group.steps for group in self.groups), 0.0
         columns = ["framework", "ranks", "steps", *(f"p{part}" for part in _PERCENTILES)]
         height = 44 + 21 * len(self.groups) + 26 * len(self._nps)

@@ -178,7 +178,8 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
         course = drawn["course"]
         text = [] if course else [f"No curve: {unread}."]
         throughput = Section("throughput", "Throughput", text, course)
-        return [throughput, Section("steps", "Step times", [], drawn["steps"]), learning, tuning]
+        text = [] if drawn["steps"] else ["No distribution: fewer than two steps were measured."]
+        return [throughput, Section("steps", "Step times", text, drawn["steps"]), learning, tuning]
 
     text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
     if all(len(group.runs) == 1 for group in groups):
