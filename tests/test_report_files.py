@@ -100,6 +100,17 @@ def test_one_run_each_is_the_first_caution_and_missing_rivals_are_a_note(real: P
     assert all(each.kind != "caution" for each in made.findings), "five rounds make intervals of 94 %"
     assert made.findings[0].kind == "bad" and not any(note.startswith("Only hvdkit") for note in made.notes)
 
+    def once(document: dict[str, Any]) -> None:
+        for each in document["ratios"]:
+            each |= {"rounds": 1, "confidence": 0.0, "low": each["median"], "high": each["median"]}
+
+    change(real, once)
+    made = page.make(collect.read(real), "")
+    (against,) = (each.text for each in made.findings if "the alternative" in each.lead)
+    (chart,) = (chart for section in made.sections for chart in section.charts if chart.key == "ratios")
+    assert " 0 %" not in against and not any(word in against for word in ("faster", "slower", "tie"))
+    assert all([cell.text for cell in row[4:6] + row[7:]] == ["–"] * 4 for row in chart.table.rows), "no interval"
+
 
 def test_an_efficiency_above_one_is_noted_with_what_is_known_of_the_reason(real: Path) -> None:
     def faster(document: dict[str, Any], **changes: object) -> None:

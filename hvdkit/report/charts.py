@@ -310,17 +310,22 @@ class Charts:
                 axes.plot([each.low, each.high], [row, row], color=style["color"], lw=2.4)
                 axes.plot(each.median, row, style["marker"], color=style["color"], ms=7, mec=SURFACE)
                 text = f"{each.framework}, {ranks(each.np)}, against {each.against}: "
-                text += f"{each.median:.3f} ({each.low:.3f}–{each.high:.3f}), n = {each.rounds}: {each.verdict or '-'}"
+                between = f" ({each.low:.3f}–{each.high:.3f})" if each.rounds > 1 else ""
+                text += f"{each.median:.3f}{between}, n = {each.rounds}: {each.shown}"
                 for place in (each.low, each.median, each.high):
                     canvas.point(axes, place, row, text)
-                figures = [number(value, 3) for value in (each.median, each.low, each.high)]
+                ends = (each.low, each.high, each.confidence) if each.rounds > 1 else (None, None, None)
+                figures = [number(each.median, 3), number(ends[0], 3), number(ends[1], 3)]
                 known = [Cell(each.framework), number(each.np), Cell(each.against)]
-                judged = [number(each.rounds), percent(each.confidence, 0), Cell(each.verdict or "-")]
+                judged = [number(each.rounds), percent(ends[2], 0), Cell(each.shown)]
                 canvas.table.rows.append([*known, *figures, *judged])
             axes.axvline(1, color=MUTED, lw=1.2)
             label_rows(axes, [brief(f"{each.framework} {each.np}, {each.against}") for each in shown])
             axes.set_xlabel("images/s ÷ the alternative's (1: equal)")
-            summary = [f"{each.framework} at {ranks(each.np)} against {each.against}: {each.verdict}" for each in shown]
+            summary = [
+                f"{each.framework} at {ranks(each.np)} against {each.against}: {each.median:.2f}, {each.shown}"
+                for each in shown
+            ]
             yield canvas.chart("; ".join(summary) + ".")
 
     def parity(self) -> Iterator[Chart]:

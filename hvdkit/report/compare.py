@@ -9,6 +9,7 @@ from rich.table import Table as RichTable
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Run
 from hvdkit.report.documents import render
+from hvdkit.report.findings import above_one
 from hvdkit.report.parity import deviations, reference, verdict
 from hvdkit.report.rounds import Group, by_kind, efficiency
 from hvdkit.report.tabular import Table, terminal
@@ -44,6 +45,7 @@ def comparison_markdown(comparison: Comparison) -> str:
         baseline=_baseline(comparison.baseline or []),
         deviations=deviations(parity) if parity else [],
         reference=reference(parity) if parity else "",
+        notes=above_one(list(by_kind(map(Run, comparison.runs)).values())),
     )
 
 
@@ -75,9 +77,9 @@ def _ratios(ratios: list[Ratio]) -> Table:
         "ranks": lambda ratio: str(ratio.np),
         "against": lambda ratio: "one rank" if ratio.against == "np=1" else ratio.against,
         "median": lambda ratio: f"{ratio.median:.3f}",
-        "interval": lambda ratio: f"{ratio.low:.3f}–{ratio.high:.3f}",
+        "interval": lambda ratio: f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio.rounds > 1 else "–",
         "rounds": lambda ratio: str(ratio.rounds),
-        "verdict": lambda ratio: ratio.verdict or "",
+        "verdict": lambda ratio: ratio.shown if ratio.verdict else "",
     }
     return Table.of("", ratios, columns)
 

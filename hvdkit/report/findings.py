@@ -182,7 +182,7 @@ def _rivals(comparison: Comparison) -> list[Finding]:
             shown = [f"{each.framework} at {ranks(each.np)} {each.median:.2f} {_sure(each)}" for each in mine]
         else:
             low, high = min(each.median for each in mine), max(each.median for each in mine)
-            verdicts = Counter(each.verdict or "-" for each in mine).most_common()
+            verdicts = Counter(each.shown for each in mine if each.rounds > 1).most_common()
             shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
         parts.append(f"{rival}: {'; '.join(shown)}.")
     return [Finding("plain", "images/s ÷ the alternative's", " ".join(parts))] if parts else []

@@ -33,6 +33,11 @@ class Ratio(Figures):
     confidence: float
     verdict: Literal["faster", "slower", "tie"] | None = None
 
+    @property
+    def shown(self) -> str:
+        """The verdict for people; a dash if there is none, or only one round and so no interval."""
+        return self.verdict if self.verdict and self.rounds > 1 else "–"
+
 
 class BaselineRow(Figures):
     """A group of runs against an earlier comparison: the ratio of the medians of images per second, new ÷ old.
