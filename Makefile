@@ -10,7 +10,7 @@ help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
 		printf '  make %-15s %s\n' "$$name" "$$text"; done
 
-bootstrap: ## Make the driver environment, .venv, with the tools of tests and linters (no framework in it)
+bootstrap: ## Make the environment of the command line, .venv, with the tools of tests and linters
 	@$(PYTHON) scripts/bootstrap.py
 
 runtimes: bootstrap ## Build an environment with framework and Horovod for each framework, .runtimes
@@ -34,20 +34,20 @@ bench-start: runtimes ## From a command to the first step, beside two bare proce
 bench-tools: runtimes ## Seconds of hvdkit --help, predict, report and doctor, ten times each; two minutes, quiet
 	@$(BIN)/python benchmarks/tools.py
 
-# 64 pixels and 16 images a rank: a run takes 20 s. The proof is of the same recipe; smaller batches do for it.
+# 64 pixels and 16 images per rank: a run takes 20 s. The parity check needs only small batches.
 RESNET50 := resnet50-synthetic data.height=64 data.width=64 data.train_images=640 data.val_images=32 steps=20 \
 	warmup_steps=3
 RIVALS := --rival plain --rival ddp --rival multiworker --rival kvstore
 ROUNDS ?= 5
 
-bench-resnet50: runtimes ## ResNet-50, four frameworks and all rivals at 2 ranks: runs/bench-resnet50/report.html; 35 minutes
+bench-resnet50: runtimes ## ResNet-50, four frameworks and all baselines at 2 ranks: runs/bench-resnet50/report.html; 35 minutes
 	@test -e runs/bench-resnet50-parity/parity.json || $(BIN)/hvdkit parity $(RESNET50) batch_size=4 $(RIVALS) \
 		--steps 2 --out runs/bench-resnet50-parity --overwrite
 	@$(BIN)/hvdkit compare $(RESNET50) -np 2 $(RIVALS) --rival independent --rounds $(ROUNDS) \
 		--parity runs/bench-resnet50-parity/parity.json --out runs/bench-resnet50 --resume
 	@$(BIN)/hvdkit report runs/bench-resnet50
 
-validate: bootstrap ## Hold the simulator against closed forms and published figures; docs/validation.md
+validate: bootstrap ## Compare the simulator with closed forms and published measurements; docs/validation.md
 	@$(BIN)/python benchmarks/validate.py
 
 bench-hosts: runtimes ## Steps on four hosts with slow links, for make validate; about 25 minutes, quiet, resumable
@@ -59,7 +59,7 @@ bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, 
 gpu-check: bootstrap ## Build the PyTorch runtime for GPUs and check what can be checked without one; needs nvcc, 7 GB
 	@$(BIN)/python scripts/gpu_check.py
 
-horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each proved: benchmarks/horovod-matrix.md; resumable
+horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each tested: benchmarks/horovod-matrix.md; resumable
 	@$(BIN)/python benchmarks/horovod_matrix.py
 
 bench-network: runtimes ## Training over a slow network: rates, methods, accuracy; an hour, needs a quiet machine

@@ -24,7 +24,7 @@ def picture(rows: list[Row], path: Path) -> None:
             _steps(axes, [row for row in rows if row["asked_share"] == asked])
         _accuracies(right, rows)
         hosts = f"ResNet-20, mnist5k, {rows[0]['framework']}, four hosts"
-        figure.suptitle(f"{hosts}; *: the fastest that is as accurate as dense")
+        figure.suptitle(f"{hosts}; dense: uncompressed; *: the fastest that is as accurate")
         figure.tight_layout()
 
 
@@ -40,7 +40,7 @@ def _steps(axes: Any, rows: list[Row]) -> None:
         text = f" {row['speedup']:.2f}×, {row['share_of_limit']:.0%}"
         axes.text(row["step_ms"], name, text, va="center", fontsize=8)
     axes.set_xlim(0, 1.3 * max(row["step_ms"] for row in rows))
-    axes.set(xlabel="ms a step; times as fast, share of the limit")
+    axes.set(xlabel="ms per step; times as fast, share of the limit")
     limit = f"{first['rate_mbit_per_s']:.1f} Mbit/s, limit {limit_of(first['share']):.2f}×"
     axes.set_title(f"{first['asked_share']:.0%} communication: {limit}")
     axes.invert_yaxis()
@@ -57,4 +57,4 @@ def _accuracies(axes: Any, rows: list[Row]) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.locator_params(axis="x", nbins=5)
-    axes.set(xlabel="validation accuracy, mean and range over seeds", title="accuracy (red: not as dense)")
+    axes.set(xlabel="validation accuracy, mean and range over seeds", title="accuracy (red: lower than dense)")

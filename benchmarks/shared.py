@@ -28,7 +28,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     parser.add_argument("--warmup-steps", type=int, default=10, help="first steps that throughput leaves out")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
     parser.add_argument("--out", type=Path, help="file for the result, JSON")
     return parser.parse_args()

@@ -1,6 +1,6 @@
 """A picture of a report for the README: the page on a screen and, beside it, on a phone in dark.
 
-    .venv/bin/python scripts/picture.py runs/bench-resnet50/report.html docs/images/resnet50.png
+    .venv/bin/python scripts/picture.py runs/compare/report.html docs/images/report.png
 
 Needs Chromium, as the tests of pages do.
 """

@@ -228,7 +228,7 @@ def test_tables_tell_rivals_intervals_ties_and_noise() -> None:
     assert "| pytorch 1 | plain | 2 | 100.0 |" in text and "| 40 %, 1 of 3 noisy |" in text
     assert "| pytorch | 2 | plain | 2.000 | 1.900–2.100 | 3 | faster |" in text
     assert "| pytorch | 2 | ddp | 1.000 | 0.995–1.005 | 3 | tie |" in text
-    assert "75 % confidence at most; 6 or more make 95 %" in text and len(comparison_tables(found)) == 2
+    assert "confidence is at most 75 %; with 6 or more it is 95 %" in text and len(comparison_tables(found)) == 2
 
 
 def test_load_is_what_others_used() -> None:
@@ -246,13 +246,13 @@ REFUSED: list[tuple[list[Any], str]] = [
         ["--rival", "dpp"],
         "--rival dpp: expected one of plain, ddp, multiworker, kvstore, independent; did you mean 'ddp'?",
     ),
-    (["--rival", "kvstore"], "--rival kvstore: is there for mxnet only, got --framework pytorch"),
-    (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; one rank has nobody to talk to"),
+    (["--rival", "kvstore"], "--rival kvstore: expected --framework mxnet, got pytorch"),
+    (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; it needs several ranks"),
     (["--rival", "ddp", "--rival", "ddp"], "--rival ddp: given 2 times"),
-    (["--rival", "ddp", "compression=fp16"], "--rival ddp: knows no compression: fp16"),
+    (["--rival", "ddp", "compression=fp16"], "--rival ddp: does not support compression fp16"),
     (
         ["--framework", "keras", "--rival", "multiworker", "accumulate=2"],
-        "--rival multiworker: cannot reduce one update",
+        "--rival multiworker: does not support accumulation",
     ),
     (["--rounds", 0], "--rounds 0: expected 1 or more"),
     (["--baseline", "none.json"], "none.json: cannot be read"),

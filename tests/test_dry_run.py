@@ -51,12 +51,12 @@ def test_a_training_run_as_text(inside: Hvdkit, tmp_path: Path) -> None:
         "launcher direct",
         "pytorch/bin/python ",
         "recipes/pytorch/resnet.py",
-        "HOROVOD_CYCLE_TIME 5: for a Horovod that",
-        "HOROVOD_FUSION_THRESHOLD Horovod's own, 128 MiB: it holds all gradients",
+        "HOROVOD_CYCLE_TIME 5: for a Horovod without",
+        "HOROVOD_FUSION_THRESHOLD Horovod's default, 128 MiB: it holds all gradients",
         "1,437 training and 360 validation samples of 32×32×3",
-        "66 in 3 epochs of 22; 64 samples a batch",
-        "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, activations 48 MiB",
-        "not known: no earlier run of this recipe",
+        "66 in 3 epochs of 22; 64 samples per batch",
+        "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, activations 47.5 MiB",
+        "not known: found no earlier run of this recipe",
         "writes to runs/mine",
     ):
         assert part in about, (part, about)
@@ -134,7 +134,7 @@ def test_a_comparison_a_proof_and_a_profile(inside: Hvdkit, tmp_path: Path) -> N
         (None, 2, 2),
         ("ddp", 2, 2),
     ]
-    assert compared.notes == ["before them a proof of 5 steps that pytorch, pytorch-ddp do the same work"]
+    assert compared.notes == ["first a parity check of 5 steps: pytorch, pytorch-ddp must compute the same"]
     proof = shown(inside, "parity", DIGITS, "--framework", "mxnet", "--steps", 7)
     assert [(run.title, run.steps) for run in proof.runs] == [("pytorch, plain, 2 ranks", 7), ("mxnet, 2 ranks", 7)]
     profiled = shown(inside, "profile", DIGITS, "--steps", 8, "sync={every: 3}")

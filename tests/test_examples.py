@@ -89,6 +89,12 @@ def test_examples_are_short_and_know_no_recipe(framework: str) -> None:
 
 
 @pytest.mark.check
-def test_the_page_shows_the_pytorch_example_as_it_is() -> None:
-    page = (ROOT / "docs" / "own-model.md").read_text()
-    assert f"```python\n{example('pytorch').read_text()}```" in page
+def test_the_pages_show_the_examples_as_they_are() -> None:
+    for page, language, file in (
+        ("own-model.md", "python", "regression_pytorch.py"),
+        ("own-model.md", "yaml", "regression.yaml"),
+        ("own-model.md", "python", example("pytorch").name),
+        ("data.md", "python", "native_pytorch.py"),
+    ):
+        shown = f"```{language}\n{(ROOT / 'examples' / file).read_text()}```"
+        assert shown in (ROOT / "docs" / page).read_text(), file

@@ -122,7 +122,10 @@ def test_the_documented_commands_and_examples_give_the_checkpoints_logits(checkp
     np.save(tmp_path / "images.npy", ((pixels[None, 2:26, 2:26] / 255 - MEAN) / STD).astype(np.float32))
     there = (tmp_path / "digits.safetensors", checkpoint_40, tmp_path / "found.json", tmp_path / "images.npy")
     expected = np.array(rank("pytorch", *there)["logits"])
-    examples = blocks("python")
+    picture, *examples = blocks("python")
+    (tmp_path / "digit").mkdir()
+    done = run([sys.executable, "-c", picture], 120, cwd=tmp_path / "digit")
+    assert done.returncode == 0 and Image.open(tmp_path / "digit" / "seven.png").size == (32, 32), done.stderr
     assert len(examples) == 3
     for framework, code in zip(("pytorch", None, "keras"), examples, strict=True):
         logits, printed = logits_without_hvdkit(framework, code, tmp_path)

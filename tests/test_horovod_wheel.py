@@ -29,7 +29,7 @@ def test_a_wheel_is_proved_and_its_environment_stays_as_it_is(tmp_path: Path, hv
         str(made),
         f"install it: {python} -m pip install {made}",
     ]
-    assert "mxnet 1.9.1" in done.stderr and "proving it on 2 processes" in done.stderr
+    assert "mxnet 1.9.1" in done.stderr and "testing it on 2 processes" in done.stderr
     assert files(python.parent.parent) == before
 
 
@@ -50,7 +50,7 @@ def test_a_proof_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     hanging.write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(horovod, "_PROOF", hanging)
     monkeypatch.setattr(horovod, "_PROOF_TIMEOUT_S", 2)
-    with pytest.raises(RunError, match=r"the proof of horovod\.mxnet did not end within 2 s"):
+    with pytest.raises(RunError, match=r"the test of horovod\.mxnet did not end within 2 s"):
         horovod.build(store.find(RUNTIME).python, False, tmp_path / "out", Console(quiet=True))
 
 

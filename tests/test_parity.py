@@ -137,9 +137,9 @@ def test_a_proof_that_does_not_hold_is_no_proof(planted: Any, tmp_path: Path) ->
     )
     other = recipe.model_copy(update={"loss": recipe.loss.model_copy(update={"label_smoothing": 0.3})})
     for bad, of, frameworks, told in (
-        (forged, recipe, ["pytorch"], "does not follow from its figures"),
-        (proof.model_copy(update={"marks": {}}), recipe, ["pytorch"], "does not follow from its figures"),
-        (proof, other, ["pytorch"], "loss.label_smoothing: the proof has 0.1, the recipe 0.3"),
+        (forged, recipe, ["pytorch"], "does not match its errors"),
+        (proof.model_copy(update={"marks": {}}), recipe, ["pytorch"], "does not match its errors"),
+        (proof, other, ["pytorch"], "loss.label_smoothing: it has 0.1, the recipe 0.3"),
         (proof, recipe, ["pytorch", "mxnet"], "got no mxnet"),
     ):
         with pytest.raises(RequestError, match=told):

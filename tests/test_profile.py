@@ -21,6 +21,7 @@ from hvdkit.profiling import assemble, chrome_trace, timeline
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.profile import picture, sentences, tables
+from hvdkit.report.tabular import size
 from hvdkit.results import profile
 from hvdkit.results.profile import Profile
 
@@ -277,7 +278,29 @@ def test_the_picture_and_tables_are_drawn(found: assemble.Findings, made: Profil
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
     first, second = tables(made)
     assert first.row_count == 11 and second.row_count == 3
-    assert re.search(r"Compute bounds the step: .* communication that nothing hides takes \d+ %\.", sentences(made)[0])
+    share = r"Compute bounds the step: .* communication that does not overlap with compute takes \d+\.\d %\."
+    assert re.search(share, sentences(made)[0])
+
+
+def test_the_overhead_is_stated_only_if_all_pairs_of_steps_show_it(made: Profile) -> None:
+    def last(**changes: float | None) -> str:
+        assert made.cost
+        return sentences(made.model_copy(update={"cost": made.cost.model_copy(update=changes)}))[-1]
+
+    pairs = "in 2 pairs of traced and plain steps"
+    assert last(percent=8.7, low_percent=2.0, high_percent=9.5) == (
+        f"Tracing overhead: a step is 8.7 % longer, 2.0 to 9.5 %, {pairs}."
+    )
+    unclear = last(percent=27.6, low_percent=-12.0, high_percent=31.0)
+    assert unclear == f"Tracing overhead: none that these steps can show (-12.0 to +31.0 % {pairs})."
+    assert last(percent=1.0, low_percent=None, high_percent=None).startswith("Tracing overhead: a step is 1.0 % longer")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(40, "40 bytes"), (2560, "2.5 KiB"), (104_000, "101.6 KiB"), (1_089_896, "1.0 MiB")]
+)
+def test_a_size_is_never_zero_of_a_large_unit(count: int, text: str) -> None:
+    assert size(count) == text
 
 
 def test_without_marks_there_is_nothing_to_tell(checked: Recipe) -> None:

@@ -80,7 +80,7 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
     change(real, three)
     caution, *others = page.make(collect.read(real), "").findings
     assert (caution.kind, caution.lead) == ("caution", "Only 3 rounds: treat close results as ties")
-    assert "75 % at most" in caution.text and "--rounds 6" in caution.text
+    assert "at most 75 %" in caution.text and "--rounds 6" in caution.text
     assert any(each.text.endswith("; 3 rounds, 75 % confidence.") for each in others)
     alone, pair = grouped(collect.read(real).runs)[0], grouped(collect.read(real).runs)[4]
     shifted = Group(pair.framework, pair.np, None, pair.runs[1:])
@@ -94,11 +94,65 @@ def test_few_rounds_say_how_sure_they_are_and_are_paired_by_their_number(real: P
 def test_one_run_each_is_the_first_caution_and_missing_rivals_are_a_note(real: Path) -> None:
     made = page.make(collect.read(real), "")
     assert made.findings[0].kind == "caution" and "do not choose by these speeds" in made.findings[0].lead
-    assert "Rivals" not in str(made.findings) and any(note.startswith("Rivals: none") for note in made.notes)
+    assert "Rivals" not in str(made.findings) and any(note.startswith("Only hvdkit was") for note in made.notes)
     change(real, several_rounds)
     made = page.make(collect.read(real), "")
     assert all(each.kind != "caution" for each in made.findings), "five rounds make intervals of 94 %"
-    assert made.findings[0].kind == "bad" and not any(note.startswith("Rivals") for note in made.notes)
+    assert made.findings[0].kind == "bad" and not any(note.startswith("Only hvdkit") for note in made.notes)
+
+    def once(document: dict[str, Any]) -> None:
+        for each in document["ratios"]:
+            each |= {"rounds": 1, "confidence": 0.0, "low": each["median"], "high": each["median"]}
+
+    change(real, once)
+    made = page.make(collect.read(real), "")
+    (against,) = (each.text for each in made.findings if "the alternative" in each.lead)
+    (chart,) = (chart for section in made.sections for chart in section.charts if chart.key == "ratios")
+    assert " 0 %" not in against and not any(word in against for word in ("faster", "slower", "tie"))
+    assert all([cell.text for cell in row[4:6] + row[7:]] == ["–"] * 4 for row in chart.table.rows), "no interval"
+
+
+def test_an_efficiency_above_one_is_noted_with_what_is_known_of_the_reason(real: Path) -> None:
+    def faster(document: dict[str, Any], **changes: object) -> None:
+        for result in document["runs"]:
+            if result["framework"] == "mxnet" and not result["rival"]:
+                result["images_per_second"] = 110.0 * result["np"] if result["np"] > 1 else 100.0
+                result |= changes if result["np"] > 1 else {}
+
+    def noted() -> str:
+        (note,) = (each for each in page.make(collect.read(real), "").notes if "an efficiency of" in each)
+        return note
+
+    change(real, lambda document: [result.setdefault("rival") for result in document["runs"]])
+    change(real, faster)
+    assert noted().startswith("mxnet has an efficiency of 110.0 % at 2 ranks. With one run each")
+    scaling = next(each for each in page.make(collect.read(real), "").findings if each.lead == "Scaling")
+    assert "mxnet 110 %" in scaling.text and scaling.text.endswith("see the notes below the results.")
+    change(real, lambda document: faster(document, threads=2, noisy=True))
+    assert "each of the 2 ranks 2" in noted() and "1 of the 2 runs that it is computed from were noisy" in noted()
+    change(real, several_rounds)
+    change(real, faster)
+    assert "from 5 rounds, is above 100 %; the results do not show why" in noted()
+
+
+def test_a_short_run_has_no_curve_and_says_so(real: Path) -> None:
+    folder = real / "runs" / "mxnet-np2"
+    first = next(line for line in (folder / "metrics.jsonl").read_text().splitlines() if '"ends_epoch":true' in line)
+    (folder / "metrics.jsonl").write_text(first + "\n")
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("steps: null", "steps: 8"))
+    document = json.loads((folder / "result.json").read_text()) | {"steps": 8, "measured_steps": 1}
+    (folder / "result.json").write_text(json.dumps(document))
+    made = page.make(collect.read(folder), "")
+    assert ", 8 steps, " in made.about
+    assert [(each.key, each.charts, each.text) for each in made.sections if each.key in ("throughput", "learning")] == [
+        (key, [], [f"No curve{end}: fewer than two points were logged (log_every=1 logs each step)."])
+        for key, end in (("throughput", ""), ("learning", "s"))
+    ]
+    (steps,) = (each for each in made.sections if each.key == "steps")
+    assert (steps.charts, steps.text) == ([], ["No distribution: fewer than two steps were measured."])
+    assert made.findings[0].text.startswith("Images/s was measured over 1 step only")
+    assert made.results.columns[:3] == ["framework", "ranks", "images/s"] and "parity" not in made.results.columns
+    assert "`" not in page.as_html(made).partition("<script>")[0]
 
 
 def test_unequal_accuracies_beside_a_passed_parity_are_explained(real: Path) -> None:
@@ -166,24 +220,26 @@ def test_an_interval_is_the_bootstrap_of_the_median() -> None:
 def test_the_commands_give_the_same_recipe_again(real: Path, tmp_path: Path) -> None:
     found = collect.read(real)
     for each in found.runs:
-        words = shlex.split(reproduce.locate(each).text)
-        assert words[:7] == [
+        words = shlex.split(reproduce.locate(each, real).text)
+        name = f"{each.result.framework}-np{each.result.np}"
+        assert words[:9] == [
             "hvdkit", "train", "resnet20-digits", "--framework", each.result.framework, "-np", str(each.result.np),
+            "--out", f"{real}-again-{name}",
         ]  # fmt: skip
-        assert schema.load(paths.recipes() / "resnet20-digits.yaml", words[7:]) == each.recipe
+        assert schema.load(paths.recipes() / "resnet20-digits.yaml", words[9:]) == each.recipe
     own = tmp_path / "own name's.yaml"
     base = paths.recipes() / "resnet20-digits.yaml"
     overrides = ["data={name: synthetic, height: 48}", "optimizer={name: lamb, learning_rate: 1.0e-3}", "checkpoint={}"]
     for recipe in (schema.load(base, overrides), schema.load(base, [*overrides, "name=own"])):
         own.write_text(schema.dump(recipe))
-        words = shlex.split(reproduce.locate(collect.Run(found.runs[0].result, [], 0, own, recipe)).text)
+        words = shlex.split(reproduce.locate(collect.Run(found.runs[0].result, [], 0, own, recipe), tmp_path).text)
         place = own if recipe.name == "own" else base
         assert words[2] == (str(own) if recipe.name == "own" else recipe.name)
-        assert schema.load(place, words[7:]) == recipe
+        assert words[7:9] == ["--out", f"{tmp_path}-again"] and schema.load(place, words[9:]) == recipe
     everything = reproduce.of_all(found)
     assert everything and everything.text == (
         "hvdkit compare resnet20-digits --framework pytorch --framework tensorflow --framework keras --framework mxnet "
-        "-np 1 -np 2 epochs=3 threads=1"
+        f"-np 1 -np 2 --out {real}-again epochs=3 threads=1"
     )
 
 

@@ -61,7 +61,7 @@ def test_what_was_measured_counts_only_where_it_is_in_force() -> None:
     force = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "10", tuning.CHOSEN: found})
     assert force["HOROVOD_CYCLE_TIME"] == tuning.Choice(10, "measured")
     other = tuning.choose(recipe, {"HOROVOD_CYCLE_TIME": "2", tuning.CHOSEN: found})
-    assert other["HOROVOD_CYCLE_TIME"].why == "the environment says so"
+    assert other["HOROVOD_CYCLE_TIME"].why == "set in the environment"
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ ENVIRONMENT: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 _Chosen = dict[str, dict[str, tuple[str, str]]]
-_GROUP = ("one group behind backward", "a core that sends meanwhile does not compute; one negotiation for all")
-_GRAPH = ("traced once", "Python leaves the step, and gradients are one node of the graph")
-_ONE_POOL = ("1 operation at a time", "two side by side would be twice the threads; Horovod's wait outside of the pool")
+_GROUP = ("one group after backward", "sending during backward would use the cores that compute; one negotiation")
+_GRAPH = ("traced once", "no Python within the step; all gradients are one node of the graph")
+_ONE_POOL = ("1 operation at a time", "two at once would need twice the threads; Horovod waits outside the pool")
 
 
 def _anywhere(chosen: dict[str, tuple[str, str]]) -> _Chosen:
@@ -46,13 +46,13 @@ CHOSEN: dict[str, _Chosen] = {
         "cpu": {
             "images": (
                 "channels last",
-                "convolutions have quicker kernels so; a step took 0.83 of the CPU time in one process with AVX2",
+                "convolutions have faster kernels; a step took 0.83 times the CPU time in one process with AVX2",
             ),
             "gradients": _GROUP,
-            "wait": ("asleep, looking each 0.1 ms", "Horovod's own wait takes the core from the threads that reduce"),
+            "wait": ("sleeps, checking every 0.1 ms", "Horovod's own wait keeps the core busy, which reducing needs"),
         },
         "gpu": {
-            "images": ("channels last", "tensor cores want it"),
+            "images": ("channels last", "the layout that tensor cores work with"),
             "gradients": ("each as backward finishes it", "the GPU computes while NCCL sends"),
         },
     },
@@ -60,7 +60,10 @@ CHOSEN: dict[str, _Chosen] = {
     "keras": _anywhere({"step": _GRAPH, "gradients": _GROUP, "pool": _ONE_POOL}),
     "mxnet": _anywhere(
         {
-            "step": ("hybridized, static memory and shapes", "one call of the engine instead of one an operation"),
+            "step": (
+                "hybridized, static memory and shapes",
+                "one call of the engine per step, not per operation",
+            ),
             "gradients": _GROUP,
         }
     ),

@@ -62,13 +62,12 @@ def check(names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
             faults.append(f"--rival {name}: expected one of {', '.join(RIVALS)}{nearest(name, RIVALS)}")
         elif not set(frameworks) & set(rival.frameworks):
             faults.append(
-                f"--rival {name}: is there for {', '.join(rival.frameworks)} only, got --framework "
-                f"{', '.join(frameworks)}"
+                f"--rival {name}: expected --framework {' or '.join(rival.frameworks)}, got {', '.join(frameworks)}"
             )
         elif nps and max(nps) < rival.least_np:
             faults.append(
                 f"--rival {name}: expected -np {rival.least_np} or more, got {', '.join(map(str, nps))}; "
-                "one rank has nobody to talk to"
+                "it needs several ranks"
             )
     return faults
 
@@ -84,11 +83,12 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
     rival = RIVALS[name]
     able = ("none", "fp16") if rival.compresses else ("none",)
     faults = {
-        f"knows no compression: {recipe.compression}; choose compression=none": recipe.compression.method not in able,
-        "knows no Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
-        "knows no other way of adding up; choose allreduce=ring": recipe.allreduce != "ring",
-        "cannot reduce one update in several; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
-        "cannot go on without a lost rank; leave out the recipe's `elastic`": recipe.elastic is not None,
+        f"does not support compression {recipe.compression}; choose compression=none": recipe.compression.method
+        not in able,
+        "does not support Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
+        "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
+        "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
+        "does not support elastic training; leave out the recipe's `elastic`": recipe.elastic is not None,
         "runs on this machine only; leave out -H": not (rival.travels or hosts_are_here),
     }
     if any(faults.values()):

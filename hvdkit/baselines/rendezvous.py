@@ -87,7 +87,7 @@ def _ask(published: bytes | None = None) -> bytes:
     """Look up on the launcher's server what rank 0 has published, or publish it."""
     address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
     if not (address and port):
-        raise RequestError("--rival: expected Horovod's rendezvous server; start rivals by `hvdkit train` or `compare`")
+        raise RequestError("--rival: expected Horovod's rendezvous server; start it by `hvdkit train` or `compare`")
     url = _URL.format(address=address, port=port)
     request = urllib.request.Request(url, data=published, method="GET" if published is None else "PUT")
     # Without the environment's proxy, which cannot reach this machine's ports.

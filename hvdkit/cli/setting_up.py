@@ -10,7 +10,7 @@ import typer
 from hvdkit.cli import completion
 from hvdkit.cli.options import App
 
-runtime_app = App(no_args_is_help=True, help="Python environments, each with a framework and a proved Horovod.")
+runtime_app = App(no_args_is_help=True, help="Python environments, each with a framework and a tested Horovod.")
 horovod_app = App(no_args_is_help=True, help="Horovod for an environment of your own.")
 recipes_app = App(no_args_is_help=True, help="The recipes that come with hvdkit.")
 

@@ -1,4 +1,4 @@
-"""The same recipe under several frameworks, numbers of ranks and rivals, in rounds, on the same machine."""
+"""The same recipe under several frameworks, numbers of ranks and baselines, in rounds, on the same machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from hvdkit.results.train import TrainResult
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
 
-PARITY_STEPS = 5  # of the short proof before a comparison
-ROUNDS = 3  # where rivals are named; without any, one
+PARITY_STEPS = 5  # of the short parity check before a comparison
+ROUNDS = 3  # with --rival; otherwise one
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def schedule(
     rival_names: list[str] | None = None,
     rounds: int | None = None,
 ) -> Schedule:
-    """All runs of a comparison, checked; `rounds` defaults to 1, with rivals to `ROUNDS`.
+    """All runs of a comparison, checked; `rounds` defaults to 1, with baselines to `ROUNDS`.
 
     The numbers of ranks are `nps` in place of the placement's. Every rank of every run gets the same number of threads:
     the cores shared among as many ranks as the largest run has. Otherwise one rank alone would have all cores, and
@@ -101,7 +101,7 @@ def schedule(
 
 
 def left_out(rival_names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
-    """A line for each rival that some of the runs do not have."""
+    """A line for each baseline that some of the runs do not have."""
     lines = []
     for rival in rival_names:
         runs = [(framework, np) for framework in frameworks for np in nps]
@@ -119,10 +119,10 @@ def proof(
     placement: Placement,
     rival_names: list[str] | None = None,
 ) -> ParityPlan | Parity | None:
-    """The proof that all do the same work: a short run to make; or an earlier one of the same recipe, in `file`.
+    """The parity check that all do the same work: a short run to make, or the result in `file`; None with `skip`.
 
-    `skip` leaves it out. Raises RequestError where both are given, where the file is missing, damaged or no proof for
-    this recipe, these frameworks and rivals, and as `parity.plan` does.
+    Raises RequestError if both are given, or if the file is missing, damaged or not of this recipe, these frameworks
+    and baselines; and as `parity.plan` does.
     """
     if skip and file:
         raise RequestError("--parity, --no-parity: expected one of them, got both")
@@ -139,7 +139,7 @@ def proof(
 
 
 def prove(plan: ParityPlan, folder: Path, on_start: Callable[[str], None], resume: bool = False) -> Parity:
-    """Make the proof in `parity` below `folder`, or with `resume` take the one that is there. As `parity.run`."""
+    """Check parity in the folder `parity` of `folder`, or with `resume` take its result. As `parity.run`."""
     place = folder / "parity"
     if resume and (place / "parity.json").exists():
         found = read_parity(place / "parity.json")
@@ -235,7 +235,7 @@ def run(
 ) -> Comparison:
     """Run all rounds, each run into `runs/<name>` below `folder`, then write compare.json and compare.md there.
 
-    `shown` is the proof that all do the same work, None without one. `watch` returns the callback for a run's metric
+    `shown` is the result of the parity check, None without one. `watch` returns the callback for a run's metric
     lines. With `resume` complete rounds that are there already are kept. Raises as `train.run` does; the folders of
     earlier runs stay.
     """
@@ -294,7 +294,7 @@ def _whole_rounds(schedule: Schedule, folder: Path) -> dict[str, TrainResult]:
 
 
 def ratios(runs: list[TrainResult]) -> list[Ratio]:
-    """hvdkit's speed over each rival's, then over one rank's, for each framework and number of ranks."""
+    """hvdkit's speed over each baseline's, then over one rank's, for each framework and number of ranks."""
     groups = by_kind(map(Run, runs))
     pairs: list[tuple[Group | None, Group | None, str]] = []
     for each in groups.values():

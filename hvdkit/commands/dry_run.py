@@ -64,7 +64,9 @@ def of_comparison(recipe: Recipe, schedule: Schedule, proof: ParityPlan | Parity
     """What `hvdkit compare` would start."""
     found = _described("compare", recipe, out, [(plan, schedule.rounds) for plan in schedule.plans])
     if isinstance(proof, ParityPlan):
-        found.notes.append(f"before them a proof of {proof.steps} steps that {', '.join(proof.names)} do the same work")
+        found.notes.append(
+            f"first a parity check of {proof.steps} steps: {', '.join(proof.names)} must compute the same"
+        )
     return found
 
 
@@ -73,7 +75,7 @@ def of_parity(parity: ParityPlan, out: Path) -> DryRun:
     plans = [replace(plan, recipe=plan.recipe.model_copy(update={"steps": parity.steps})) for plan in parity.plans]
     found = _described("parity", parity.recipe, out, [(plan, 1) for plan in plans])
     for run in found.runs:  # ranks hold the model twice, in float64 and float32, and compute more than a training step
-        run.memory, run.seconds, run.seconds_from = None, None, "a step of a proof takes several times that of training"
+        run.memory, run.seconds, run.seconds_from = None, None, "a step in float64 takes several times that of training"
     return found
 
 
@@ -190,7 +192,7 @@ def _seconds(
             start_s = result.startup_s or 0.0
             took = f"{path.parent} took {result.train_s:.3g} s for {made} steps, and {start_s:.3g} s to start"
             return start_s + result.train_s * steps.total_steps / made, took
-    return None, "no earlier run of this recipe with this framework, launcher and number of ranks is there"
+    return None, "found no earlier run of this recipe with this framework, launcher and number of ranks"
 
 
 def _of_speed(recipe: Recipe) -> dict[str, Any]:

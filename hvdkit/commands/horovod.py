@@ -25,10 +25,10 @@ _PROOF_TIMEOUT_S = 300
 
 
 def build(python: Path, gpu: bool | None, out: Path, console: Console) -> Path:
-    """Build Horovod for the environment of `python`, prove it there, and leave the wheel in the folder `out`.
+    """Build Horovod for the environment of `python`, test it there, and leave the wheel in the folder `out`.
 
     The environment is not changed. Raises RequestError if Horovod cannot be built for it or `out` cannot be written,
-    RunError if the build or the proof fails.
+    RunError if the build or the test fails.
     """
     target = find(python, gpu)
     try:
@@ -45,7 +45,7 @@ def build(python: Path, gpu: bool | None, out: Path, console: Console) -> Path:
 
 
 def install(python: Path, console: Console) -> None:
-    """Build Horovod for the environment of `python`, prove it and install it there. Raises as `build` does."""
+    """Build Horovod for the environment of `python`, test it and install it there. Raises as `build` does."""
     target = find(python, None)
     made = proved(target, console)
     with Log(store.root() / "logs" / "horovod-install.log", Cancellation()) as log:
@@ -55,7 +55,7 @@ def install(python: Path, console: Console) -> None:
 
 
 def proved(target: Target, console: Console) -> Path:
-    """Horovod's wheel for `target` in the cache, after its proof. Raises RunError if the build or the proof fails."""
+    """Horovod's wheel for `target` in the cache, tested. Raises RunError if the build or the test fails."""
     name, cancelled = "horovod", Cancellation()
     log = Log(store.root() / "logs" / f"horovod-{os.getpid()}.log", cancelled)
     try:
@@ -66,12 +66,12 @@ def proved(target: Target, console: Console) -> Path:
             try:
                 progress.stage(name, COMPILE, "compiling Horovod")
                 made = wheel.obtain(target, Path(folder) / "build", log, lambda n: progress.advance(name, n / 100))
-                progress.stage(name, PROVE, f"proving it on {RANKS} processes")
+                progress.stage(name, PROVE, f"testing it on {RANKS} processes")
                 prove(target, made, Path(folder) / "proof", log)
             except BaseException:
                 progress.end(name, "failed", good=False)
                 raise
-            progress.end(name, f"proved: {made.name}", good=True)
+            progress.end(name, f"tested: {made.name}", good=True)
     except BaseException:
         cancelled.set()
         raise
@@ -89,14 +89,14 @@ def prove(target: Target, made: Path, folder: Path, log: Log) -> None:
     assert python is not None
     options = ("--progress-bar", "off", "--target", folder / "installed", made)
     log.run(
-        "installing Horovod for its proof", foreign_pip(python, "install", *options), environment=environment(python)
+        "installing Horovod for its test", foreign_pip(python, "install", *options), environment=environment(python)
     )
     for module in target.modules:
         began = time.monotonic()
 
         def on_tick(began: float = began, module: str = module) -> None:
             if time.monotonic() - began > _PROOF_TIMEOUT_S:
-                raise RunError(f"the proof of horovod.{module} did not end within {_PROOF_TIMEOUT_S} s")
+                raise RunError(f"the test of horovod.{module} did not end within {_PROOF_TIMEOUT_S} s")
 
         job = Job(
             python=python,

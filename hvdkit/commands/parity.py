@@ -46,7 +46,7 @@ MARKS = {
     "evaluation_f64": 1e-9,
 }
 # Float32 may be so many times as far from float64 as the reference's own. Where a framework's batch norm adds up one
-# value after the other, its statistics alone are so far off (docs/parity.md has the proof).
+# value after the other, its statistics alone are so far off (docs/parity.md shows it).
 F32_FACTOR, F32_FACTOR_PLAIN_SUMS = 3.0, 50.0
 
 MOST_STEPS = 100_000  # the weights of each stay on the disk until all frameworks have run
@@ -77,7 +77,7 @@ def plan(
     faults = Faults(registry.check(named, frameworks, [np]))
     for name in named:
         if name in registry.RIVALS and not registry.RIVALS[name].averaging:
-            faults.append(f"--rival {name}: averages no gradients, so there is nothing to prove of it; leave it out")
+            faults.append(f"--rival {name}: does not average gradients, so parity does not apply; leave it out")
     if not 1 <= steps <= MOST_STEPS:
         faults.append(f"--steps {steps}: expected 1 or more, at most {MOST_STEPS:,}")
     if recipe.model.name == "own":
@@ -100,7 +100,7 @@ def plan(
 
 
 def names(frameworks: list[str], rival_names: list[str], np: int) -> list[str]:
-    """What a proof has a verdict of: the frameworks, each followed by those of the rivals that fit."""
+    """What parity has a verdict on: the frameworks, each followed by its baselines."""
     return [registry.label(framework, rival) for framework, rival in _judged(frameworks, rival_names, np)]
 
 
@@ -241,17 +241,17 @@ def _check_room(plan: ParityPlan, folder: Path) -> None:
 
 
 def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> None:
-    """Check that an earlier proof is consistent, of this recipe and of all these frameworks.
+    """Check that an earlier result of parity is consistent, of this recipe and of all these frameworks.
 
     Raises RequestError naming the first fault.
     """
     mine, theirs = _proved(recipe), parity.recipe_keys
-    known = theirs.keys() | {key for key in mine if not _has_default(recipe, key)}  # others came after the proof
+    known = theirs.keys() | {key for key in mine if not _has_default(recipe, key)}  # others are newer than the result
     different = [key for key in sorted(known) if mine.get(key) != theirs.get(key)]
     if different:
         key = different[0]
         raise RequestError(
-            f"--parity {path}: expected a proof of this recipe; {key}: the proof has {theirs.get(key, 'nothing')}, the "
+            f"--parity {path}: expected a parity.json of this recipe; {key}: it has {theirs.get(key, 'nothing')}, the "
             f"recipe {mine.get(key, 'nothing')}"
         )
     missing = [name for name in frameworks if name not in parity.frameworks]
@@ -262,11 +262,13 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
     judged = parity.frameworks.values()
     sound = parity.marks == MARKS and parity.passed == all(each.passed for each in judged)
     if not sound or any(each.passed == bool(each.missed) or _missed(each) != each.missed for each in judged):
-        raise RequestError(f"--parity {path}: its verdict does not follow from its figures; run `hvdkit parity` again")
+        raise RequestError(
+            f"--parity {path}: its verdict does not match its errors and limits; run `hvdkit parity` again"
+        )
 
 
 def _proved(recipe: Recipe) -> dict[str, Any]:
-    """The keys of a recipe that a proof depends on: the number and size of batches do not change the program."""
+    """The keys of a recipe that parity depends on: the number and size of batches do not change the program."""
     return {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
 
 

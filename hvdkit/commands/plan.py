@@ -73,7 +73,7 @@ class Plan:
 def make_plan(
     recipe: Recipe, framework: str, placement: Placement, rival: str | None = None, use: Use = "train"
 ) -> Plan:
-    """Check framework, runtime, placement, rival, and the data by its `use`. Raises RequestError with all faults."""
+    """Check framework, runtime, placement, baseline, and the data by its `use`. Raises RequestError with all faults."""
     np, elastic = placement.np, recipe.elastic
     faults = Faults()
     with faults.collected():

@@ -102,7 +102,7 @@ def predict(plan: Plan, folder: Path) -> Prediction:
     csv_files.save(folder / "predict.csv", csv_files.prediction(found))
     most = max(plan.ranks)
     schedule = predicting.schedule(calibration.calibrate(plan.profile), plan.cluster, most, plan.settings)
-    title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms a step"
+    title = f"{plan.profile.model}, {most} ranks on {plan.cluster.name}: {1e3 * schedule.period:.1f} ms per step"
     gantt.picture(schedule, title, folder / "predict.png")
     gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
     return found

@@ -166,12 +166,12 @@ class _Build:
         return wheel.obtain(target, store.folder(name) / "horovod", log, on_percent)
 
     def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None], compiled: Future[Path | None]) -> None:
-        """Install Horovod and prove it; the runtime is whole at the end. The lock and the log are released here."""
+        """Install Horovod and test it; then the runtime is complete. The lock and the log are released here."""
         try:
             with held:
                 made, log, text = compiled.result(), prepared.result(), "made by another build"
                 if made and log:
-                    self._progress.stage(name, PROVE, "installing Horovod and proving it on two processes")
+                    self._progress.stage(name, PROVE, "installing Horovod and testing it on two processes")
                     environment.install_horovod(name, made, log)
                     key, gpu = current_key(name, self._gpu[name]), self._gpu[name]
                     runtime = _examined(name, store.python_of(name), key=key, gpu=gpu, added=False)
@@ -201,11 +201,11 @@ def _examined(name: str, python: Path, *, key: str, gpu: bool, added: bool) -> R
 
 
 def prove(runtime: Runtime, framework: str, on_tick: Callable[[], None] | None = None) -> None:
-    """Run the proof of `framework` in `runtime`. Raises RunError, with the failing rank's output, where it fails.
+    """Test Horovod and the adapter of `framework` in `runtime`. Raises RunError with the failing rank's output.
 
-    `on_tick` is called ten times a second; what it raises ends the proof.
+    `on_tick` is called ten times a second; an exception from it ends the test.
     """
-    # NCCL refuses two ranks on one GPU, so that a machine with a single one proves the host's side only.
+    # NCCL refuses two ranks on one GPU, so on a machine with a single one only the CPU's side is tested.
     device = "gpu" if runtime.gpu and len(machine.gpus()) >= RANKS else "cpu"
     with tempfile.TemporaryDirectory(prefix="hvdkit-proof-") as folder:
         job = Job(

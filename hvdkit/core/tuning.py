@@ -75,7 +75,7 @@ def choose(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Choice]:
     choices = {IDLE: _idle(recipe, environment), CYCLE: _cycle(recipe), FUSION: _fusion(recipe), CACHE: _cache(recipe)}
     for name in choices.keys() & environment.keys():
         measured = name in found and str(found[name].value) == environment[name]
-        choices[name] = found[name] if measured else Choice(environment[name], "the environment says so")
+        choices[name] = found[name] if measured else Choice(environment[name], "set in the environment")
     return choices
 
 
@@ -109,35 +109,35 @@ def listed(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]
 def _idle(recipe: Recipe, environment: Mapping[str, str]) -> Choice:
     """How long Horovod's background thread may sleep while there is nothing to reduce, in milliseconds."""
     if recipe.tune == "none":
-        return Choice(None, "Horovod's own, a wake each cycle: tune is none")
+        return Choice(None, "Horovod's default, a wake-up per cycle: tune is none")
     if recipe.device == "gpu":
-        return Choice(None, "Horovod's own, a wake each cycle: no core is short where GPUs compute")
+        return Choice(None, "Horovod's default, a wake-up per cycle: GPUs compute, so cores are free")
     if CYCLE in environment:
-        return Choice(None, f"Horovod's own, a wake each cycle, whose time the environment gives ({CYCLE})")
-    return Choice(IDLE_MS, "a tensor wakes it; each other wake takes time from the cores that compute")
+        return Choice(None, f"Horovod's default, a wake-up per cycle, as {CYCLE} is set in the environment")
+    return Choice(IDLE_MS, "Horovod's thread sleeps until a tensor comes; other wake-ups cost CPU time")
 
 
 def _cycle(recipe: Recipe) -> Choice:
     """The cycle time in milliseconds, after which Horovod's background thread wakes if no tensor wakes it."""
-    own = f"Horovod's own, {_CYCLE_MS} ms"
+    own = f"Horovod's default, {_CYCLE_MS} ms"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
     if recipe.device == "gpu":
-        return Choice(None, f"{own}: no core is short where GPUs compute")
+        return Choice(None, f"{own}: GPUs compute, so cores are free")
     if recipe.elastic:
         # If a cycle time is set, a rank that initializes Horovod 0.28.1 for the second time uses its milliseconds as
         # the fusion threshold in MiB (parameter_manager.cc, SetValue), and crashes when it reduces with a new rank.
-        return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
+        return Choice(None, f"{own}: in an elastic run, Horovod takes a given one for another setting")
     return Choice(
         LONGER_CYCLE_MS,
-        f"for a Horovod that does not know {IDLE}: each wake takes time from the cores that compute, while gradients "
-        "wait for it at most a cycle more",
+        f"for a Horovod without {IDLE}: each wake-up costs CPU time, and gradients wait one cycle longer at most",
     )
 
 
 def _fusion(recipe: Recipe) -> Choice:
     """The fusion threshold: how many bytes are reduced together."""
-    whole, own = 8 * parameter_count(tasks.choose(recipe).architecture()), f"Horovod's own, {_FUSION_BYTES >> 20} MiB"
+    whole = 8 * parameter_count(tasks.choose(recipe).architecture())
+    own = f"Horovod's default, {_FUSION_BYTES >> 20} MiB"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
     if not whole:
@@ -145,7 +145,7 @@ def _fusion(recipe: Recipe) -> Choice:
     if whole <= _FUSION_BYTES:
         return Choice(None, f"{own}: it holds all gradients of the model")
     if recipe.elastic:
-        return Choice(None, f"{own}: Horovod mixes a given one up as ranks join an elastic run")
+        return Choice(None, f"{own}: in an elastic run, Horovod takes a given one for another setting")
     return Choice(whole, "all gradients of the model, in float64 too, as one")
 
 
@@ -155,9 +155,9 @@ def _cache(recipe: Recipe) -> Choice:
     # At the start parameters, about as many running statistics, and slots are broadcast; each step reduces gradients.
     needed = (3 + len(slot_names(recipe.optimizer))) * parameters
     if recipe.tune == "none":
-        return Choice(None, f"Horovod's own, {_CACHED} tensors: tune is none")
+        return Choice(None, f"Horovod's default, {_CACHED} tensors: tune is none")
     if not parameters:
-        return Choice(None, f"Horovod's own, {_CACHED} tensors: only the script knows the model's size")
+        return Choice(None, f"Horovod's default, {_CACHED} tensors: only the script knows the model's size")
     if needed <= _CACHED:
-        return Choice(None, f"Horovod's own, {_CACHED} tensors: all of this model's {needed} fit")
-    return Choice(needed, f"Horovod's own, {_CACHED}, would forget some of this model's {needed} tensors at every step")
+        return Choice(None, f"Horovod's default, {_CACHED} tensors: all of this model's {needed} fit")
+    return Choice(needed, f"Horovod's default, {_CACHED}, is less than this model's {needed} tensors")

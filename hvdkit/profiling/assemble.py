@@ -174,7 +174,7 @@ def bound(split: Split) -> Bound:
 
 
 def cost(record: RunRecord) -> Cost | None:
-    """Steps with trace events ÷ plain ones, each on its slowest rank: the median of the ratios of the turns."""
+    """Steps with trace events against plain ones, each on its slowest rank, by pairs of turns."""
 
     def medians(kind: Kind) -> dict[int, float]:
         found: dict[int, list[float]] = {}
@@ -187,12 +187,14 @@ def cost(record: RunRecord) -> Cost | None:
     both = sorted(plain.keys() & marked.keys())
     if not both:
         return None
-    ratio = float(np.median([marked[turn] / plain[turn] for turn in both]))
+    percents = [100 * (marked[turn] / plain[turn] - 1) for turn in both]
     return Cost(
         with_ms=float(np.median([marked[turn] for turn in both])),
         without_ms=float(np.median([plain[turn] for turn in both])),
-        percent=100 * (ratio - 1),
+        percent=float(np.median(percents)),
         turns=len(both),
+        low_percent=min(percents),
+        high_percent=max(percents),
     )
 
 

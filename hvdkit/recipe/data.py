@@ -87,7 +87,7 @@ class ImageFolder(Strict):
         "auto", description="shorter side before the centre is cut out for evaluation; auto: 8/7 of size"
     )
     validation: float = Field(0.2, ge=0, lt=1, description="share of each class held out where there is no `val`")
-    exif_orientation: bool = Field(False, description="turn photos as their EXIF orientation says")
+    exif_orientation: bool = Field(False, description="rotate photos by their EXIF orientation")
     reduced_jpeg: bool = Field(
         False, description="decode a large JPEG file at 1/2, 1/4 or 1/8, with at least four times `resize` left"
     )

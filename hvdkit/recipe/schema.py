@@ -174,7 +174,7 @@ class Recipe(Strict):
     name: str = Field(pattern=NAME, description="name of the recipe, for folders and reports")
     model: AnyModel = Field(description="what is trained")
     data: Annotated[AnyData, Field(discriminator="name")] = Field(description="what it is trained on")
-    batch_size: int = Field(32, ge=1, le=2**24, description="images a rank and step")
+    batch_size: int = Field(32, ge=1, le=2**24, description="images per rank and step")
     epochs: int = Field(1, ge=1, le=100_000, description="passes over the training images")
     steps: int | None = Field(None, ge=1, le=2**48, description="stop after so many steps")
     seed: int = Field(1, ge=0, lt=2**32, description="seed of the initial weights and of the order of images")

@@ -48,8 +48,8 @@ def fit_lines(fit: Measured) -> list[str]:
     lines = []
     for piece in fit.pieces:
         rate = f" and {piece.mbit_per_s:.4g} Mbit/s" if piece.mbit_per_s < _NO_RATE else ""
-        lines.append(f"from {piece.from_bytes} bytes a rank: {piece.latency_us:.0f} us{rate}")
-    return [*lines, f"{fit.residual_percent:.1f} % off, by the fit or by the spread of the repeats"]
+        lines.append(f"cluster file, from {piece.from_bytes} bytes per rank on: {piece.latency_us:.0f} us{rate}")
+    return [*lines, f"its uncertainty, from the fit and the spread of the repeats: {fit.residual_percent:.1f} %"]
 
 
 def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The charts of the page: speed, memory, scaling, step times, learning, rivals and parity."""
+"""The charts of the page: speed, memory, scaling, step times, learning, alternatives and parity."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvdkit.report.canvas import (
     whole_numbers,
 )
 from hvdkit.report.collect import Found
-from hvdkit.report.parity import FLOOR, clipped
+from hvdkit.report.parity import FLOOR, clipped, reference
 from hvdkit.report.rounds import Estimate, Group, efficiency, interval
 from hvdkit.report.tabular import Cell, number, percent
 from hvdkit.results.parity import Parity
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PERCENTILES = (5, 25, 50, 75, 90, 95, 99)
-_FAINT = 0.45  # opacity of rivals
+_FAINT = 0.45  # opacity of the alternatives
 _DOTS = (0, (1, 2))  # a dotted line
 _MARKERS = "os^DvPX*"
 _DASHES: list[Any] = ["-", "--", ":", "-."]
@@ -43,7 +43,7 @@ _DASHES: list[Any] = ["-", "--", ":", "-."]
 class Charts:
     """Draws the charts of groups of runs, all with the same look.
 
-    A framework has the same colour and marker in every chart, a rival its own dashes. A method yields the charts for
+    A framework has the same colour and marker in every chart, a baseline its own dashes. A method yields the charts for
     which there are data.
     """
 
@@ -60,7 +60,7 @@ class Charts:
         self._unknown = len(frameworks), "-"
 
     def _line(self, name: str, **more: Any) -> dict[str, Any]:
-        """Arguments of `plot` for a line with markers; `name` is the label of a framework with or without a rival."""
+        """Arguments of `plot` for a line with markers; `name` is a label of `registry.label`."""
         index, dashes = self._looks.get(name, self._unknown)
         marker = _MARKERS[index % len(_MARKERS)]
         return {"color": series(index), "mec": SURFACE, "marker": marker, "ls": dashes, "ms": 6.5, "lw": 1.8} | more
@@ -82,8 +82,8 @@ class Charts:
     def extra(self) -> Iterator[Chart]:
         """CPU time per image and start-up time, if they were measured."""
         wanted = [
-            ("cpu", "Processor time an image, all ranks", "ms", "cpu_s_per_image", 1e3),
-            ("startup", "From start to first step", "s", "startup_s", 1.0),
+            ("cpu", "CPU time per image, all ranks", "ms", "cpu_s_per_image", 1e3),
+            ("startup", "Start-up, to the end of the first step", "s", "startup_s", 1.0),
         ]
         for key, title, unit, name, factor in wanted:
             if any(group.values(name) for group in self.groups):
@@ -93,7 +93,7 @@ class Charts:
         """Images per second over the steps of a single run."""
         group = self.groups[0]
         lines = [line for line in group.runs[0].lines if not line.ends_epoch]
-        if not lines:
+        if len(lines) < 2:
             return
         unit = f"{group.first.unit}/s"
         with drawing(240, "course", "Throughput along the run", ["step", unit]) as canvas:
@@ -108,9 +108,9 @@ class Charts:
             axes.set(xlabel="step", ylabel=unit)
             axes.set_xlim(left=0)
             fit(axes, [*speeds, group.speed.middle], 0.2 * max(speeds))
-            axes.grid(axis="y")
-            summary = f"Images per second along the run; {group.speed.text()} over the steps after the warm-up."
-            yield canvas.chart(summary, "By rank 0's clock; dotted: over all measured steps.")
+            whole_numbers(axes)
+            summary = f"{unit} along the run; {group.speed.text()} over the steps after the warm-up."
+            yield canvas.chart(summary, "By rank 0's clock. Dotted line: the speed over all measured steps.")
 
     def _bars(
         self, key: str, title: str, unit: str, name: str, summary: str, digits: int = 1, factor: float = 1.0
@@ -198,12 +198,18 @@ class Charts:
             return canvas.chart(summary, note)
 
     def steps(self) -> Iterator[Chart]:
-        """Step times: their distribution if the steps were kept, else the median and the 90th percentile."""
+        """Step times: their distribution if the steps were kept, else the median and the 90th percentile.
+
+        There is none where no run has two measured steps.
+        """
         import numpy
 
+        if all(run.result.measured_steps < 2 for group in self.groups for run in group.runs):
+            return
         kept, longest = any(group.steps for group in self.groups), 0.0
         columns = ["framework", "ranks", "steps", *(f"p{part}" for part in _PERCENTILES)]
-        with drawing(44 + 21 * len(self.groups) + 26 * len(self._nps), "steps", "Step times", columns) as canvas:
+        height = 44 + 21 * len(self.groups) + 26 * len(self._nps)
+        with drawing(height, "steps", "Distribution of the step times", columns) as canvas:
             for axes, row, group in self._rows(canvas, self.groups):
                 style = self._line(group.label)
                 colour = style["color"]
@@ -227,40 +233,45 @@ class Charts:
                     canvas.point(axes, parts[part], row, text)
                 cells = [number(parts.get(part), 1) for part in _PERCENTILES]
                 canvas.table.rows.append([Cell(group.label), number(group.np), number(count), *cells])
-            axes.set(xlim=(0, 1.05 * longest), xlabel="ms a step, on its slowest rank")
+            axes.set(xlim=(0, 1.05 * longest), xlabel="ms per step, on its slowest rank")
             slowest = max(self.groups, key=lambda group: max(group.values("step_ms_p90")))
             most = f"{slowest.label} at {ranks(slowest.np)}, {max(slowest.values('step_ms_p90')):.1f} ms"
-            note = "Symbol: median; bar: from there to the 90th percentile. The steps themselves were not kept."
+            note = "Symbol: the median. Bar: up to the 90th percentile. The single steps were not kept."
             if kept:
-                note = "Symbol: median; box: middle half; line: 5th to 95th percentile; tick: 99th."
+                note = "Symbol: the median. Box: 25th to 75th percentile. Line: 5th to 95th. Tick: 99th."
             yield canvas.chart(f"Duration of a step in ms. The longest 90th percentile: {most}.", note)
 
     def learning(self) -> Iterator[Chart]:
-        """Loss and accuracy by epoch: a chart for each number of ranks, with all frameworks."""
+        """Loss and accuracy by epoch: a chart for each number of ranks, with all frameworks.
+
+        There is none where no run has two points to draw a line between, and no panel of accuracies after one epoch.
+        """
         for np in self._nps:
-            members = [group for group in self.groups if group.np == np and group.runs[0].lines]
+            members = [group for group in self.groups if group.np == np and len(_losses(group)) > 1]
             if members:
                 yield self._learning(np, members)
 
     def _learning(self, np: int, members: list[Group]) -> Chart:
-        rated = any(line.val_accuracy is not None for group in members for line in group.runs[0].lines)
+        rates = [sum(line.val_accuracy is not None for line in group.runs[0].lines) for group in members]
+        rated = max(rates) > 1
         columns = ["framework", "epoch", "training loss", "validation loss", "accuracy"]
         with drawing(330 if rated else 230, f"learning-{np}", f"Loss and accuracy, {ranks(np)}", columns) as canvas:
             panels = canvas.figure.subplots(2 if rated else 1, 1, sharex=True, squeeze=False)[:, 0]
             for group in members:
                 style = self._line(group.label)
-                lines = group.runs[0].lines
-                within = [line for line in lines if not line.ends_epoch] or lines
-                ends = [line for line in lines if line.ends_epoch]
+                ends = [line for line in group.runs[0].lines if line.ends_epoch]
+                within = _losses(group)
                 places, losses = [_epoch(line, group) for line in within], [line.loss for line in within]
-                panels[0].plot(places, losses, color=style["color"], ls=style["ls"], lw=1.4, label=brief(group.label))
+                marker = style["marker"] if len(within) < 10 else ""
+                loss_style = {"color": style["color"], "ls": style["ls"], "marker": marker, "ms": 4, "lw": 1.4}
+                panels[0].plot(places, losses, **loss_style, clip_on=False, label=brief(group.label))
                 for place, line in zip(places, within, strict=True):
                     canvas.point(panels[0], place, line.loss, f"{group.label}, step {line.step}: loss {line.loss:.4f}")
-                rates = [(line, line.val_accuracy) for line in ends if line.val_accuracy is not None]
-                if rates:
-                    shown = [_epoch(line, group) for line, _ in rates], [100 * rate for _, rate in rates]
+                accuracies = [(line, line.val_accuracy) for line in ends if line.val_accuracy is not None]
+                if accuracies and rated:
+                    shown = [_epoch(line, group) for line, _ in accuracies], [100 * rate for _, rate in accuracies]
                     panels[-1].plot(*shown, **style, clip_on=False, label=brief(group.label))
-                for line, rate in rates:
+                for line, rate in accuracies if rated else ():
                     text = f"{group.label}, epoch {line.epoch + 1}: accuracy {100 * rate:.2f} %"
                     canvas.point(panels[-1], _epoch(line, group), 100 * rate, text)
                 for line in ends:
@@ -274,41 +285,47 @@ class Charts:
                 panels[-1].set_ylabel("accuracy, %")
                 fit(panels[-1], panels[-1].dataLim.intervaly, 2, 100.5)
             for axes in panels:
-                axes.set_xlim(left=0)
+                axes.set_xlim(0, max(1.0, axes.get_xlim()[1]))
                 whole_numbers(axes)
             canvas.legend(panels[-1])
             last = [(group.label, end) for group in members if (end := group.first.val_accuracy) is not None]
             final = "; ".join(f"{name} {100 * rate:.2f} %" for name, rate in last)
             summary = f"Training loss by epoch at {ranks(np)}." + (f" Accuracy at the end: {final}." if final else "")
-            return canvas.chart(
-                summary, "The first round's curves." if any(group.runs[1:] for group in members) else ""
-            )
+            notes = ["Curves of the first round."] if any(group.runs[1:] for group in members) else []
+            if final and not rated:
+                notes.append(f"Evaluated once, at the end: {final}.")
+            return canvas.chart(summary, " ".join(notes))
 
     def ratios(self) -> Iterator[Chart]:
-        """Images per second over each rival's, with intervals, if a rival was measured."""
+        """Images per second over each alternative's, with intervals, if one was measured."""
         ratios = self._comparison.ratios if self._comparison else []
         shown = [each for each in ratios if not each.against.startswith("np=")]
         if not shown:
             return
         columns = ["framework", "ranks", "against", "ratio", "low", "high", "rounds", "confidence", "verdict"]
-        with drawing(46 + 21 * len(shown), "ratios", "Against rivals", columns) as canvas:
+        with drawing(46 + 21 * len(shown), "ratios", "Compared with the alternatives", columns) as canvas:
             axes = canvas.figure.subplots()
             for row, each in enumerate(shown):
                 style = self._line(each.framework)
                 axes.plot([each.low, each.high], [row, row], color=style["color"], lw=2.4)
                 axes.plot(each.median, row, style["marker"], color=style["color"], ms=7, mec=SURFACE)
                 text = f"{each.framework}, {ranks(each.np)}, against {each.against}: "
-                text += f"{each.median:.3f} ({each.low:.3f}–{each.high:.3f}), n = {each.rounds}: {each.verdict or '-'}"
+                between = f" ({each.low:.3f}–{each.high:.3f})" if each.rounds > 1 else ""
+                text += f"{each.median:.3f}{between}, n = {each.rounds}: {each.shown}"
                 for place in (each.low, each.median, each.high):
                     canvas.point(axes, place, row, text)
-                figures = [number(value, 3) for value in (each.median, each.low, each.high)]
+                ends = (each.low, each.high, each.confidence) if each.rounds > 1 else (None, None, None)
+                figures = [number(each.median, 3), number(ends[0], 3), number(ends[1], 3)]
                 known = [Cell(each.framework), number(each.np), Cell(each.against)]
-                judged = [number(each.rounds), percent(each.confidence, 0), Cell(each.verdict or "-")]
+                judged = [number(each.rounds), percent(ends[2], 0), Cell(each.shown)]
                 canvas.table.rows.append([*known, *figures, *judged])
             axes.axvline(1, color=MUTED, lw=1.2)
             label_rows(axes, [brief(f"{each.framework} {each.np}, {each.against}") for each in shown])
-            axes.set_xlabel("times the rival's images/s (1: equal)")
-            summary = [f"{each.framework} at {ranks(each.np)} against {each.against}: {each.verdict}" for each in shown]
+            axes.set_xlabel("images/s ÷ the alternative's (1: equal)")
+            summary = [
+                f"{each.framework} at {ranks(each.np)} against {each.against}: {each.median:.2f}, {each.shown}"
+                for each in shown
+            ]
             yield canvas.chart("; ".join(summary) + ".")
 
     def parity(self) -> Iterator[Chart]:
@@ -341,7 +358,7 @@ class Charts:
             label_rows(axes, list(names.values()))
             axes.set_xlabel("relative error in float64; below 1e-17 drawn there")
             canvas.legend(axes)
-            summary = f"Largest relative error of each check against {parity.reference}, beside its limit."
+            summary = f"Largest relative error of each check against {reference(parity)}, beside its limit."
             return canvas.chart(summary, "Red bars: the limits.")
 
     def _parity_steps(self, parity: Parity) -> Chart:
@@ -371,6 +388,13 @@ def _interval_row(group: Group, found: Estimate, digits: int) -> list[Cell]:
 
 def _described(group: Group, found: Estimate, digits: int, unit: str) -> str:
     return f"{group.label}, {ranks(group.np)}: {found.text(digits)} {unit}, n = {found.n}"
+
+
+def _losses(group: Group) -> list[MetricLine]:
+    """The lines of the loss curve: the logged steps, with the ends of epochs if fewer than two steps were logged."""
+    lines = group.runs[0].lines
+    within = [line for line in lines if not line.ends_epoch]
+    return within if len(within) > 1 else list({line.step: line for line in lines}.values())
 
 
 def _epoch(line: MetricLine, group: Group) -> float:

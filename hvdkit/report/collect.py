@@ -19,7 +19,7 @@ from hvdkit.results.train import MetricLine, TrainResult, read_result
 _MOST_LINES = 400  # a run of each kind, which charts draw
 _MOST_KINDS, _MOST_NPS = 200, 32  # of runs, on one page
 _LONGEST_LINE = 65536  # bytes; one has a few hundred
-Kind = tuple[str, int, str | None]  # framework, number of ranks, rival
+Kind = tuple[str, int, str | None]  # framework, number of ranks, baseline
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,21 @@ from rich.table import Table as RichTable
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Run
 from hvdkit.report.documents import render
-from hvdkit.report.parity import deviations, verdict
+from hvdkit.report.findings import above_one
+from hvdkit.report.parity import deviations, reference, verdict
 from hvdkit.report.rounds import Group, by_kind, efficiency
 from hvdkit.report.tabular import Table, terminal
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
 
-_RATIOS = "hvdkit ÷ its rivals, and scaling efficiency, by rounds"
+_RATIOS = "hvdkit ÷ the alternatives, and scaling efficiency, by rounds"
 _BASELINE = "images per second, now ÷ the baseline"
-_PAPER_ONLY = {"CPU an image", "start-up"}  # columns that a terminal has no room for
+_PAPER_ONLY = {"CPU per image", "start-up"}  # columns that a terminal has no room for
 
 
 def comparison_tables(comparison: Comparison) -> list[RichTable]:
     """For the terminal."""
     first = comparison.runs[0]
-    title = f"{first.recipe}: {first.model}, {first.batch_size} {first.unit} a rank"
+    title = f"{first.recipe}: {first.model}, {first.batch_size} {first.unit} per rank"
     tables = [terminal(_main(comparison, leave_out=_PAPER_ONLY), title)]
     if comparison.ratios and (comparison.rounds > 1 or any(ratio.against != "np=1" for ratio in comparison.ratios)):
         tables.append(terminal(_ratios(comparison.ratios), _RATIOS))
@@ -43,6 +44,8 @@ def comparison_markdown(comparison: Comparison) -> str:
         sure=min((ratio.confidence for ratio in comparison.ratios), default=1.0),
         baseline=_baseline(comparison.baseline or []),
         deviations=deviations(parity) if parity else [],
+        reference=reference(parity) if parity else "",
+        notes=above_one(list(by_kind(map(Run, comparison.runs)).values())),
     )
 
 
@@ -57,7 +60,7 @@ def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> Table:
         "efficiency": lambda group: _percent(found.middle if (found := efficiency(group, groups)) else None),
         "step p50": lambda group: _number(group.middle("step_ms_p50"), " ms"),
         "step p90": lambda group: _number(group.middle("step_ms_p90"), " ms"),
-        "CPU an image": lambda group: _number(group.middle("cpu_s_per_image"), " ms", 2, 1e3),
+        "CPU per image": lambda group: _number(group.middle("cpu_s_per_image"), " ms", 2, 1e3),
         "start-up": lambda group: _number(group.middle("startup_s"), " s"),
         "accuracy": lambda group: _percent(group.middle("val_accuracy"), 2),
         "peak memory": lambda group: _number(group.middle("peak_rss_mib"), " MiB", 0),
@@ -74,9 +77,9 @@ def _ratios(ratios: list[Ratio]) -> Table:
         "ranks": lambda ratio: str(ratio.np),
         "against": lambda ratio: "one rank" if ratio.against == "np=1" else ratio.against,
         "median": lambda ratio: f"{ratio.median:.3f}",
-        "interval": lambda ratio: f"{ratio.low:.3f}–{ratio.high:.3f}",
+        "interval": lambda ratio: f"{ratio.low:.3f}–{ratio.high:.3f}" if ratio.rounds > 1 else "–",
         "rounds": lambda ratio: str(ratio.rounds),
-        "verdict": lambda ratio: ratio.verdict or "",
+        "verdict": lambda ratio: ratio.shown if ratio.verdict else "",
     }
     return Table.of("", ratios, columns)
 

@@ -70,9 +70,9 @@ def metrics(lines: Iterable[MetricLine]) -> Iterator[Row]:
 
 
 def comparison(found: Comparison) -> list[Row]:
-    """A row for each framework, number of ranks and rival, with medians over the rounds and their intervals.
+    """A row for each framework, number of ranks and baseline, with medians over the rounds and their intervals.
 
-    `efficiency` is of hvdkit's own runs, `ratio` (hvdkit ÷ rival) of a rival's.
+    `efficiency` is of hvdkit's own runs, `ratio` (hvdkit ÷ baseline) of a baseline's.
     """
     from hvdkit.report.collect import Run
     from hvdkit.report.rounds import by_kind, interval
@@ -106,7 +106,7 @@ def comparison(found: Comparison) -> list[Row]:
 
 
 def parity(found: Parity) -> list[Row]:
-    """A row for each framework and rival, without the errors by tensor and by step."""
+    """A row for each framework and baseline, without the errors by tensor and by step."""
     lists = {"gradient_errors_f64", "gradient_errors_f32", "reference_gradient_errors_f32", "step_errors_f64"}
     return [{"framework": name, **each.model_dump(exclude=lists)} for name, each in found.frameworks.items()]
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import yaml
 
+from hvdkit.report.tabular import size
 from hvdkit.results.dry_run import DryRun, Memory, PlannedRun
 
 _MOST_RANKS = 8  # named one by one
@@ -42,7 +43,7 @@ def _one(run: PlannedRun) -> list[tuple[str, str]]:
         ("versions", versions or "not known"),
     ]
     if run.threads:
-        about.append(("threads", f"{run.threads} a rank"))
+        about.append(("threads", f"{run.threads} per rank"))
     for name, choice in run.tuning.items():
         value = "" if choice["value"] is None else f"{choice['value']}: "  # without a value `why` begins with it
         about.append((name, f"{value}{choice['why']}"))
@@ -69,22 +70,20 @@ def _ranks(run: PlannedRun) -> str:
 
 
 def _steps(run: PlannedRun) -> str:
-    behind = f"; {run.first_step} of them are made already" if run.first_step else ""
+    behind = f"; {run.first_step} of them are done" if run.first_step else ""
     if run.steps_per_epoch is None:
-        return f"{_count(run.steps)} in all; {run.global_batch} samples a batch{behind}"
+        return f"{_count(run.steps)} in all; {run.global_batch} samples per batch{behind}"
     if run.epochs is None:
-        return f"{_count(run.steps)} in all, an epoch has {run.steps_per_epoch:,}; {run.global_batch} samples a batch"
+        return f"{_count(run.steps)} in all, an epoch has {run.steps_per_epoch:,}; {run.global_batch} samples per batch"
     epochs = f"{run.epochs} epoch{'' if run.epochs == 1 else 's'}"
-    return f"{run.steps:,} in {epochs} of {run.steps_per_epoch:,}; {run.global_batch} samples a batch{behind}"
+    return f"{run.steps:,} in {epochs} of {run.steps_per_epoch:,}; {run.global_batch} samples per batch{behind}"
 
 
 def _memory(memory: Memory | None) -> str:
     if memory is None:
         return "not known: only the script knows the model"
-    parts = [f"{name} {value / 2**20:,.1f} MiB" for name, value in memory if value and name != "activations"]
-    if memory.activations:
-        parts.append(f"activations {memory.activations / 2**20:,.0f} MiB")
-    return f"a rank needs at least {', '.join(parts)}; framework, data and scratch space come on top"
+    parts = [f"{name} {size(value)}" for name, value in memory if value]
+    return f"a rank needs at least {', '.join(parts)}, and more for the framework, the data and scratch space"
 
 
 def _time(run: PlannedRun) -> str:

@@ -1,4 +1,4 @@
-"""The findings at the top of the page: how far to trust it, who is fastest and by how much, what is proved."""
+"""The findings at the top of the page: how far to trust it, which is fastest and by how much, whether parity passed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from hvdkit.baselines.registry import label
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found
+from hvdkit.report.parity import reference
 from hvdkit.report.rounds import Group, efficiency, ratio
 from hvdkit.results import intervals
-from hvdkit.results.compare import BaselineRow, Comparison
+from hvdkit.results.compare import BaselineRow, Comparison, Ratio
+from hvdkit.results.train import doubts
 
 _CONFIDENT = 0.9  # a finding with less confidence comes with a caution
 
@@ -27,7 +29,8 @@ class Finding:
 def findings(found: Found, groups: list[Group]) -> list[Finding]:
     """The findings, the most important first."""
     if found.comparison is None:
-        return [_single(groups[0])]
+        doubted = [Finding("bad", "Speed", f"{text[0].upper()}{text[1:]}.") for text in doubts(groups[0].first)]
+        return [*doubted, _single(groups[0])]
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
     made = [_fastest([group for group in own if group.np == np]) for np in nps]
@@ -37,7 +40,8 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
     noisy = [run for run in found.runs if run.result.noisy]
     if noisy:
         text = (
-            f"{len(noisy)} of {len(found.runs)} runs: other processes took CPU time. Run them again on an idle machine."
+            f"Other processes took more than a tenth of the CPU time in {len(noisy)} of {len(found.runs)} runs. Run "
+            "them again on an idle machine."
         )
         made.append(Finding("bad", "Noisy", text))
     made.sort(key=lambda finding: finding.kind != "bad")  # stable
@@ -59,14 +63,14 @@ def _few_rounds(groups: list[Group]) -> list[Finding]:
     else:
         lead = f"Only {rounds} rounds: treat close results as ties"
         text = (
-            f"An interval from {rounds} rounds contains the true median with a probability of "
-            f"{100 * intervals.confidence(rounds):.0f} % at most. With --rounds {enough} it is 95 %."
+            f"With {rounds} rounds, an interval contains the true median with a probability of at most "
+            f"{100 * intervals.confidence(rounds):.0f} %. With --rounds {enough} it is 95 %."
         )
     return [Finding("caution", lead, text)]
 
 
 def why_accuracies_differ(found: Found, groups: list[Group]) -> str:
-    """Why accuracies differ although parity is proved; empty if they do not, or if it is not."""
+    """Why accuracies differ although parity passed; empty if they do not differ, or if it did not pass."""
     parity = found.comparison and found.comparison.parity
     rates = [rate for group in groups if (rate := group.middle("val_accuracy")) is not None]
     shown = {f"{100 * rate:.2f} %": rate for rate in sorted(rates)}
@@ -123,20 +127,49 @@ def _scaling(groups: list[Group]) -> list[Finding]:
     if most == 1 or not known:
         return []
     shown = [f"{name} {100 * share:.0f} %" for share, name in sorted(known, key=lambda each: -each[0])]
-    return [Finding("plain", "Scaling", f"Efficiency at {ranks(most)}: {', '.join(shown)}.")]
+    text = f"Efficiency at {ranks(most)}: {', '.join(shown)}."
+    if max(known)[0] > 1:
+        text += " For values above 100 %, see the notes below the results."
+    return [Finding("plain", "Scaling", text)]
+
+
+def above_one(groups: list[Group]) -> list[str]:
+    """A note for each group whose efficiency is above 100 %, with what the results say about the reason."""
+    notes = []
+    for group in groups:
+        found = efficiency(group, groups)
+        if group.np == 1 or found is None or found.middle <= 1:
+            continue
+        alone = next(
+            each for each in groups if (each.framework, each.rival, each.np) == (group.framework, group.rival, 1)
+        )
+        text = f"{group.label} has an efficiency of {100 * found.middle:.1f} % at {ranks(group.np)}."
+        one, many = alone.first.threads, group.first.threads
+        if one != many:
+            text += f" The single rank had {one} threads, each of the {group.np} ranks {many}, so they are not alike."
+        noisy = sum(run.result.noisy for each in (alone, group) for run in each.runs)
+        if noisy:
+            text += f" {noisy} of the {len(alone.runs) + len(group.runs)} runs that it is computed from were noisy."
+        if found.low is None:
+            text += " With one run each, this can be chance; measure again with --rounds 6."
+        elif found.low <= 1:
+            text += " Its interval contains 100 %, so this can be chance."
+        else:
+            text += f" Its interval, from {found.n} rounds, is above 100 %; the results do not show why."
+        notes.append(text)
+    return notes
 
 
 def _parity(comparison: Comparison) -> Finding:
     parity = comparison.parity
     if parity is None:
-        return Finding("open", "Parity", "Not checked (--no-parity): whether all did the same work is not known.")
+        return Finding("open", "Parity", "Not checked (--no-parity): it is not known whether all did the same work.")
     failed = [name for name, each in parity.frameworks.items() if not each.passed]
     if failed:
-        return Finding(
-            "bad", "Parity", f"FAILED: {', '.join(failed)} did not compute what {parity.reference} computes."
-        )
+        text = f"FAILED: {', '.join(failed)} did not compute what {reference(parity)} computes."
+        return Finding("bad", "Parity", text)
     worst = max(each.step_f64 for each in parity.frameworks.values())
-    text = f"Passed: all compute what {parity.reference} computes, to {worst:.0e} in float64 over {parity.steps} steps."
+    text = f"Passed: all compute what {reference(parity)} computes, to {worst:.0e} in float64, {parity.steps} steps."
     return Finding("good", "Parity", text)
 
 
@@ -146,17 +179,20 @@ def _rivals(comparison: Comparison) -> list[Finding]:
     for rival in dict.fromkeys(each.against for each in against):
         mine = [each for each in against if each.against == rival]
         if len(mine) <= 2:
-            shown = [
-                f"{each.framework} at {ranks(each.np)} {each.median:.2f} "
-                f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % confidence"
-                for each in mine
-            ]
+            shown = [f"{each.framework} at {ranks(each.np)} {each.median:.2f} {_sure(each)}" for each in mine]
         else:
             low, high = min(each.median for each in mine), max(each.median for each in mine)
-            verdicts = Counter(each.verdict or "-" for each in mine).most_common()
+            verdicts = Counter(each.shown for each in mine if each.rounds > 1).most_common()
             shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
         parts.append(f"{rival}: {'; '.join(shown)}.")
-    return [Finding("plain", "Times the images/s of rivals", " ".join(parts))] if parts else []
+    return [Finding("plain", "images/s ÷ the alternative's", " ".join(parts))] if parts else []
+
+
+def _sure(each: Ratio) -> str:
+    """The interval of a ratio, its confidence and the verdict; a single round has no interval."""
+    if each.rounds == 1:
+        return "(one run each)"
+    return f"({each.low:.2f}–{each.high:.2f}), {each.verdict}, {100 * each.confidence:.0f} % confidence"
 
 
 def _baseline(rows: list[BaselineRow]) -> Finding:

@@ -19,11 +19,11 @@ from hvdkit.files import write_atomic
 from hvdkit.report import canvas, collect, reproduce
 from hvdkit.report.canvas import Chart, ranks
 from hvdkit.report.charts import Charts
-from hvdkit.report.collect import Found
+from hvdkit.report.collect import Found, Run
 from hvdkit.report.documents import TEMPLATES, render
-from hvdkit.report.findings import Finding, findings, why_accuracies_differ
+from hvdkit.report.findings import Finding, above_one, findings, why_accuracies_differ
 from hvdkit.report.parallel import call_all
-from hvdkit.report.parity import deviations, parity_table
+from hvdkit.report.parity import deviations, parity_table, reference
 from hvdkit.report.reproduce import Command
 from hvdkit.report.rounds import Group, grouped
 from hvdkit.report.tables import baseline_table, machine_table, results_table, runs_table, tuning_table
@@ -90,17 +90,16 @@ def make(found: Found, own_command: str, target: Path = Path()) -> Page:
     first = found.runs[0].result
     frameworks = list(dict.fromkeys(group.framework for group in groups))
     who = f"{first.framework}, {ranks(first.np)}" if found.comparison is None else _listed(frameworks)
-    commands = [reproduce.locate(group.runs[0]) for group in groups]
+    commands = [reproduce.locate(group.runs[0], found.folder) for group in groups]
     return Page(
         title=f"{first.recipe}: {who}",
-        about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} {first.unit} a rank and step, "
-        f"{first.epochs} epoch{'' if first.epochs == 1 else 's'}, {first.precision}, {first.optimizer}, "
-        f"seed {first.seed}",
+        about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} {first.unit} per rank and step, "
+        f"{_length(found.runs)}, {first.precision}, {first.optimizer}, seed {first.seed}",
         findings=findings(found, groups),
-        results=results_table(groups, found.comparison.parity if found.comparison else None),
+        results=results_table(groups, found.comparison),
         accuracies=why_accuracies_differ(found, groups),
         parity_link=_link(paths.recipes().parent / "docs" / "parity.md", target),
-        notes=_notes(found),
+        notes=_notes(found, groups),
         sections=_sections(found, groups),
         machine=machine_table(found),
         commands=[*filter(None, [reproduce.of_all(found)]), *commands],
@@ -110,15 +109,31 @@ def make(found: Found, own_command: str, target: Path = Path()) -> Page:
     )
 
 
-def _notes(found: Found) -> list[str]:
+def _length(runs: list[Run]) -> str:
+    """How long the runs trained: in steps if the recipe limits them, else in epochs."""
+    if runs[0].recipe is not None and runs[0].recipe.steps is not None:
+        low, high = (limit(run.result.steps for run in runs) for limit in (min, max))
+        return f"{high:,} step{'' if high == 1 else 's'}" if low == high else f"{low:,} to {high:,} steps"
+    epochs = runs[0].result.epochs
+    return f"{epochs:,} epoch{'' if epochs == 1 else 's'}"
+
+
+def _notes(found: Found, groups: list[Group]) -> list[str]:
     """The notes below the results: how to read them."""
     results = [run.result for run in found.runs]
-    notes = [
-        "n: the number of runs, whose median is shown, with its interval in brackets. images/s: all ranks together, "
-        "after the warm-up. Efficiency: images/s ÷ (ranks × images/s of one rank). Step: as long as on its slowest "
-        "rank; p50 is the median, p90 the time that nine in ten steps keep. Memory: the largest rank's. Parity: the "
-        "largest relative error in float64.",
-    ]
+    unit = results[0].unit
+    speed = f"{unit}/s: all ranks together, after the warm-up."
+    step = (
+        "Step: the time on its slowest rank; p50 is the median, p90 is exceeded by one step in ten. Memory: resident "
+        "memory of the largest rank."
+    )
+    notes = [f"{speed} {step}"]
+    if found.comparison:
+        notes = [
+            f"n: the number of runs; the table shows their median and, in brackets, its interval. {speed} Efficiency: "
+            f"{unit}/s ÷ (ranks × {unit}/s of one rank). {step} Parity: the largest relative error in float64.",
+            *above_one(groups),
+        ]
     if found.comparison and found.comparison.rounds > 1:
         rounds = found.comparison.rounds
         notes.append(
@@ -128,7 +143,7 @@ def _notes(found: Found) -> list[str]:
         )
     if found.comparison and not any(result.rival for result in results):
         notes.append(
-            "Rivals: none was measured. --rival ddp, for example, measures PyTorch's DistributedDataParallel beside it."
+            "Only hvdkit was measured. --rival ddp, for example, measures PyTorch's DistributedDataParallel too."
         )
     if corrupt := sum(result.corrupt_images for result in results):
         notes.append(f"{corrupt} corrupt image(s) were replaced by others; the runs' logs name them.")
@@ -141,7 +156,7 @@ def _notes(found: Found) -> list[str]:
                 f"{result.framework}, {ranks(result.np)}: {why} before step {each.step}; it continued with {each.np} "
                 f"of {each.np_before} after {each.seconds:.1f} s."
             )
-    if gone := [run for run in found.runs if not run.lines]:
+    if (gone := [run for run in found.runs if not run.lines]) and found.comparison:
         notes.append(f"{len(gone)} run(s) have no metrics.jsonl that can be read, so no curves.")
     if unread := sum(run.unread for run in found.runs):
         notes.append(f"{unread} line(s) of metrics.jsonl could not be read and are left out.")
@@ -151,16 +166,20 @@ def _notes(found: Found) -> list[str]:
 def _sections(found: Found, groups: list[Group]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
     drawn, comparison = _charts(found, groups), found.comparison
-    text = [] if drawn["learning"] else ["No curves: no run has a metrics.jsonl that can be read."]
+    unread = "the metrics.jsonl is missing or cannot be read"
+    if any(run.lines for run in found.runs):
+        unread = "fewer than two points were logged (log_every=1 logs each step)"
+    text = [] if drawn["learning"] else [f"No curves: {unread}."]
     learning = Section("learning", "Loss and accuracy", text, drawn["learning"])
     table = tuning_table(found)
     text = [] if table.rows else ["Nothing was tuned: every setting is the recipe's."]
     tuning = Section("tuning", "Tuning", text, [], [table] if table.rows else [])
     if comparison is None:
         course = drawn["course"]
-        text = [] if course else ["No curve: the run has no metrics.jsonl that can be read."]
+        text = [] if course else [f"No curve: {unread}."]
         throughput = Section("throughput", "Throughput", text, course)
-        return [throughput, Section("steps", "Step times", [], drawn["steps"]), learning, tuning]
+        text = [] if drawn["steps"] else ["No distribution: fewer than two steps were measured."]
+        return [throughput, Section("steps", "Step times", text, drawn["steps"]), learning, tuning]
 
     text = ["Bars: the median over the rounds; dots: the rounds; lines: the median's interval."]
     if all(len(group.runs) == 1 for group in groups):
@@ -175,11 +194,11 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     made = [throughput, Section("steps", "Step times and memory", [], charts), learning]
 
     parity, tables = comparison.parity, []
-    text = ["Not checked (--no-parity), so whether all did the same work is not known. `hvdkit parity` checks it."]
+    text = ["Not checked (--no-parity), so it is not known whether all did the same work. hvdkit parity checks it."]
     if parity is not None:
         text = [
-            f"Every framework computes the recipe in float64 from the same weights and images as {parity.reference}, "
-            f"{parity.steps} steps at {ranks(parity.np)}. The table shows the largest relative errors and their "
+            f"Every framework computes the recipe in float64 from the same weights and images as {reference(parity)}, "
+            f"for {parity.steps} steps on {ranks(parity.np)}. The table shows the largest relative errors and their "
             "limits.",
             *deviations(parity),
         ]
@@ -189,8 +208,8 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     if comparison.baseline is not None:
         margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
         text = [
-            "Images per second ÷ those of an earlier comparison. Worse or better: the whole interval is, by more than "
-            f"{margins}."
+            "Images per second ÷ those of an earlier comparison. A verdict of worse or better means that the whole "
+            f"interval is below or above 1 by more than {margins}."
         ]
         made.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
     return [*made, tuning, Section("runs", "Every run", [], [], [runs_table(found)])]

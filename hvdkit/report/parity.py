@@ -24,7 +24,14 @@ _CHECKS = {
 
 def title(parity: Parity) -> str:
     """The title of the table."""
-    return f"{parity.recipe}: parity with {parity.reference}, {parity.model}, {parity.np} ranks, {parity.steps} steps"
+    compared = f"parity with {reference(parity)}"
+    return f"{parity.recipe}: {compared}, {parity.model}, {parity.np} ranks, {parity.steps} steps"
+
+
+def reference(parity: Parity) -> str:
+    """The name of the reference; in files of earlier versions it is not plain Horovod but hvdkit itself."""
+    own = parity.frameworks.get(parity.reference)
+    return parity.reference if own and own.step_f64 == 0 else f"{parity.reference} under plain Horovod"
 
 
 def parity_table(parity: Parity, versions: bool = True) -> Table:
@@ -56,6 +63,7 @@ def parity_markdown(parity: Parity) -> str:
         "parity.md",
         parity=parity,
         title=title(parity),
+        reference=reference(parity),
         checks=parity_table(parity),
         deviations=deviations(parity),
         factors=", ".join(f"{name} {each.f32_factor:g}" for name, each in parity.frameworks.items()),
@@ -118,6 +126,6 @@ def parity_plot(parity: Parity, path: Path) -> None:
             axes.grid(alpha=0.3)
         verdict = "passed" if parity.passed else "NOT PASSED"
         figure.suptitle(
-            f"{parity.recipe}: {parity.model}, relative error against {parity.reference} in float64: {verdict}"
+            f"{parity.recipe}: {parity.model}, relative error against {reference(parity)} in float64: {verdict}"
         )
         figure.tight_layout()

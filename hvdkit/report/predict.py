@@ -25,7 +25,7 @@ def point_line(point: Point) -> str:
     """One number of ranks in a line."""
     bound = "work between steps" if point.bound == "gaps" else point.bound
     return (
-        f"{point.ranks:>7} ranks: {point.step_ms:.1f} ms a step ({point.low_ms:.1f} to {point.high_ms:.1f}), "
+        f"{point.ranks:>7} ranks: {point.step_ms:.1f} ms per step ({point.low_ms:.1f} to {point.high_ms:.1f}), "
         f"{point.images_per_second:,.0f} images/s, efficiency {100 * point.efficiency:.1f} %, "
         f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {bound}"
     )

@@ -13,7 +13,8 @@ from rich.table import Table
 from hvdkit.profiling import breakdown
 from hvdkit.profiling.assemble import Findings
 from hvdkit.report import plotting
-from hvdkit.results.profile import Profile, Spread
+from hvdkit.report.tabular import size
+from hvdkit.results.profile import Cost, Profile, Spread
 
 _SLOW, _OFTEN = 0.05, 0.75  # a slow rank is behind by this share of a step, and the last in this share of steps
 _LAYERS = 5
@@ -52,8 +53,8 @@ def tables(profile: Profile) -> list[Table]:
         sizes[tensor.layer] += tensor.bytes
     slow = sorted(profile.layers, key=lambda layer: -((layer.forward_ms or 0.0) + (layer.backward_ms or 0.0)))
     for layer in slow[:_LAYERS]:
-        size = f"{sizes[layer.name] / 1024:.1f} KiB"
-        second.add_row(layer.name, _ms(layer.forward_ms), _ms(layer.backward_ms), size, _ms(ready[layer.name]))
+        times = _ms(layer.forward_ms), _ms(layer.backward_ms)
+        second.add_row(layer.name, *times, size(sizes[layer.name]), _ms(ready[layer.name]))
     return [first, second]
 
 
@@ -69,12 +70,13 @@ def sentences(profile: Profile) -> list[str]:
     step, name = profile.step, profile.bound
     whole, part = step.step_ms.mean, step.parts()[name].mean
     shown = {"gaps": "time outside the traced phases", "waiting": "waiting for the slowest rank"}.get(name, name)
-    text = f"{shown[0].upper()}{shown[1:]} bounds the step: {part:.1f} ms of {whole:.1f} ms, {100 * part / whole:.0f} %"
+    share = _share(part, whole)
+    text = f"{shown[0].upper()}{shown[1:]} bounds the step: it takes {part:.1f} ms of {whole:.1f} ms, {share}"
     exposed = step.exposed_communication_ms.mean
     if name == "communication":
         text += f"; without it a step would be {whole / max(whole - part, 1e-9):.2f} times as fast"
     elif profile.np > 1:
-        text += f"; communication that nothing hides takes {100 * exposed / whole:.0f} %"
+        text += f"; communication that does not overlap with compute takes {_share(exposed, whole)}"
     lines = [f"{text}."]
     slow = profile.slowest
     if slow and slow.behind_ms > _SLOW * whole and slow.last_share > _OFTEN:
@@ -84,18 +86,22 @@ def sentences(profile: Profile) -> list[str]:
         )
     if profile.communications:
         count = len(profile.communications)
-        size = sum(each.bytes for each in profile.communications) / 2**20
+        put_in = size(sum(each.bytes for each in profile.communications))
         sync = profile.settings.get("sync") or {}
-        often = "a step" if sync.get("every", 1) == 1 else f"every {sync['every']} steps"
-        text = f"{count} communication{'' if count == 1 else 's'} {often}, {size:.2f} MiB put in by a rank"
+        often = "per step" if sync.get("every", 1) == 1 else f"every {sync['every']} steps"
+        text = f"{count} collective{'' if count == 1 else 's'} {often}, with {put_in} from each rank"
         lines.append(f"{text}{_bandwidth(profile)}.")
-    if profile.cost:
-        cost = f"{profile.cost.percent:.1f} % of a step" if profile.cost.percent > 0 else "nothing measurable"
-        lines.append(
-            f"Profiling cost {cost} ({profile.cost.with_ms:.1f} ms with, {profile.cost.without_ms:.1f} ms without, in "
-            f"{profile.cost.turns} turns)."
-        )
-    return lines
+    return [*lines, _overhead(profile.cost)] if profile.cost else lines
+
+
+def _overhead(cost: Cost) -> str:
+    """What tracing costs: the median of the pairs' differences and their range, or that they do not agree."""
+    pairs = f"{cost.turns} pair{'' if cost.turns == 1 else 's'} of traced and plain steps"
+    low, high = (cost.percent if end is None else end for end in (cost.low_percent, cost.high_percent))
+    if low <= 0:
+        return f"Tracing overhead: none that these steps can show ({low:+.1f} to {high:+.1f} % in {pairs})."
+    between = f", {low:.1f} to {high:.1f} %," if cost.turns > 1 else ""
+    return f"Tracing overhead: a step is {cost.percent:.1f} % longer{between} in {pairs}."
 
 
 def _why(profile: Profile, rank: int) -> str:
@@ -121,12 +127,16 @@ def _bandwidth(profile: Profile) -> str:
     return "; ".join(beside[:2]) + "".join(f", {each}" for each in beside[2:])
 
 
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %"
+
+
 def _rate(value: float) -> str:
     return f"{value / 1000:.1f} Gbit/s" if value >= 1000 else f"{value:.0f} Mbit/s"
 
 
 def _cells(part: Spread, whole: float) -> tuple[str, str, str]:
-    return f"{part.mean:.2f} ms", f"{100 * part.mean / whole:.1f} %", f"{part.low:.2f} – {part.high:.2f}"
+    return f"{part.mean:.2f} ms", _share(part.mean, whole), f"{part.low:.2f} – {part.high:.2f}"
 
 
 def _ms(value: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -25,8 +26,8 @@ class Command:
     text: str
 
 
-def locate(run: Run) -> Command:
-    """The command of one run, or a comment if its recipe is not known."""
+def locate(run: Run, folder: Path) -> Command:
+    """The command of one run of the results in `folder`, or a comment if its recipe is not known."""
     result = run.result
     who = label(result.framework, result.rival)
     gives = f"{who}, {ranks(result.np)}"
@@ -36,7 +37,7 @@ def locate(run: Run) -> Command:
     rival = ["--rival", result.rival] if result.rival else []
     words = ["hvdkit", "train", "--framework", result.framework, "-np", str(result.np), *rival, *launcher]
     recipe = _recipe(run, run.recipe)
-    return Command(gives, shlex.join([*words[:2], recipe[0], *words[2:], *recipe[1:]]))
+    return Command(gives, shlex.join([*words[:2], recipe[0], *words[2:], *_out(folder, run), *recipe[1:]]))
 
 
 def of_all(found: Found) -> Command | None:
@@ -56,7 +57,15 @@ def of_all(found: Found) -> Command | None:
         words += ["--no-parity"]
     if known.result.launcher != "direct":
         words += ["--launcher", known.result.launcher]
-    return Command("all of it", shlex.join([*words, *overrides]))
+    return Command("all runs", shlex.join([*words, *_out(found.folder), *overrides]))
+
+
+def _out(folder: Path, run: Run | None = None) -> list[str]:
+    """The option `--out` with a new folder beside the results, since theirs is not empty."""
+    new = f"{folder.name or 'results'}-again"
+    if run and run.config and run.config.parent != folder:
+        new += f"-{run.config.parent.name}"
+    return ["--out", str(folder.parent / new)]
 
 
 def _recipe(run: Run, recipe: Recipe) -> list[str]:

@@ -45,7 +45,7 @@ def interval(values: tuple[float, ...]) -> Estimate:
 
 @dataclass(frozen=True)
 class Group:
-    """The rounds of one framework at one number of ranks, trained by hvdkit or by a rival."""
+    """The rounds of one framework at one number of ranks, trained by hvdkit or by a baseline."""
 
     framework: str
     np: int
@@ -92,7 +92,7 @@ def by_kind(runs: Iterable[Run]) -> dict[Kind, Group]:
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """The groups of runs by their number of ranks; a framework's rivals follow it."""
+    """The groups of runs by their number of ranks; a framework's baselines follow it."""
     groups = by_kind(runs).values()
     order = list(dict.fromkeys(group.framework for group in groups))
     return sorted(groups, key=lambda group: (group.np, order.index(group.framework), group.rival is not None))

@@ -10,18 +10,18 @@ from hvdkit.report.collect import Found
 from hvdkit.report.parity import verdict
 from hvdkit.report.rounds import Estimate, Group, efficiency
 from hvdkit.report.tabular import Cell, Table, number, percent
-from hvdkit.results.compare import BaselineRow
-from hvdkit.results.parity import Parity
+from hvdkit.results.compare import BaselineRow, Comparison
 from hvdkit.results.train import TrainResult
 
 
-def results_table(groups: list[Group], parity: Parity | None) -> Table:
-    """A row for each group of runs, with medians over its rounds."""
+def results_table(groups: list[Group], comparison: Comparison | None) -> Table:
+    """A row for each group of runs, with medians over its rounds. A single run, without `comparison`, has one."""
+    parity = comparison.parity if comparison else None
 
-    def proof(group: Group) -> Cell:
+    def errors(group: Group) -> Cell:
         checked = verdict(parity, group.label)
-        reference = parity and (group.label, checked) == (parity.reference, "0e+00")
-        return Cell("reference" if reference else checked, bad=checked == "FAILED")
+        leads = parity and checked == "0e+00" and group.framework == parity.reference and group.rival in (None, "plain")
+        return Cell("reference" if leads else checked, bad=checked == "FAILED")
 
     columns: dict[str, Callable[[Group], Cell | str]] = {
         "framework": lambda group: group.label,
@@ -33,9 +33,11 @@ def results_table(groups: list[Group], parity: Parity | None) -> Table:
         "p90, ms": lambda group: number(group.middle("step_ms_p90"), 1),
         "accuracy": lambda group: percent(group.middle("val_accuracy"), 2),
         "peak memory, MiB": lambda group: number(group.middle("peak_rss_mib")),
-        "parity": proof,
+        "parity": errors,
     }
-    return Table.of("results", groups, columns)
+    if comparison is None:
+        columns = {name: cell for name, cell in columns.items() if name not in ("n", "efficiency", "parity")}
+    return Table.of("results", groups, columns).without_empty({"efficiency", "accuracy"})
 
 
 def runs_table(found: Found) -> Table:
@@ -56,7 +58,7 @@ def runs_table(found: Found) -> Table:
     optional: dict[str, Callable[[TrainResult], Cell | str]] = {
         "p99, ms": lambda run: number(run.step_ms_p99, 1),
         "start, s": lambda run: number(run.startup_s, 1),
-        "CPU ms an image": lambda run: number(None if run.cpu_s_per_image is None else 1e3 * run.cpu_s_per_image, 1),
+        "CPU ms per image": lambda run: number(None if run.cpu_s_per_image is None else 1e3 * run.cpu_s_per_image, 1),
         "others' load": lambda run: percent(run.load),
     }
     return Table.of("runs", [run.result for run in found.runs], columns | optional).without_empty(optional)
@@ -64,14 +66,16 @@ def runs_table(found: Found) -> Table:
 
 def tuning_table(found: Found) -> Table:
     """The settings that were chosen automatically, and why."""
-    table = Table("tuning", ["framework", "ranks", "what", "chosen", "why"], [])
+    sizes: dict[tuple[str, str, str, str], set[int]] = {}  # rounds, and often numbers of ranks, share their tuning
     for run in found.runs:
         for key, choice in (run.result.tuning or {}).items():
-            value = "its own" if choice.get("value") is None else str(choice["value"])
-            row = [Cell(run.result.framework), number(run.result.np), Cell(key), Cell(value), Cell(str(choice["why"]))]
-            if row not in table.rows:  # the rounds share their tuning
-                table.rows.append(row)
-    return table
+            value = "default" if choice.get("value") is None else str(choice["value"])
+            sizes.setdefault((run.result.framework, key, value, str(choice["why"])), set()).add(run.result.np)
+    rows = [
+        [Cell(framework), Cell(", ".join(map(str, sorted(nps))), min(nps)), Cell(key), Cell(value), Cell(why)]
+        for (framework, key, value, why), nps in sizes.items()
+    ]
+    return Table("tuning", ["framework", "ranks", "setting", "value", "reason"], rows)
 
 
 def baseline_table(rows: list[BaselineRow]) -> Table:
@@ -99,8 +103,6 @@ def machine_table(found: Found) -> Table:
             "memory": f"{machine.memory_mib:,} MiB",
             "system": f"{machine.system}, Python {machine.python}",
         }
-    else:
-        rows["machine"] = "not recorded in a single run's folder"
     results = [run.result for run in found.runs]
     rows["measured"] = _when([result.ended_at for result in results if result.ended_at])
     for result in results:
@@ -108,13 +110,13 @@ def machine_table(found: Found) -> Table:
     for name, values in {
         "hvdkit": [result.hvdkit_version for result in results],
         "device": [result.device for result in results],
-        "threads a rank": [str(result.threads) for result in results],
+        "threads per rank": [str(result.threads) for result in results],
         "launcher": [result.launcher for result in results],
-        "gradients on the wire": [_wire(result) for result in results],
+        "communication": [_wire(result) for result in results],
         "initial weights": [result.initial_state_sha256[:16] for result in results if not result.rival],
     }.items():
         rows[name] = ", ".join(dict.fromkeys(values))
-    return Table("machine", ["what", "which"], [[Cell(key), Cell(value)] for key, value in rows.items()])
+    return Table("machine", ["item", "value"], [[Cell(key), Cell(value)] for key, value in rows.items()])
 
 
 def _name(row: TrainResult | BaselineRow) -> str:
@@ -127,7 +129,10 @@ def _when(ends: list[datetime]) -> str:
         return "not recorded"
     known = [end if end.tzinfo else end.replace(tzinfo=UTC) for end in ends]
     first, last = (f"{end:%-d %B %Y, %H:%M}" for end in (min(known), max(known)))
-    return f"{first} UTC" if first == last else f"{first} to {last} UTC"
+    if first == last:
+        return f"{first} UTC"
+    same_day = min(known).date() == max(known).date()
+    return f"{first} to {last.rpartition(' ')[2] if same_day else last} UTC"
 
 
 def _share(found: Estimate | None) -> Cell:

@@ -58,6 +58,13 @@ def percent(fraction: float | None, digits: int = 1) -> Cell:
     return Cell("–") if fraction is None else Cell(f"{100 * fraction:.{digits}f} %", fraction)
 
 
+def size(count: float) -> str:
+    """A number of bytes for people: in MiB from 0.1 MiB on, below in KiB or bytes."""
+    if count >= 2**20 / 10:
+        return f"{count / 2**20:,.1f} MiB"
+    return f"{count / 1024:,.1f} KiB" if count >= 1024 else f"{count:,.0f} bytes"
+
+
 def terminal(table: Table, title: str, wrap_from: int | None = None) -> RichTable:
     """The table for a terminal; bad cells are red. Columns from `wrap_from` on may wrap, by default none."""
     from rich import box  # a page needs no rich

@@ -17,10 +17,10 @@ from hvdkit.results.train import TrainResult
 class Ratio(Figures):
     """hvdkit against something else: the median of the rounds' ratios, and `low` to `high`, its bootstrap interval.
 
-    `against` is a rival's name: images per second over the rival's. Or it is `np=1`: images per second over `np` times
-    those of one rank, the scaling efficiency. Both sides of a ratio ran in the same round. `confidence` is the most
-    that the number of rounds allows, up to 0.95. The verdict is `tie` if the interval touches 0.99 to 1.01. It is None
-    for an efficiency, which is not expected to exceed 1.
+    `against` is a baseline (`--rival`): images per second over the baseline's. Or it is `np=1`: images per second over
+    `np` times those of one rank, the scaling efficiency. Both sides of a ratio ran in the same round. `confidence` is
+    the most that the number of rounds allows, up to 0.95. The verdict is `tie` if the interval touches 0.99 to 1.01. It
+    is None for an efficiency, which is not expected to exceed 1.
     """
 
     framework: str
@@ -32,6 +32,11 @@ class Ratio(Figures):
     rounds: int
     confidence: float
     verdict: Literal["faster", "slower", "tie"] | None = None
+
+    @property
+    def shown(self) -> str:
+        """The verdict for people; a dash if there is none, or only one round and so no interval."""
+        return self.verdict if self.verdict and self.rounds > 1 else "–"
 
 
 class BaselineRow(Figures):

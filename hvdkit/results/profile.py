@@ -166,12 +166,18 @@ class Slowest(_Strict):
 
 
 class Cost(_Strict):
-    """What profiling itself costs: step times with and without it, in alternating turns of a few steps."""
+    """What the trace events cost: median step times with and without them, in alternating groups of a few steps.
+
+    `turns` counts pairs of a group with and a group without. `percent` is the median of the pairs' differences,
+    `low_percent` to `high_percent` their range (None in profiles of earlier versions).
+    """
 
     with_ms: Time
     without_ms: Time
     percent: float
     turns: Count
+    low_percent: float | None = None
+    high_percent: float | None = None
 
 
 class Tuning(_Strict):

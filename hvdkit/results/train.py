@@ -196,10 +196,12 @@ def doubts(result: TrainResult) -> list[str]:
     lines = []
     if result.measured_steps < FEW_STEPS:
         count = f"{result.measured_steps} step{'' if result.measured_steps == 1 else 's'}"
-        lines.append(f"images/s was measured over {count} only; train longer, or give a smaller warmup_steps")
+        lines.append(f"{result.unit}/s was measured over {count} only; train longer, or give a smaller warmup_steps")
     if result.noisy:
         share = f"{100 * (result.load or 0):.0f} % of this machine's CPU time"
-        lines.append(f"noisy: other processes used {share}, so images/s says little; repeat it on a quiet machine")
+        lines.append(
+            f"noisy: other processes used {share}, so {result.unit}/s says little; repeat it on a quiet machine"
+        )
     return lines
 
 

@@ -89,20 +89,20 @@ def _scattered(sent: Floats, ranks: int, encode: float, decode: float) -> Traffi
 
 
 def _topk(compression: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
-    """An allgather of the largest elements with their indices, 8 bytes each; dense if that is fewer bytes."""
+    """An allgather of the largest elements with their indices, 8 bytes each; uncompressed if that is fewer bytes."""
     kept = np.maximum(1.0, np.round(_elements(tensors) * compression.ratio))
-    # A rank's k elements go to p - 1 others; a ring allreduce sends 2 (p-1)/p of the dense bytes.
+    # A rank's k elements go to p - 1 others; a ring allreduce sends 2 (p-1)/p of the uncompressed bytes.
     if 8 * kept.sum() * ranks > 2 * _bytes(tensors).sum():
         dense = _none(compression, tensors, ranks)
         warning = (
-            f"top-k of {compression.ratio:g} would send more than dense gradients at {ranks} ranks, so it sends these"
+            f"top-k of {compression.ratio:g} sends more than uncompressed gradients at {ranks} ranks, so it sends these"
         )
         return Traffic(dense.phases, dense.encode_passes, dense.decode_passes, warning)
     return Traffic((Phase("allgather", 8 * kept),), np.full(len(tensors), 12.0), np.full(len(tensors), 2.0))
 
 
 def _powersgd(compression: Compression, tensors: Sequence[Tensor], ranks: int) -> Traffic:
-    """Two factors of `rank` columns (Vogels et al. 2019), averaged one after the other; small tensors are dense."""
+    """Two factors of `rank` columns (Vogels et al. 2019), averaged one after the other; small tensors uncompressed."""
     dense, first, second, passes = np.zeros((4, len(tensors)))
     for i, tensor in enumerate(tensors):
         rows = tensor.shape[0] if tensor.shape else 1

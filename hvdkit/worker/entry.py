@@ -150,7 +150,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--own-profile", action="store_true", help="for --profile: the framework's own too")
     parser.add_argument("--leads", action="store_true", help="for --parity: leave the trace that others follow")
     parser.add_argument("--framework", help="refuse to run with another one")
-    parser.add_argument("--rival", help="train by other means than hvdkit's: see hvdkit/baselines/registry.py")
+    parser.add_argument("--rival", help="train with another method: see hvdkit/baselines/registry.py")
     return parser.parse_intermixed_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""One rank of `hvdkit profile`: steps without and with trace events in turns, detailed steps, single collectives.
+"""One rank of `hvdkit profile`: steps without and with trace events in alternation, detailed steps, single collectives.
 
 Rank 0 gathers the measurements in a `recording.RunRecord` and writes it next to Horovod's timeline.
 `hvdkit.profiling` makes a profile of both.
@@ -57,7 +57,7 @@ class Turn:
 
 
 def turns(steps: int, warmup: int, every: int = 1) -> list[Turn]:
-    """The order of a run: warm-up; plain steps and those with trace events in turns; detailed ones; timeline.
+    """The order of a run: warm-up; plain steps and those with trace events in alternation; detailed ones; timeline.
 
     If ranks synchronize only `every` so many steps (Local SGD), all turns except the detailed one consist of whole
     rounds, and there may be fewer but longer turns.
