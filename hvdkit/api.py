@@ -188,10 +188,10 @@ def compare(
     resume: bool = False,
     log: Names = None,
 ) -> Comparison:
-    """Prove that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
+    """Check that frameworks (all four, or those named) do the same work, train a recipe under each, on 1 and 2 ranks
     or as many as `np` says, and compare the results.
 
-    A proof that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
+    A check that does not pass, or a significant loss against the baseline, is no error here: see `parity.passed` and
     the verdicts in `baseline`.
     """
     from hvdkit.commands import compare as compare_
@@ -242,7 +242,7 @@ def parity(
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Parity:
-    """Prove in float64, step by step, that frameworks compute what PyTorch computes.
+    """Check in float64, step by step, that frameworks compute what PyTorch computes.
 
     If one does not, `passed` of the result is false, which is no error.
     """

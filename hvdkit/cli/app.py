@@ -120,10 +120,11 @@ def export(
     """Write a checkpoint's model as one file for others: safetensors, ONNX or a Keras archive."""
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import export as export_
+    from hvdkit.report.tabular import size
 
     checkpoint = locate(checkpoint)
     _, *beside = export_.run(export_.plan(checkpoint, out, overwrite))
-    typer.echo(f"{checkpoint}: written to {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+    typer.echo(f"{checkpoint}: written to {out} ({size(out.stat().st_size)})")
     for path in beside:
         typer.echo(f"{path.name} beside it loads it: from {path.stem} import load; model = load({out.name!r})")
 
@@ -140,7 +141,7 @@ def compare(
     no_parity: Annotated[bool, typer.Option("--no-parity", help="do not check that all do the same work")] = False,
     rival: Rivals = None,
     rounds: Annotated[
-        int | None, typer.Option(help="number of runs of each kind", show_default="1, with rivals 3")
+        int | None, typer.Option(help="number of runs of each kind", show_default="1, with --rival 3")
     ] = None,
     baseline: Annotated[Path | None, typer.Option(help="the compare.json of an earlier `hvdkit compare`")] = None,
     margin: Annotated[
@@ -155,7 +156,7 @@ def compare(
     json: Json = False,
     log: Log = None,
 ) -> None:
-    """Prove that several frameworks do the same work, train a recipe under each, and compare the results."""
+    """Check that several frameworks do the same work, train a recipe under each, and compare the results."""
     from hvdkit import api
     from hvdkit.report.compare import comparison_tables
     from hvdkit.report.parity import deviations
@@ -190,7 +191,7 @@ def parity(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Prove in float64, step by step, that frameworks compute what PyTorch computes; status 1 if one does not."""
+    """Check in float64, step by step, that frameworks compute what PyTorch computes; status 1 if one does not."""
     from hvdkit import api
     from hvdkit.report.parity import deviations, parity_table, title
     from hvdkit.report.tabular import terminal
