@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts \
-	bench-simulator bench-network horovod-matrix gpu-check browser check test lint image-check clean
+	bench-simulator bench-network horovod-matrix gpu-check programs check test cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -65,19 +65,18 @@ horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each tested:
 bench-network: runtimes ## Training over a slow network: rates, methods, accuracy; an hour, needs a quiet machine
 	@$(BIN)/python benchmarks/network.py
 
-browser: # Chromium, in which pages are tested: Debian's package, where root may install it; elsewhere the tests tell
-	@for p in chromium chromium-browser google-chrome; do command -v $$p >/dev/null && exit; done; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing Debian's chromium (apt-get), for the tests of hvdkit report"; \
-		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends \
-			chromium fonts-dejavu-core >/dev/null; } || echo "that failed; the tests that need it will say so"; \
-	fi
+programs: # Chromium, Open MPI, Slurm: Debian's packages, where root may install them; elsewhere the tests name them
+	@$(PYTHON) scripts/test_programs.py
 
 check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
 	@$(BIN)/python scripts/run_tests.py --check
 
-test: runtimes browser ## Run every test, over real processes
+test: runtimes programs ## Run every test, over real processes
 	@$(BIN)/python scripts/run_tests.py
+
+cluster-check: runtimes ## Install Slurm and Open MPI (root, Debian) and run the tests of launchers with them
+	@$(PYTHON) scripts/test_programs.py --services
+	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -32,7 +32,7 @@ ALLOCATION = ["salloc", "--quiet", "-N2", "-n4"]
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if missing := Slurm.missing():
-        pytest.skip(f"needs Slurm ({missing[0]}): sudo apt-get install slurm-wlm munge")
+        pytest.skip(f"needs Slurm ({missing[0]}): sudo make cluster-check")
     if os.geteuid() != 0:
         pytest.skip("needs root, as Slurm's daemons do")
     with starving.network(2, 1000.0) as network, Slurm(network, tmp_path_factory.mktemp("slurm")) as running:
