@@ -169,6 +169,8 @@ def test_a_gpu_build_takes_nccl_for_all_and_never_beside_a_single_operation(monk
     assert built_with["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert built_with["HOROVOD_NCCL_LINK"] == "SHARED"
     assert built_with["HOROVOD_NCCL_HOME"] == "/nccl"
+    assert built_with["CUDA_HOME"] == built_with["HOROVOD_CUDA_HOME"] == "/cuda"
+    assert built_with["PATH"].startswith("/tools/bin:/cuda/bin:"), "before another nvcc"
     assert "HOROVOD_GPU_ALLREDUCE" not in built_with
     on_cpu = wheel.build_environment(Target(PYTHON, TORCH), Path("/tools"))
     assert "HOROVOD_GPU_OPERATIONS" not in on_cpu

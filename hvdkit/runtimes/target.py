@@ -47,8 +47,8 @@ class Target:
 def find(python: Path, gpu: bool | None) -> Target:
     """What Horovod can be built for in the environment of the interpreter `python`; nothing in it is changed.
 
-    `gpu` asks for a build with (True) or without (False) CUDA and NCCL; None takes them where both are found and torch
-    is no CPU build. Raises RequestError with all faults, each with its remedy.
+    `gpu` asks for a build with (True) or without (False) CUDA and NCCL; None takes them where both are found and fit
+    every framework. Raises RequestError with all faults, each with its remedy.
     """
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
     python = python.expanduser().absolute()
@@ -106,13 +106,16 @@ def _interpreter_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]
 
 def _gpu_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]:
     """Why Horovod cannot be built with CUDA and NCCL."""
-    here, torch = cuda.find(python), found["versions"].get("torch")
+    here = cuda.find(python)
     faults = here.missing()
-    if torch and found["cuda"] is None:
-        faults.append(Missing(f"torch {torch} is a CPU build", "install a CUDA build of torch there, or use --cpu"))
-    elif torch and here.nvcc and int(found["cuda"].split(".")[0]) != here.nvcc.major:
-        what = f"torch {torch} is for CUDA {found['cuda']}, the compiler in {here.nvcc.home} is of {here.nvcc.version}"
-        faults.append(Missing(what, "name the folder of the other CUDA in CUDA_HOME"))
+    for module, wanted in found["cuda"].items():
+        framework = f"{module} {found['versions'][module]}"
+        if wanted is None:
+            remedy = f"install a CUDA build of {module} there, or use --cpu"
+            faults.append(Missing(f"{framework} is a CPU build", remedy))
+        elif here.nvcc and int(wanted.split(".")[0]) != here.nvcc.major:
+            what = f"{framework} is for CUDA {wanted}, the compiler in {here.nvcc.home} is of {here.nvcc.version}"
+            faults.append(Missing(what, "name the folder of the other CUDA in CUDA_HOME, or use --cpu"))
     return faults
 
 

@@ -65,6 +65,7 @@ def flags(target: Target) -> dict[str, str]:
             "HOROVOD_NCCL_LINK": "SHARED",
             "HOROVOD_NCCL_HOME": str(here.nccl.home),
             "HOROVOD_CUDA_HOME": str(here.nvcc.home),
+            "CUDA_HOME": str(here.nvcc.home),  # read by torch, whose own search ends at the first nvcc on PATH
         }
     # Gloo's CMake list asks for a version that CMake 4, if a user selects it by HOROVOD_CMAKE, would refuse.
     return chosen | {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
@@ -158,13 +159,10 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
         log.run(
             "installing the build's tools", foreign_pip(python, "install", *options), environment=environment(python)
         )
-        variables = build_environment(target, scratch / "tools")
-        if target.gpu:
-            variables["HOROVOD_NCCL_HOME"] = str(cuda.find(python).link_nccl(scratch / "nccl"))
         log.run(
             "compiling Horovod",
             foreign_pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
-            environment=variables,
+            environment=build_environment(target, scratch / "tools"),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
@@ -182,9 +180,18 @@ def build_environment(target: Target, tools: Path) -> dict[str, str]:
     """The variables of Horovod's build: the user's settings, except for what `flags` decides. `tools` has CMake."""
     assert target.python is not None
     inherited = {name: value for name, value in environment(target.python).items() if not name.startswith("HOROVOD_")}
-    found = {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}{os.pathsep}{inherited['PATH']}"}
+    chosen, first = flags(target), [str(tools / "bin")]
+    found = {"PYTHONPATH": str(tools)}
+    if "HOROVOD_CUDA_HOME" in chosen:
+        home = Path(chosen["HOROVOD_CUDA_HOME"])
+        # Horovod asks the first nvcc on PATH for its architectures, and compiles with that of HOROVOD_CUDA_HOME.
+        first.append(str(home / "bin"))
+        # nvcc links what is in lib64; pip's CUDA has its libraries in lib.
+        if (home / "lib" / "libcudart_static.a").exists() and not (home / "lib64").exists():
+            found["LIBRARY_PATH"] = os.pathsep.join([str(home / "lib"), *filter(None, [os.environ.get("LIBRARY_PATH")])])
+    found["PATH"] = os.pathsep.join([*first, inherited["PATH"]])
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
-    return inherited | own_settings() | flags(target) | found | parallel
+    return inherited | own_settings() | chosen | found | parallel
 
 
 def _cache_folder(ingredients: Mapping[str, object]) -> Path:
