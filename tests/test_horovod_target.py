@@ -18,6 +18,7 @@ GOOD = {
     "implementation": "CPython",
     "machine": "x86_64",
     "headers": True,
+    "pip": True,
     "versions": {"numpy": "2.4.6", "torch": "2.13.0"},
     "cuda": {"torch": "13.0"},
 }
@@ -57,7 +58,8 @@ def test_all_frameworks_of_an_environment_are_found(answers: Any) -> None:
         ({"machine": "aarch64"}, r"it is for aarch64, this machine is x86_64: build on a machine of that kind"),
         ({"machine": "a 32-bit build"}, r"it is for a 32-bit build"),
         ({"headers": False}, r"the headers of .*Python\.h\): sudo apt-get install python3\.12-dev"),
-        ({"versions": {"torch": "2.13.0"}}, r"numpy is not installed: .*pip install numpy"),
+        ({"versions": {"torch": "2.13.0"}}, r"numpy is not installed: .*python -m pip install numpy"),
+        ({"versions": {"torch": "2"}, "pip": False}, r"numpy .*python -m pip --python .*python install numpy"),
         ({"versions": {"numpy": "2"}}, r"none of torch, tensorflow, mxnet is installed: install the framework there"),
         ({"versions": {"numpy": "2", "torch": "2.0.1"}}, r"torch 2\.0\.1, expected 2\.1 or later"),
         ({"versions": {"numpy": "2", "tensorflow": "2.14.1"}}, r"tensorflow 2\.14\.1, expected 2\.15 or later"),
@@ -109,6 +111,11 @@ def test_two_cudas_and_a_cpu_build_of_any_framework_are_refused(answers: Any, mo
         ("#!/bin/sh\nexit 3\n", "got no answer from it: exit status 3"),
         ("#!/no/such/program\n", r"cannot be run \(No such file or directory\)"),
         ("#!/bin/sh\necho hello\n", "expected CPython 3.9 or later, got no answer"),
+        ("#!/bin/sh\necho [1]\n", "got no answer from it: exit status 0; name a Python interpreter"),
+        ("#!/bin/sh\necho {}\n", "got no answer from it: exit status 0; name a Python interpreter"),
+        ("#!/bin/sh\nkill -9 $$\n", "got no answer from it: exit status -9"),
+        ("#!/bin/sh\n[ $1 = -c ] && echo 3.6.15 || exit 1\n", "expected CPython 3.9 or later, it is 3.6.15; name an"),
+        ("\x7fELF\x02\x01\x01" + 9 * "\0" + "\x02\0\x40" + 60 * "\0", r"cannot be run \(Exec format error\)"),
     ],
 )
 def test_what_is_no_interpreter_is_refused(tmp_path: Path, content: str | None, fault: str) -> None:

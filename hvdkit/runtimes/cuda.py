@@ -72,17 +72,17 @@ class Cuda:
 def find(python: Path | None = None) -> Cuda:
     """CUDA, NCCL and cuDNN as a build would find them: those that the user names, those in the environment of `python`,
     then the machine's."""
-    packages = _packages(python)
-    nccl, bare = _library("nccl", "nccl.h", ("HOROVOD_NCCL_HOME", "NCCL_HOME"), python, packages)
-    cudnn, _ = _library("cudnn", "cudnn_version.h", ("CUDNN_HOME", "CUDNN_PATH"), python, packages)
-    return Cuda(_nvcc(python, packages), nccl, bare, cudnn)
+    folders = packages(python)
+    nccl, bare = _library("nccl", "nccl.h", ("HOROVOD_NCCL_HOME", "NCCL_HOME"), python, folders)
+    cudnn, _ = _library("cudnn", "cudnn_version.h", ("CUDNN_HOME", "CUDNN_PATH"), python, folders)
+    return Cuda(_nvcc(python, folders), nccl, bare, cudnn)
 
 
 def _named(*variables: str) -> Iterator[Path]:
     return (Path(value) for name in variables if (value := os.environ.get(name)))
 
 
-def _packages(python: Path | None) -> list[Path]:
+def packages(python: Path | None) -> list[Path]:
     """The folders named nvidia in which pip puts NVIDIA's packages, for the interpreter `python`."""
     if python is None:
         return []

@@ -1,8 +1,8 @@
 """What Horovod can be built for in an interpreter: `PYTHON interpreter_probe.py MODULE=DISTRIBUTION,…` prints JSON.
 
 It is run as a file by Python 3.9 or later and imports no framework. Keys: `python` (its version), `machine`,
-`headers` (whether Python.h is there), `versions` (module to version, of numpy and of the modules asked for), and
-`cuda` (framework to the version of the CUDA that it was built for, None for a CPU build).
+`headers` and `pip` (whether Python.h and pip are there), `versions` (module to version, of numpy and of the modules
+asked for), and `cuda` (framework to the version of the CUDA that it was built for, None for a CPU build).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def cuda_of(module: str) -> str | None:
     """The CUDA that a framework was built for, from a file that imports nothing: the framework itself takes seconds."""
     if module == "mxnet":  # its name for pip says it: mxnet-cu117
         names = (str(one.metadata["Name"]) for one in importlib.metadata.distributions())
-        found = next((match for name in names if (match := re.fullmatch(r"mxnet-cu(\d+)(\d)", name))), None)
-        return f"{found[1]}.{found[2]}" if found else None
+        found = [match for match in (re.fullmatch(r"mxnet-cu(\d+)(\d)", name) for name in names) if match]
+        return "{}.{}".format(*found[0].groups()) if found else None
     try:
         if module == "torch":
             said = _names_in("torch", "version.py").get("cuda")
@@ -68,6 +68,7 @@ def main() -> None:
         "implementation": platform.python_implementation(),
         "machine": platform.machine() if sys.maxsize > 2**32 else "a 32-bit build",
         "headers": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
+        "pip": importlib.util.find_spec("pip") is not None,
         "versions": found,
         "cuda": {module: cuda_of(module) for module in found if module != "numpy"},
     }

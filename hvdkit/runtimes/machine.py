@@ -48,8 +48,11 @@ def make() -> str | None:
 
 @functools.cache
 def mpi() -> str | None:
-    """The version of the MPI that Horovod would be built with; None without its compiler mpicxx."""
-    if shutil.which("mpicxx") is None:
+    """The version of the MPI that Horovod would be built with; None if it cannot compile.
+
+    Debian's openmpi-bin has the compiler mpicxx, and its headers are in libopenmpi-dev.
+    """
+    if output(["mpicxx", "-E", "-include", "mpi.h", "-x", "c++", os.devnull]) is None:
         return None
     return _version("mpirun") or _version("mpicxx") or "unknown"
 

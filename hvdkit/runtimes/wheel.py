@@ -153,7 +153,7 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
     _writable(folder)
     scratch.mkdir()
     try:
-        source = _unpack(sdist(python, scratch, log), scratch)
+        source = unpack(sdist(python, scratch, log), scratch)
         patches.apply(source, patches.chosen(target.versions))
         options = ("--progress-bar", "off", "--no-deps", "--target", scratch / "tools", *pins.BUILD_TOOLS)
         log.run(
@@ -188,7 +188,9 @@ def build_environment(target: Target, tools: Path) -> dict[str, str]:
         first.append(str(home / "bin"))
         # nvcc links what is in lib64; pip's CUDA has its libraries in lib.
         if (home / "lib" / "libcudart_static.a").exists() and not (home / "lib64").exists():
-            found["LIBRARY_PATH"] = os.pathsep.join([str(home / "lib"), *filter(None, [os.environ.get("LIBRARY_PATH")])])
+            found["LIBRARY_PATH"] = os.pathsep.join(
+                [str(home / "lib"), *filter(None, [os.environ.get("LIBRARY_PATH")])]
+            )
     found["PATH"] = os.pathsep.join([*first, inherited["PATH"]])
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
     return inherited | own_settings() | chosen | found | parallel
@@ -202,7 +204,8 @@ def _wheel_in(folder: Path) -> Path | None:
     return next(folder.glob("horovod-*.whl"), None)
 
 
-def _unpack(archive: Path, into: Path) -> Path:
+def unpack(archive: Path, into: Path) -> Path:
+    """Unpack the sdist into the folder `into`; returns the folder of its sources."""
     with tarfile.open(archive) as tar:
         # The hash has been checked, so the paths are safe; the filter only avoids a warning of later Pythons.
         # Python 3.11.2 of Debian 12 has no filters yet.
