@@ -10,7 +10,10 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +150,20 @@ MXNET = Target(Path(sys.executable), {"mxnet": "1.9.1"})
 
 
 class _Pip(Log):
-    """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails."""
+    """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails; `meet` is called before."""
 
-    def __init__(self, folder: Path, fails: bool) -> None:
+    def __init__(
+        self, folder: Path, fails: bool, scratch: Path | None = None, meet: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__(folder / "log", Cancellation())
         self.did: list[str] = []
         self.fails = fails
+        self.scratch = scratch or store.folder("mxnet") / "horovod"
+        self.meet = meet
 
     def run(self, stage: str, command: Any, **options: Any) -> None:
         self.did.append(stage)
-        scratch = store.folder("mxnet") / "horovod"
+        scratch = self.scratch
         if stage == "fetching Horovod":
             with tarfile.open(scratch / wheel._SDIST, "w:gz") as archive:
                 archive.add(__file__, f"horovod-{pins.HOROVOD_VERSION}/setup.py")
@@ -167,6 +174,7 @@ class _Pip(Log):
         assert (scratch / f"horovod-{pins.HOROVOD_VERSION}" / "setup.py").is_file() and options["cwd"] == scratch
         if self.fails:
             raise RunError("compiling Horovod failed")
+        self.meet()
         options["on_line"]("[ 42%] Building CXX object")
         (scratch / "horovod-0.28.1-cp311.whl").write_text("compiled")
 
@@ -194,6 +202,25 @@ def test_a_wheel_is_compiled_once_and_nothing_else_stays(tmp_path: Path, monkeyp
     assert sorted(path.name for path in made.parent.iterdir()) == [made.name, "made-from.json"]
     assert obtain(fails=False) == (made, [])
     assert list(store.folder("mxnet").iterdir()) == []
+
+
+def test_two_builds_of_one_wheel_at_once_do_not_spoil_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(patches, "every", tuple)
+    both = threading.Barrier(2)
+
+    def obtain(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        pip = _Pip(folder, fails=False, scratch=folder / "build", meet=lambda: both.wait(60))
+        return wheel.obtain(MXNET, folder / "build", pip, lambda percent: None)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(obtain, ("first", "second"))
+    assert first == second == wheel.cached(MXNET) and first.read_text() == "compiled"
+    assert sorted(path.name for path in first.parent.iterdir()) == [first.name, "made-from.json"]
 
 
 def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

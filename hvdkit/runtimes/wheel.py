@@ -129,7 +129,7 @@ def sdist(python: Path, scratch: Path, log: Log) -> Path:
     wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
     options = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", scratch)
     log.run("fetching Horovod", foreign_pip(python, "download", *options), environment=environment(python))
-    write_atomic(target, (scratch / _SDIST).read_bytes())
+    write_atomic(target, (scratch / _SDIST).read_bytes(), elsewhere="set XDG_CACHE_HOME")
     return target
 
 
@@ -169,8 +169,9 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
         built = _wheel_in(scratch)
         if built is None:
             raise RunError(f"compiling Horovod left no wheel in {scratch}; the whole log: {log.path}")
-        write_atomic(folder / "made-from.json", json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n")
-        write_atomic(folder / built.name, built.read_bytes())
+        made_from = json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n"
+        write_atomic(folder / "made-from.json", made_from, elsewhere="set XDG_CACHE_HOME")
+        write_atomic(folder / built.name, built.read_bytes(), elsewhere="set XDG_CACHE_HOME")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder / built.name
