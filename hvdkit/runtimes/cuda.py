@@ -82,6 +82,12 @@ def _named(*variables: str) -> Iterator[Path]:
     return (Path(value) for name in variables if (value := os.environ.get(name)))
 
 
+def _prefix(python: Path | None) -> list[Path]:
+    """The folder of the environment of `python`, if it has one: conda puts CUDA there."""
+    prefix = python.parent.parent if python else Path("/usr")
+    return [] if prefix in (Path("/usr"), Path("/usr/local")) else [prefix]
+
+
 def packages(python: Path | None) -> list[Path]:
     """The folders named nvidia in which pip puts NVIDIA's packages, for the interpreter `python`."""
     if python is None:
@@ -91,7 +97,7 @@ def packages(python: Path | None) -> list[Path]:
 
 
 def _nvcc(python: Path | None, packages: Iterable[Path]) -> Found | None:
-    homes = [*_named("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"), *([python.parent.parent] if python else [])]
+    homes = [*_named("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"), *_prefix(python)]
     homes += [home for folder in packages for name in ("cu1*", "cuda_nvcc") for home in sorted(folder.glob(name))]
     candidates = [home / "bin" / "nvcc" for home in homes]
     candidates += [Path(found)] if (found := shutil.which("nvcc")) else []
@@ -113,7 +119,7 @@ def _library(
     name: str, header: str, variables: tuple[str, ...], python: Path | None, packages: Iterable[Path]
 ) -> tuple[Found | None, Path | None]:
     """The library with its header, and the first library that was found without it."""
-    homes = [*_named(*variables), *([python.parent.parent] if python else [])]
+    homes = [*_named(*variables), *_prefix(python)]
     homes += [*(folder / name for folder in packages), *map(Path, _LIBRARY_HOMES)]
     bare = None
     for home in homes:
