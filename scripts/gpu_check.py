@@ -70,14 +70,16 @@ def compiled(name: str, nvcc: cuda.Found) -> None:
     """Build and prove Horovod's wheel with an nvcc of another CUDA than that of the framework."""
     pin, place = pins.RUNTIMES[name], FOLDER / f"{name}-compiled"
     python = place / "bin" / "python"
-    run(machine.python_for(name) or sys.executable, "-m", "venv", place)
     # Of the CUDA libraries that the framework asks for, the build needs NCCL alone.
     packages = [pin.gpu_packages[0].replace("[and-cuda]", ""), f"nvidia-nccl-cu{pin.cuda}", *pin.shared_packages]
-    run(*pip(python, "install", "--quiet", "--progress-bar", "off", *packages))
-    found = target.find(python, gpu=False)
-    made = horovod.proved(target.Target(python, found.versions, gpu=True), Console(stderr=True))
-    run(*pip(python, "install", "--quiet", "--force-reinstall", "--no-deps", made))
-    run(*pip(python, "install", "--quiet", made))
+    with Log(FOLDER / f"{name}.log", Cancellation()) as log:
+        say(f"{name}: installing {packages[0]}")
+        log.run("making the environment", [machine.python_for(name) or sys.executable, "-m", "venv", place])
+        log.run("installing the framework", pip(python, "install", "--progress-bar", "off", *packages))
+        found = target.find(python, gpu=False)
+        made = horovod.proved(target.Target(python, found.versions, gpu=True), Console(stderr=True))
+        log.run("installing Horovod", pip(python, "install", "--force-reinstall", "--no-deps", made))
+        log.run("installing what Horovod needs", pip(python, "install", made))
     loaded(name, python)
     say(f"{name}: {found.describe()} for CUDA {pin.cuda}: compiled with CUDA {nvcc.version}, loads, reduces on the CPU")
 
@@ -95,8 +97,7 @@ def loaded(name: str, python: Path) -> None:
 def compiled_mxnet(nvcc: cuda.Found) -> None:
     """Compile the sources of Horovod's binding to MXNet for CUDA, with the headers of MXNet's CPU wheel."""
     pin, place = pins.RUNTIMES["mxnet"], FOLDER / "mxnet-headers"
-    wanted = ("--quiet", "--no-deps", "--upgrade", "--target", place, *pin.cpu_packages)
-    run(*pip(Path(sys.executable), "install", *wanted))
+    wanted = ("--no-deps", "--upgrade", "--target", place, *pin.cpu_packages)
     pytorch = cuda.packages(store.python_of("pytorch"))
     nccl = next((folder / "nccl" / "include" for folder in pytorch if (folder / "nccl").is_dir()), Path("/usr/include"))
     # CUDA's folder comes first; cuBLAS and the like may be in PyTorch's runtime alone.
@@ -106,6 +107,7 @@ def compiled_mxnet(nvcc: cuda.Found) -> None:
     defines += ["HAVE_GLOO=1", "HAVE_NCCL=1", "HAVE_CUDA=1", "HAVE_GPU=1", "EIGEN_MPL2_ONLY=1", *MXNET_OPTIONS]
     with tempfile.TemporaryDirectory(prefix="hvdkit-mxnet-") as folder:
         with Log(FOLDER / "mxnet.log", Cancellation()) as log:
+            log.run("fetching MXNet's headers", pip(Path(sys.executable), "install", *wanted))
             source = wheel.unpack(wheel.sdist(Path(sys.executable), Path(folder), log), Path(folder))
         patches.apply(source, patches.chosen({pin.module: pin.version(gpu=True)}))
         parts = source / "third_party"
@@ -116,7 +118,9 @@ def compiled_mxnet(nvcc: cuda.Found) -> None:
         for file in sources:
             run(*(os.environ.get("CXX") or "c++").split(), *options, file)
     names = ", ".join(file.name for file in sources)
-    say(f"mxnet: {names} compile with the headers of CUDA {nvcc.version} (MXNet is for {pin.cuda}); nothing is linked")
+    say(
+        f"mxnet: {names} compile with the headers of CUDA {nvcc.version} (MXNet is for CUDA {pin.cuda}); nothing is linked"
+    )
 
 
 def run(*command: str | Path, captured: bool = False, **variables: str) -> str:
