@@ -118,9 +118,7 @@ def compiled_mxnet(nvcc: cuda.Found) -> None:
         for file in sources:
             run(*(os.environ.get("CXX") or "c++").split(), *options, file)
     names = ", ".join(file.name for file in sources)
-    say(
-        f"mxnet: {names} compile with the headers of CUDA {nvcc.version} (MXNet is for CUDA {pin.cuda}); nothing is linked"
-    )
+    say(f"mxnet, for CUDA {pin.cuda}: {names} compile with the headers of CUDA {nvcc.version}; nothing is linked")
 
 
 def run(*command: str | Path, captured: bool = False, **variables: str) -> str:
