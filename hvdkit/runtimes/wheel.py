@@ -128,7 +128,7 @@ def sdist(python: Path, scratch: Path, log: Log) -> Path:
     # With its hash, so that pip refuses another archive before it runs the setup.py in it.
     wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
     options = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", scratch)
-    log.run("fetching Horovod", foreign_pip(python, "download", *options), environment=environment(python))
+    log.run("fetching Horovod", foreign_pip(python, "download", *options), environment=_within(scratch, python))
     write_atomic(target, (scratch / _SDIST).read_bytes(), elsewhere="set XDG_CACHE_HOME")
     return target
 
@@ -156,13 +156,12 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
         source = unpack(sdist(python, scratch, log), scratch)
         patches.apply(source, patches.chosen(target.versions))
         options = ("--progress-bar", "off", "--no-deps", "--target", scratch / "tools", *pins.BUILD_TOOLS)
-        log.run(
-            "installing the build's tools", foreign_pip(python, "install", *options), environment=environment(python)
-        )
+        tools = foreign_pip(python, "install", *options)
+        log.run("installing the build's tools", tools, environment=_within(scratch, python))
         log.run(
             "compiling Horovod",
             foreign_pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
-            environment=build_environment(target, scratch / "tools"),
+            environment=build_environment(target, scratch / "tools") | _within(scratch),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
@@ -175,6 +174,11 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder / built.name
+
+
+def _within(scratch: Path, python: Path | None = None) -> dict[str, str]:
+    """The variables of a program that leaves its own temporary files, if it is killed, in the folder `scratch`."""
+    return (environment(python) if python else {}) | {"TMPDIR": str(scratch)}
 
 
 def build_environment(target: Target, tools: Path) -> dict[str, str]:
