@@ -87,7 +87,8 @@ def compiled(name: str, nvcc: cuda.Found) -> None:
 def loaded(name: str, python: Path) -> None:
     """Load Horovod, with all symbols at once, and look whether it searches libraries only in folders that stay."""
     module = pins.RUNTIMES[name].module
-    init = run(python, "-c", LOADED.format(module), captured=True, LD_BIND_NOW="1").splitlines()[-1]
+    init = run(python, "-c", LOADED.format(module), captured=True, LD_BIND_NOW="1", TF_CPP_MIN_LOG_LEVEL="3")
+    init = init.splitlines()[-1]
     for library in Path(init).parent.glob("mpi_lib*.so"):
         path = re.search(r"R(?:UN)?PATH\).*\[(.*)\]", run("readelf", "-d", library, captured=True))
         if gone := [folder for folder in (path[1].split(":") if path else []) if folder and not Path(folder).is_dir()]:

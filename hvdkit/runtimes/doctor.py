@@ -160,13 +160,17 @@ def _machine() -> dict[str, str]:
         "MPI": machine.mpi() or "none (Horovod is built with Gloo alone)",
         "GPU": "\n".join(machine.gpus()) or "none",
         "CUDA": f"{here.nvcc.version} ({here.nvcc.home})" if here.nvcc else "none",
-        "NCCL": f"{here.nccl.version} ({here.nccl.home})" if here.nccl else "none",
-        "cuDNN": f"{here.cudnn.version} ({here.cudnn.home})" if here.cudnn else "none",
+        "NCCL": _library(here.nccl),
+        "cuDNN": _library(here.cudnn),
         "processor": f"{len(os.sched_getaffinity(0))} cores, {machine.architecture()}",
         "memory": _gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "runtimes": f"{store.root()} ({_gib(_free_bytes(store.root()))} free)",
         "cache": f"{store.cache()} ({_gib(_free_bytes(store.cache()))} free)",
     }
+
+
+def _library(found: cuda.Found | None) -> str:
+    return f"{found.version} ({found.home})" if found else "none outside the runtimes; frameworks' GPU packages have it"
 
 
 def _free_bytes(folder: Path) -> int:
