@@ -56,7 +56,7 @@ bench-hosts: runtimes ## Steps on four hosts with slow links, for make validate;
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
 	@$(BIN)/python benchmarks/simulator.py
 
-gpu-check: bootstrap ## Build the PyTorch runtime for GPUs and check what can be checked without one; needs nvcc, 7 GB
+gpu-check: bootstrap ## Compile Horovod for GPUs and check what can be checked without one; needs nvcc, 10 GB; resumable
 	@$(BIN)/python scripts/gpu_check.py
 
 horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each tested: benchmarks/horovod-matrix.md; resumable

@@ -15,10 +15,11 @@ from hvdkit.errors import RunError
 PATIENCE_S = 5.0  # waiting time for the next byte of a pipe, far more than a shell's <(command) needs
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, elsewhere: str = "choose another --out") -> None:
     """Write `content` (text as UTF-8) to `path` with a temporary file, fsync and rename.
 
-    A reader sees either the old file or the new one. Raises RunError if that fails, and leaves the old file unchanged.
+    A reader sees either the old file or the new one. Raises RunError if that fails, and leaves the old file unchanged;
+    `elsewhere` says how the user names another folder.
     """
     temporary = None
     try:
@@ -31,7 +32,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         Path(temporary).replace(path)
         temporary = None
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); free space or choose another --out") from error
+        raise RunError(f"{path}: cannot be written ({error.strerror}); free space or {elsewhere}") from error
     finally:
         if temporary is not None:  # any failure, including an interrupt
             Path(temporary).unlink(missing_ok=True)

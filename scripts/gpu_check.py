@@ -1,50 +1,145 @@
-"""The PyTorch runtime for GPUs, on a machine with nvcc and no GPU: `make gpu-check`.
+"""GPU builds of Horovod, on a machine with CUDA's compiler and no GPU: `make gpu-check`.
 
-It builds the runtime with CUDA and NCCL in a folder of its own in the cache (7 GB), and checks what
-can be checked without a GPU: every symbol of Horovod's library is found in the framework's libraries, Horovod says that
-it was built with CUDA and NCCL, two processes reduce on the CPU over Gloo (the proof of every runtime), and the doctor
-says that no GPU is there. What it cannot check is that anything runs on a GPU.
+All lies in a folder of its own in the user's cache (10 GB); a second run takes up what the first has left.
+
+- The runtimes whose CUDA is of nvcc's major version are built by `hvdkit runtime build --gpu`.
+- PyTorch or TensorFlow for another CUDA: Horovod's wheel is built by the nvcc that is there, as a check of the sources.
+  Such a wheel is for no use, and `hvdkit` refuses to build it.
+- Both end with Horovod loaded, which finds every symbol in the framework's libraries or fails, and reducing on the CPU
+  over Gloo in two processes.
+- MXNet's CUDA wheel is not imported without a GPU's driver: the sources of its binding are compiled, and not linked.
+
+Nothing here runs on a GPU.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from hvdkit.runtimes import cuda, machine, store
+from rich.console import Console
 
-RUNTIMES = store.cache() / "gpu-check"
-PYTHON = RUNTIMES / "pytorch" / "bin" / "python"
-# With LD_BIND_NOW the loader resolves every symbol at once, and fails over one that is nowhere.
-LOADED = "import horovod.torch as hvd; assert hvd.nccl_built() and hvd.cuda_built(); print('CUDA and NCCL built in')"
+from hvdkit.commands import horovod
+from hvdkit.errors import HvdkitError
+from hvdkit.runtimes import cuda, environment, machine, patches, pins, store, target, wheel
+from hvdkit.runtimes.process import Cancellation, Log, pip
+
+FOLDER = store.cache() / "gpu-check"
+SAID = "built for NCCL; no GPU here"
+LOADED = "import horovod.{0} as hvd; assert hvd.nccl_built() and hvd.cuda_built(); print(hvd.__file__)"
+GPU_OPERATIONS = ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
+MXNET_OPTIONS = ("MSHADOW_USE_CUDA=1", "MXNET_USE_CUDA=1", "MSHADOW_USE_MKL=0", "MSHADOW_USE_F16C=0",
+                 "MXNET_USE_MKLDNN=1", "MXNET_USE_ONEDNN=0")  # fmt: skip
 
 
 def main() -> int:
-    """Build and check; returns the exit status."""
-    environment = os.environ | {"HVDKIT_RUNTIMES": str(RUNTIMES)}
-    found = cuda.find()
-    print(f"CUDA: {found.nvcc or 'none'}; NCCL: {found.nccl or 'that of the framework'}", flush=True)
-    run([sys.executable, "-m", "hvdkit", "runtime", "build", "pytorch", "--gpu"], environment)
-    in_it = cuda.find(PYTHON)
-    print(f"built with {in_it.nvcc} and {in_it.nccl}", flush=True)
-    run([PYTHON, "-c", LOADED], environment | {"LD_BIND_NOW": "1"})
-    doctor = subprocess.run([sys.executable, "-m", "hvdkit", "doctor"], env=environment, capture_output=True, text=True)
-    said = next((line.strip() for line in doctor.stdout.splitlines() if "built for NCCL" in line), None)
-    if not machine.gpus() and said is None:
-        print(f"the doctor does not say that no GPU is there:\n{doctor.stdout}", file=sys.stderr)
-        return 1
-    print(said or "\n".join(machine.gpus()))
-    print("nothing has run on a GPU")
+    """Check all frameworks; returns the exit status."""
+    nvcc = cuda.find().nvcc
+    machine.refuse("gpu-check lacks", cuda.find().missing(nccl=False))
+    assert nvcc is not None
+    os.environ["HVDKIT_RUNTIMES"] = str(FOLDER / "runtimes")
+    os.environ["XDG_CACHE_HOME"] = str(FOLDER / "cache")  # for wheels that must not be used
+    say(f"CUDA {nvcc.version} in {nvcc.home}")
+    for name, pin in pins.RUNTIMES.items():
+        if pin.cuda == nvcc.major:
+            built(name)
+        elif name != "mxnet":
+            compiled(name, nvcc)
+        else:
+            compiled_mxnet(nvcc)
+    say("Nothing of this has run on a GPU.")
     return 0
 
 
-def run(command: list[str | Path], environment: dict[str, str]) -> None:
-    """Run a command to its end; its failure is this program's."""
-    if status := subprocess.run(command, env=environment).returncode:
-        sys.exit(status)
+def built(name: str) -> None:
+    """Build the runtime `name` with CUDA and NCCL, and check it."""
+    run(sys.executable, "-m", "hvdkit", "runtime", "build", name, "--gpu")
+    loaded(name, store.python_of(name))
+    doctor = run(sys.executable, "-m", "hvdkit", "doctor", captured=True)
+    if not machine.gpus() and not re.search(rf"{name}\b.*: {SAID}", doctor):
+        sys.exit(f"the doctor does not say '{name}: {SAID}':\n{doctor}")
+    versions = environment.installed_versions(name)
+    say(f"{name}: {versions[pins.RUNTIMES[name].module]}: built, loads, reduces on the CPU. The doctor: {SAID}")
+
+
+def compiled(name: str, nvcc: cuda.Found) -> None:
+    """Build and prove Horovod's wheel with an nvcc of another CUDA than that of the framework."""
+    pin, place = pins.RUNTIMES[name], FOLDER / f"{name}-compiled"
+    python = place / "bin" / "python"
+    # Of the CUDA libraries that the framework asks for, the build needs NCCL alone.
+    packages = [pin.gpu_packages[0].replace("[and-cuda]", ""), f"nvidia-nccl-cu{pin.cuda}", *pin.shared_packages]
+    with Log(FOLDER / f"{name}.log", Cancellation()) as log:
+        say(f"{name}: installing {packages[0]}")
+        log.run("making the environment", [machine.python_for(name) or sys.executable, "-m", "venv", place])
+        log.run("installing the framework", pip(python, "install", "--progress-bar", "off", *packages))
+        found = target.find(python, gpu=False)
+        made = horovod.proved(target.Target(python, found.versions, gpu=True), Console(stderr=True))
+        log.run("installing Horovod", pip(python, "install", "--force-reinstall", "--no-deps", made))
+        log.run("installing what Horovod needs", pip(python, "install", made))
+    loaded(name, python)
+    say(f"{name}: {found.describe()} for CUDA {pin.cuda}: compiled with CUDA {nvcc.version}, loads, reduces on the CPU")
+
+
+def loaded(name: str, python: Path) -> None:
+    """Load Horovod, with all symbols at once, and look whether it searches libraries only in folders that stay."""
+    module = pins.RUNTIMES[name].module
+    init = run(python, "-c", LOADED.format(module), captured=True, LD_BIND_NOW="1", TF_CPP_MIN_LOG_LEVEL="3")
+    init = init.splitlines()[-1]
+    for library in Path(init).parent.glob("mpi_lib*.so"):
+        path = re.search(r"R(?:UN)?PATH\).*\[(.*)\]", run("readelf", "-d", library, captured=True))
+        if gone := [folder for folder in (path[1].split(":") if path else []) if folder and not Path(folder).is_dir()]:
+            sys.exit(f"{library}: looks for libraries in {', '.join(gone)}, which is no folder")
+
+
+def compiled_mxnet(nvcc: cuda.Found) -> None:
+    """Compile the sources of Horovod's binding to MXNet for CUDA, with the headers of MXNet's CPU wheel."""
+    pin, place = pins.RUNTIMES["mxnet"], FOLDER / "mxnet-headers"
+    wanted = ("--no-deps", "--upgrade", "--target", place, *pin.cpu_packages)
+    pytorch = cuda.packages(store.python_of("pytorch"))
+    nccl = next((folder / "nccl" / "include" for folder in pytorch if (folder / "nccl").is_dir()), Path("/usr/include"))
+    # CUDA's folder comes first; cuBLAS and the like may be in PyTorch's runtime alone.
+    system = [place / "mxnet" / "include", place / "mxnet" / "include" / "mkldnn", nvcc.home / "include", nccl]
+    system += [include for folder in pytorch for include in folder.glob("cu*/include")]
+    defines = [f"HOROVOD_GPU_{operation}={ord('N')}" for operation in GPU_OPERATIONS]
+    defines += ["HAVE_GLOO=1", "HAVE_NCCL=1", "HAVE_CUDA=1", "HAVE_GPU=1", "EIGEN_MPL2_ONLY=1", *MXNET_OPTIONS]
+    with tempfile.TemporaryDirectory(prefix="hvdkit-mxnet-") as folder:
+        with Log(FOLDER / "mxnet.log", Cancellation()) as log:
+            log.run("fetching MXNet's headers", pip(Path(sys.executable), "install", *wanted))
+            source = wheel.unpack(wheel.sdist(Path(sys.executable), Path(folder), log), Path(folder))
+        patches.apply(source, patches.chosen({pin.module: pin.version(gpu=True)}))
+        parts = source / "third_party"
+        own = [*parts.glob("*/include"), *parts.glob("boost/*/include"), parts / "eigen", parts / "gloo"]
+        options = ["-std=c++17", "-fsyntax-only", "-w", *(f"-D{define}" for define in defines)]
+        options += [*(f"-I{folder}" for folder in own), *(f"-isystem{folder}" for folder in system)]
+        sources = sorted((source / "horovod" / "mxnet").glob("*.cc"))
+        for file in sources:
+            run(*(os.environ.get("CXX") or "c++").split(), *options, file)
+    names = ", ".join(file.name for file in sources)
+    say(f"mxnet, for CUDA {pin.cuda}: {names} compile with the headers of CUDA {nvcc.version}; nothing is linked")
+
+
+def run(*command: str | Path, captured: bool = False, **variables: str) -> str:
+    """Run a command to its end and return what it printed, if `captured`; its failure is this program's."""
+    done = subprocess.run(
+        command, env=os.environ | variables, stdout=subprocess.PIPE if captured else None, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))[:300]}: exit status {done.returncode}\n{done.stdout or ''}".rstrip())
+    return done.stdout or ""
+
+
+def say(text: str) -> None:
+    """Print a line of the result."""
+    print(f"gpu-check: {text}", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except HvdkitError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -18,8 +18,9 @@ GOOD = {
     "implementation": "CPython",
     "machine": "x86_64",
     "headers": True,
+    "pip": True,
     "versions": {"numpy": "2.4.6", "torch": "2.13.0"},
-    "cuda": "13.0",
+    "cuda": {"torch": "13.0"},
 }
 CUDA = cuda.Cuda(cuda.Found("13.0", Path("/cuda")), cuda.Found("2.32", Path("/nccl")))
 
@@ -33,7 +34,9 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     python = tmp_path / "python"
 
     def answer(**changes: Any) -> Path:
-        python.write_text(f"#!/bin/sh\necho noise\necho '{json.dumps(GOOD | changes)}'\n")
+        said = GOOD | changes
+        said["cuda"] = {module: cuda for module, cuda in said["cuda"].items() if module in said["versions"]}
+        python.write_text(f"#!/bin/sh\necho noise\necho '{json.dumps(said)}'\n")
         python.chmod(0o755)
         return python
 
@@ -55,7 +58,8 @@ def test_all_frameworks_of_an_environment_are_found(answers: Any) -> None:
         ({"machine": "aarch64"}, r"it is for aarch64, this machine is x86_64: build on a machine of that kind"),
         ({"machine": "a 32-bit build"}, r"it is for a 32-bit build"),
         ({"headers": False}, r"the headers of .*Python\.h\): sudo apt-get install python3\.12-dev"),
-        ({"versions": {"torch": "2.13.0"}}, r"numpy is not installed: .*pip install numpy"),
+        ({"versions": {"torch": "2.13.0"}}, r"numpy is not installed: .*python -m pip install numpy"),
+        ({"versions": {"torch": "2"}, "pip": False}, r"numpy .*python -m pip --python .*python install numpy"),
         ({"versions": {"numpy": "2"}}, r"none of torch, tensorflow, mxnet is installed: install the framework there"),
         ({"versions": {"numpy": "2", "torch": "2.0.1"}}, r"torch 2\.0\.1, expected 2\.1 or later"),
         ({"versions": {"numpy": "2", "tensorflow": "2.14.1"}}, r"tensorflow 2\.14\.1, expected 2\.15 or later"),
@@ -79,10 +83,25 @@ def test_gpu_is_chosen_where_cuda_nccl_and_torch_allow_it(answers: Any, monkeypa
     monkeypatch.setattr(cuda, "find", lambda python=None: CUDA)
     assert target.find(answers(), None).gpu and target.find(answers(), True).gpu
     assert not target.find(answers(), False).gpu
-    cpu = answers(cuda=None, versions={"numpy": "2.4.6", "torch": "2.13.0+cpu"})
+    cpu = answers(cuda={"torch": None}, versions={"numpy": "2.4.6", "torch": "2.13.0+cpu"})
     assert not target.find(cpu, None).gpu
     with pytest.raises(RequestError, match=r"torch 2\.13\.0\+cpu is a CPU build: install a CUDA build of torch"):
         target.find(cpu, True)
+
+
+def test_two_cudas_and_a_cpu_build_of_any_framework_are_refused(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "find", lambda python=None: CUDA)
+    versions = {"numpy": "2.4.6", "torch": "2.13.0", "tensorflow": "2.21.0", "mxnet": "1.9.1"}
+    both = answers(versions=versions, cuda={"torch": "13.0", "tensorflow": "12.5.1", "mxnet": None})
+    assert not target.find(both, None).gpu
+    with pytest.raises(RequestError) as caught:
+        target.find(both, True)
+    _, *faults = str(caught.value).splitlines()
+    assert faults == [
+        "  tensorflow 2.21.0 is for CUDA 12.5.1, the compiler in /cuda is of 13.0: "
+        "name the folder of the other CUDA in CUDA_HOME, or use --cpu",
+        "  mxnet 1.9.1 is a CPU build: install a CUDA build of mxnet there, or use --cpu",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +111,11 @@ def test_gpu_is_chosen_where_cuda_nccl_and_torch_allow_it(answers: Any, monkeypa
         ("#!/bin/sh\nexit 3\n", "got no answer from it: exit status 3"),
         ("#!/no/such/program\n", r"cannot be run \(No such file or directory\)"),
         ("#!/bin/sh\necho hello\n", "expected CPython 3.9 or later, got no answer"),
+        ("#!/bin/sh\necho [1]\n", "got no answer from it: exit status 0; name a Python interpreter"),
+        ("#!/bin/sh\necho {}\n", "got no answer from it: exit status 0; name a Python interpreter"),
+        ("#!/bin/sh\nkill -9 $$\n", "got no answer from it: exit status -9"),
+        ("#!/bin/sh\n[ $1 = -c ] && echo 3.6.15 || exit 1\n", "expected CPython 3.9 or later, it is 3.6.15; name an"),
+        ("\x7fELF\x02\x01\x01" + 9 * "\0" + "\x02\0\x40" + 60 * "\0", r"cannot be run \(Exec format error\)"),
     ],
 )
 def test_what_is_no_interpreter_is_refused(tmp_path: Path, content: str | None, fault: str) -> None:
@@ -104,15 +128,32 @@ def test_what_is_no_interpreter_is_refused(tmp_path: Path, content: str | None, 
 
 
 def test_the_probe_finds_modules_without_importing_them(tmp_path: Path) -> None:
-    """A torch that must not be imported: its version comes from pip's records, its CUDA from torch/version.py."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    """Frameworks that must not be imported: versions come from pip's records, CUDA from files that import nothing."""
+    records = {"torch": ("torch", "2.6.0"), "tensorflow": ("tensorflow", "2.21.0"), "mxnet": ("mxnet-cu117", "1.9.1")}
+    for module, (name, version) in records.items():
+        record = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        for folder in (tmp_path / module, record):
+            folder.mkdir()
+        (tmp_path / module / "__init__.py").write_text("raise RuntimeError('imported')\n")
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (tmp_path / "torch" / "version.py").write_text("cuda: str = '12.4'\n")
-    record = tmp_path / "torch-2.6.0.dist-info"
-    record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n")
-    command = [sys.executable, str(target._PROBE), "torch=torch", "mxnet=mxnet"]
-    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    info = tmp_path / "tensorflow" / "python" / "platform" / "build_info.py"
+    info.parent.mkdir(parents=True)
+    info.write_text("build_info = dict([('cuda_version', '12.5.1'), ('is_cuda_build', True)])\n")
+    assert probed(tmp_path) == {"torch": "12.4", "tensorflow": "12.5.1", "mxnet": "11.7"}
+    (tmp_path / "torch" / "version.py").write_text("cuda: str = None\n")
+    info.write_text("build_info = dict([('is_cuda_build', False)])\n")
+    (tmp_path / "mxnet_cu117-1.9.1.dist-info").rename(tmp_path / "mxnet-1.9.1.dist-info")
+    (tmp_path / "mxnet-1.9.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mxnet\nVersion: 1.9.1\n")
+    assert probed(tmp_path) == {"torch": None, "tensorflow": None, "mxnet": None}
+
+
+def probed(folder: Path) -> Any:
+    """What the probe says of CUDA where `folder` is on the path."""
+    asked = ["torch=torch", "tensorflow=tensorflow-cpu,tensorflow", "mxnet=mxnet,mxnet-cu117"]
+    command = [sys.executable, str(target._PROBE), *asked]
+    done = subprocess.run(command, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["versions"]["torch"] == "2.6.0" and "mxnet" not in answer["versions"]
-    assert answer["cuda"] == "12.4"
+    versions = {module: version for module, version in answer["versions"].items() if module != "numpy"}
+    assert versions == {"torch": "2.6.0", "tensorflow": "2.21.0", "mxnet": "1.9.1"}
+    return answer["cuda"]

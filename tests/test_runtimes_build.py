@@ -10,7 +10,10 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,40 @@ def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_
     assert len(message.splitlines()) < 20
 
 
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("OSError: [Errno 28] No space left on device", "the disk is full; free space, or name folders with more in "),
+        (
+            "c++: fatal error: Killed signal terminated program cc1plus",
+            "the compiler was killed, as a rule for lack of",
+        ),
+        ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "the compiler was killed, as a rule for lack of"),
+    ],
+)
+def test_a_full_disk_and_a_killed_compiler_are_one_line_with_the_remedy(tmp_path: Path, said: str, cause: str) -> None:
+    log = Log(tmp_path / "build.log", Cancellation())
+    with pytest.raises(RunError) as caught:
+        log.run("compiling Horovod", [sys.executable, "-c", f"print({said!r}); print('later'); exit(1)"])
+    message = str(caught.value)
+    assert message.startswith(f"compiling Horovod failed: {cause}")
+    assert message.endswith(f"; the whole log: {tmp_path / 'build.log'}") and len(message.splitlines()) == 1
+
+
+def test_a_log_on_a_full_disk_stops_no_build(tmp_path: Path) -> None:
+    lines: list[str] = []
+    command = [sys.executable, "-c", "print('x' * 10**6); print('y')"]
+    with Log(Path("/dev/full"), Cancellation()) as log:
+        log.write("a line")
+        log.run("a test", command, on_line=lines.append)
+    assert lines[-1] == "y\n"
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        RunError, match=r"file.*: cannot be written \((Not a directory|File exists)\); set HVDKIT_RUNTIMES"
+    ):
+        Log(tmp_path / "file" / "build.log", Cancellation())
+
+
 def test_without_an_error_line_the_last_lines_are_the_relevant_ones() -> None:
     assert relevant([f"line {number}" for number in range(100)])[-1] == "line 99"
     assert len(relevant(["x"] * 100)) < 20
@@ -86,7 +123,8 @@ def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> No
     assert _gone(pids[0])
 
 
-def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_build_that_is_ended_ends_at_once_and_leaves_no_process_behind(tmp_path: Path, number: int) -> None:
     script = (
         "import sys; from pathlib import Path; from hvdkit.runtimes.process import Cancellation, Log\n"
         f"Log(Path({str(tmp_path / 'log')!r}), Cancellation()).run("
@@ -96,7 +134,11 @@ def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None
         assert killed.stdout is not None
         pid = int(killed.stdout.readline())
         assert Path(f"/proc/{pid}").exists()
-        killed.send_signal(signal.SIGKILL)
+        killed.send_signal(number)
+        try:
+            killed.wait(20)
+        finally:
+            killed.kill()
     try:
         assert _gone(pid)
     finally:
@@ -108,16 +150,20 @@ MXNET = Target(Path(sys.executable), {"mxnet": "1.9.1"})
 
 
 class _Pip(Log):
-    """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails."""
+    """Stands for pip: fetches an sdist of one file, and makes a wheel of it, or fails; `meet` is called before."""
 
-    def __init__(self, folder: Path, fails: bool) -> None:
+    def __init__(
+        self, folder: Path, fails: bool, scratch: Path | None = None, meet: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__(folder / "log", Cancellation())
         self.did: list[str] = []
         self.fails = fails
+        self.scratch = scratch or store.folder("mxnet") / "horovod"
+        self.meet = meet
 
     def run(self, stage: str, command: Any, **options: Any) -> None:
         self.did.append(stage)
-        scratch = store.folder("mxnet") / "horovod"
+        scratch = self.scratch
         if stage == "fetching Horovod":
             with tarfile.open(scratch / wheel._SDIST, "w:gz") as archive:
                 archive.add(__file__, f"horovod-{pins.HOROVOD_VERSION}/setup.py")
@@ -128,6 +174,7 @@ class _Pip(Log):
         assert (scratch / f"horovod-{pins.HOROVOD_VERSION}" / "setup.py").is_file() and options["cwd"] == scratch
         if self.fails:
             raise RunError("compiling Horovod failed")
+        self.meet()
         options["on_line"]("[ 42%] Building CXX object")
         (scratch / "horovod-0.28.1-cp311.whl").write_text("compiled")
 
@@ -155,6 +202,25 @@ def test_a_wheel_is_compiled_once_and_nothing_else_stays(tmp_path: Path, monkeyp
     assert sorted(path.name for path in made.parent.iterdir()) == [made.name, "made-from.json"]
     assert obtain(fails=False) == (made, [])
     assert list(store.folder("mxnet").iterdir()) == []
+
+
+def test_two_builds_of_one_wheel_at_once_do_not_spoil_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(patches, "every", tuple)
+    both = threading.Barrier(2)
+
+    def obtain(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        pip = _Pip(folder, fails=False, scratch=folder / "build", meet=lambda: both.wait(60))
+        return wheel.obtain(MXNET, folder / "build", pip, lambda percent: None)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(obtain, ("first", "second"))
+    assert first == second == wheel.cached(MXNET) and first.read_text() == "compiled"
+    assert sorted(path.name for path in first.parent.iterdir()) == [first.name, "made-from.json"]
 
 
 def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

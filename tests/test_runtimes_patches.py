@@ -161,6 +161,33 @@ def test_a_user_may_refuse_an_mpi_that_is_there(monkeypatch: pytest.MonkeyPatch)
     assert "HOROVOD_WITH_MPI" not in refused
 
 
+def test_an_mpi_without_its_headers_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Debian's openmpi-bin without libopenmpi-dev."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.mpi.__wrapped__() is None
+    for name, says in (("mpirun", "echo mpirun 4.1.4"), ("mpicxx", "[ $1 != -E ] || { echo no mpi.h >&2; exit 1; }")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    assert machine.mpi.__wrapped__() is None
+    (tmp_path / "mpicxx").write_text("#!/bin/sh\n")
+    assert machine.mpi.__wrapped__() == "mpirun 4.1.4"
+
+
+def test_pips_cuda_is_linked_from_its_lib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """nvcc looks in lib64, which pip's packages do not have."""
+    monkeypatch.delenv("LIBRARY_PATH", raising=False)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcudart_static.a").touch()
+    here = cuda.Cuda(cuda.Found("13.0", tmp_path), cuda.Found("2.27", Path("/nccl")))
+    monkeypatch.setattr(cuda, "find", lambda python=None: here)
+    target = Target(PYTHON, TORCH, gpu=True)
+    assert wheel.build_environment(target, Path("/tools"))["LIBRARY_PATH"] == f"{tmp_path}/lib"
+    monkeypatch.setenv("LIBRARY_PATH", "/mine")
+    assert wheel.build_environment(target, Path("/tools"))["LIBRARY_PATH"] == f"{tmp_path}/lib:/mine"
+    (tmp_path / "lib64").mkdir()
+    assert wheel.build_environment(target, Path("/tools"))["LIBRARY_PATH"] == "/mine"
+
+
 def test_a_gpu_build_takes_nccl_for_all_and_never_beside_a_single_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     nvcc, nccl = cuda.Found("13.0", Path("/cuda")), cuda.Found("2.27", Path("/nccl"))
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(nvcc, nccl))
@@ -169,6 +196,8 @@ def test_a_gpu_build_takes_nccl_for_all_and_never_beside_a_single_operation(monk
     assert built_with["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert built_with["HOROVOD_NCCL_LINK"] == "SHARED"
     assert built_with["HOROVOD_NCCL_HOME"] == "/nccl"
+    assert built_with["CUDA_HOME"] == built_with["HOROVOD_CUDA_HOME"] == "/cuda"
+    assert built_with["PATH"].startswith("/tools/bin:/cuda/bin:"), "before another nvcc"
     assert "HOROVOD_GPU_ALLREDUCE" not in built_with
     on_cpu = wheel.build_environment(Target(PYTHON, TORCH), Path("/tools"))
     assert "HOROVOD_GPU_OPERATIONS" not in on_cpu

@@ -126,7 +126,7 @@ def test_all_that_a_build_lacks_is_told_at_once(monkeypatch: pytest.MonkeyPatch,
 def test_gpu_without_cuda_and_nccl_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(None, None))
     with pytest.raises(RequestError, match=r"--gpu[\s\S]*nvcc[\s\S]*nccl\.h"):
-        build.build(["tensorflow"], True, Console())
+        build.build(["mxnet"], True, Console())
     with pytest.raises(RequestError, match=r"--gpu[\s\S]*nvcc") as caught:
         build.build(["pytorch"], True, Console())
     assert "nccl.h" not in str(caught.value), "torch brings NCCL"
@@ -139,8 +139,12 @@ def test_cuda_and_nccl_are_taken_where_they_fit_the_framework(monkeypatch: pytes
     assert machine.decide_gpu("pytorch", None) is True
     assert machine.decide_gpu("pytorch", False) is False
     assert machine.decide_gpu("mxnet", None) is False
-    with pytest.raises(RequestError, match=r"mxnet knows: 11 at most \(here 13\.0\)"):
-        machine.decide_gpu("mxnet", True)
+    for name, wanted in (("mxnet", "CUDA 11, which mxnet 1.9.1"), ("tensorflow", "CUDA 12, which tensorflow 2.21.0")):
+        with pytest.raises(
+            RequestError, match=rf"{wanted} is for \(here 13\.0 in /cuda\): name its folder in CUDA_HOME"
+        ):
+            machine.decide_gpu(name, True)
+        assert machine.decide_gpu(name, None) is False
 
 
 def test_what_was_built_for_the_cpu_stays_where_cuda_comes_later(
@@ -222,9 +226,10 @@ def test_add_names_what_the_interpreter_lacks_and_the_commands_that_bring_it(tmp
     with pytest.raises(RequestError) as caught:
         build.add("pytorch", python)
     quoted = shlex.quote(str(python))
-    assert f"{quoted} -m pip install torch==2.13.0" in str(caught.value)
+    pip = f"{shlex.quote(sys.executable)} -m pip --python {quoted}"  # it has none of its own
+    assert f"{pip} install torch==2.13.0" in str(caught.value)
     assert f"hvdkit runtime add pytorch --python {quoted} --build" in str(caught.value)
-    assert f"{quoted} -m pip install safetensors" in str(caught.value)
+    assert f"{pip} install safetensors" in str(caught.value)
     assert store.inspect("pytorch") == (None, None)
 
 

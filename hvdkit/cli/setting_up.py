@@ -77,10 +77,10 @@ def horovod_wheel(
     """Build a Horovod for any environment and test it there; the environment is not changed."""
     from rich.console import Console
 
-    from hvdkit.commands.horovod import build
+    from hvdkit.commands.horovod import build, install_command
 
     made = build(python, gpu, out, Console(stderr=True))
-    typer.echo(f"{made}\ninstall it: {python} -m pip install {made}")
+    typer.echo(f"{made}\ninstall it: {install_command(python, made)}")
 
 
 @recipes_app.command("list")

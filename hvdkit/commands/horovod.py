@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +17,8 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import store, wheel
 from hvdkit.runtimes.collectives_proof import RANKS
-from hvdkit.runtimes.process import Cancellation, Log, environment, foreign_pip
+from hvdkit.runtimes.environment import OLDEST_PYTHON
+from hvdkit.runtimes.process import Cancellation, Log, environment, foreign_pip, output, pip_of, unwritable
 from hvdkit.runtimes.progress import COMPILE, PROVE, BuildProgress
 from hvdkit.runtimes.target import Target, find
 
@@ -44,9 +46,18 @@ def build(python: Path, gpu: bool | None, out: Path, console: Console) -> Path:
     return place
 
 
+def install_command(python: Path, made: Path) -> str:
+    """The command that installs the wheel `made` into the environment of `python`, which may have no pip."""
+    has_pip = output([python, "-c", "import pip; print(pip)"]) is not None
+    return f"{pip_of(python, has_pip)} install {shlex.quote(str(made))}"
+
+
 def install(python: Path, console: Console) -> None:
-    """Build Horovod for the environment of `python`, test it and install it there. Raises as `build` does."""
-    target = find(python, None)
+    """Build Horovod for the environment of `python`, test it and install it there, for a runtime of hvdkit.
+
+    Raises as `build` does.
+    """
+    target = find(python, None, OLDEST_PYTHON)
     made = proved(target, console)
     with Log(store.root() / "logs" / "horovod-install.log", Cancellation()) as log:
         command = foreign_pip(python, "install", "--progress-bar", "off", "--force-reinstall", "--no-deps", made)
@@ -72,8 +83,10 @@ def proved(target: Target, console: Console) -> Path:
                 progress.end(name, "failed", good=False)
                 raise
             progress.end(name, f"tested: {made.name}", good=True)
-    except BaseException:
+    except BaseException as error:
         cancelled.set()
+        if isinstance(error, OSError):
+            raise unwritable(error, Path(tempfile.gettempdir())) from error
         raise
     finally:
         log.close()

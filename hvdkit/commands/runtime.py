@@ -22,7 +22,7 @@ from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
-from hvdkit.runtimes.process import Cancellation, Log
+from hvdkit.runtimes.process import Cancellation, Log, unwritable
 from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.target import Target
@@ -182,7 +182,7 @@ class _Build:
         except BaseException as error:
             self._progress.end(name, "interrupted" if self._cancelled.is_set() else "failed", good=False)
             if isinstance(error, OSError):
-                raise RunError(f"runtime '{name}': {error.filename or store.root()}: {error.strerror}") from error
+                raise RunError(f"runtime '{name}': {unwritable(error, store.root())}") from error
             if isinstance(error, HvdkitError):
                 raise RunError(f"runtime '{name}': {error}") from error
             raise

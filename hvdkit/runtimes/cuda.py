@@ -1,11 +1,11 @@
-"""CUDA's compiler and NCCL, which a GPU build needs, in the folders of NVIDIA, Debian, conda and pip.
+"""CUDA's compiler, NCCL and cuDNN in the folders of NVIDIA, Debian, conda and pip. A GPU build needs the first two.
 
-| from | CUDA | NCCL |
+| from | CUDA | NCCL and cuDNN |
 |---|---|---|
-| NVIDIA's packages, tar files | /usr/local/cuda | /usr/local/nccl, /usr |
+| NVIDIA's packages, tar files | /usr/local/cuda | /usr/local/nccl, /usr/local/cuda, /usr |
 | Debian | /usr/bin/nvcc, headers in /usr/include | /usr/include, /usr/lib/x86_64-linux-gnu |
 | conda | bin and targets/x86_64-linux of the environment | include and lib of the environment |
-| pip | nvidia/cu13 (or nvidia/cuda_nvcc) in site-packages | nvidia/nccl, without libnccl.so |
+| pip | nvidia/cu13 (or nvidia/cuda_nvcc) in site-packages | nvidia/nccl, nvidia/cudnn, without libnccl.so |
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.runtimes.process import output
 
-_NCCL_HOMES = ("/usr", "/usr/local", "/usr/local/nccl", "/opt/nccl", "/usr/local/cuda")
+_LIBRARY_HOMES = ("/usr", "/usr/local", "/usr/local/nccl", "/opt/nccl", "/usr/local/cuda", "/usr/local/cudnn")
 _CUDA_HOMES = ("/usr/local/cuda", "/usr/lib/cuda", "/opt/cuda")
+_PRINT_PATH = "import sys; print(*sys.path, sep='\\n')"
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Cuda:
-    """CUDA's compiler and NCCL; None if not found. `library` is NCCL's, `bare_nccl` one that lacks its headers."""
+    """CUDA's compiler, NCCL and cuDNN; None if not found. `bare_nccl` is an NCCL library that lacks its header."""
 
     nvcc: Found | None
     nccl: Found | None
-    library: Path | None = None
     bare_nccl: Path | None = None
+    cudnn: Found | None = None
 
     def missing(self, nccl: bool = True) -> list[Missing]:
         """What is missing for a GPU build; with `nccl` False the framework's packages bring it."""
@@ -66,43 +67,38 @@ class Cuda:
             faults.append(Missing(what, remedy))
         return faults
 
-    def link_nccl(self, folder: Path) -> Path:
-        """A folder with include/nccl.h and lib/libnccl.so: NCCL's own, or else one of links, made in `folder`.
-
-        pip's NCCL has only libnccl.so.2, which the linker does not look for.
-        """
-        assert self.nccl is not None and self.library is not None
-        if self.library.name == "libnccl.so":
-            return self.nccl.home
-        (folder / "lib").mkdir(parents=True)
-        (folder / "include").symlink_to(self.nccl.home / "include")
-        (folder / "lib" / "libnccl.so").symlink_to(self.library)
-        return folder
-
 
 @functools.cache
 def find(python: Path | None = None) -> Cuda:
-    """CUDA and NCCL as a build would find them: those that the user names, those in the environment of `python`, then
-    the machine's."""
-    nccl, library, bare = _nccl(python)
-    return Cuda(_nvcc(python), nccl, library, bare)
+    """CUDA, NCCL and cuDNN as a build would find them: those that the user names, those in the environment of `python`,
+    then the machine's."""
+    folders = packages(python)
+    nccl, bare = _library("nccl", "nccl.h", ("HOROVOD_NCCL_HOME", "NCCL_HOME"), python, folders)
+    cudnn, _ = _library("cudnn", "cudnn_version.h", ("CUDNN_HOME", "CUDNN_PATH"), python, folders)
+    return Cuda(_nvcc(python, folders), nccl, bare, cudnn)
 
 
 def _named(*variables: str) -> Iterator[Path]:
     return (Path(value) for name in variables if (value := os.environ.get(name)))
 
 
-def _environment(python: Path | None, *in_site_packages: str) -> Iterator[Path]:
-    """The folders of the environment of `python` in which conda and pip put what NVIDIA makes."""
-    if python is not None:
-        prefix = python.parent.parent
-        yield prefix
-        for part in in_site_packages:
-            yield from sorted(prefix.glob(f"lib/python3*/site-packages/nvidia/{part}"))
+def _prefix(python: Path | None) -> list[Path]:
+    """The folder of the environment of `python`, if it has one: conda puts CUDA there."""
+    prefix = python.parent.parent if python else Path("/usr")
+    return [] if prefix in (Path("/usr"), Path("/usr/local")) else [prefix]
 
 
-def _nvcc(python: Path | None) -> Found | None:
-    homes = [*_named("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"), *_environment(python, "cu1*", "cuda_nvcc")]
+def packages(python: Path | None) -> list[Path]:
+    """The folders named nvidia in which pip puts NVIDIA's packages, for the interpreter `python`."""
+    if python is None:
+        return []
+    path = output([python, "-E", "-c", _PRINT_PATH]) or ""
+    return [folder for entry in path.splitlines() if entry and (folder := Path(entry) / "nvidia").is_dir()]
+
+
+def _nvcc(python: Path | None, packages: Iterable[Path]) -> Found | None:
+    homes = [*_named("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"), *_prefix(python)]
+    homes += [home for folder in packages for name in ("cu1*", "cuda_nvcc") for home in sorted(folder.glob(name))]
     candidates = [home / "bin" / "nvcc" for home in homes]
     candidates += [Path(found)] if (found := shutil.which("nvcc")) else []
     candidates += [Path(home) / "bin" / "nvcc" for home in _CUDA_HOMES]
@@ -110,30 +106,34 @@ def _nvcc(python: Path | None) -> Found | None:
         if not candidate.is_file():
             continue
         match = re.search(r"release ([\d.]+)", output([candidate, "--version"]) or "")
-        # nvcc can be a wrapper for one in another folder; the toolkit is where the headers are.
-        home = candidate.parent.parent
-        headers = (*home.glob("include/cuda_runtime.h"), *home.glob("targets/*/include/cuda_runtime.h"))
-        if match and headers:
-            return Found(match[1], home)
+        # nvcc can be a link to, or a script for, one in another folder; the toolkit is where the headers are.
+        top = re.search(r"^#\$ TOP=(.+)$", output([candidate, "--dryrun", "-x", "cu", "-E", os.devnull]) or "", re.M)
+        homes = [candidate.parent.parent, *([Path(os.path.normpath(top[1].strip()))] if top else [])]
+        for home in homes:
+            if match and _first(home, ("include", "targets/*/include"), ("cuda_runtime.h",)):
+                return Found(match[1], home)
     return None
 
 
-def _nccl(python: Path | None) -> tuple[Found | None, Path | None, Path | None]:
-    """NCCL, its library, and the first library that was found without its header."""
-    homes = [*_named("HOROVOD_NCCL_HOME", "NCCL_HOME"), *_environment(python, "nccl"), *map(Path, _NCCL_HOMES)]
+def _library(
+    name: str, header: str, variables: tuple[str, ...], python: Path | None, packages: Iterable[Path]
+) -> tuple[Found | None, Path | None]:
+    """The library with its header, and the first library that was found without it."""
+    homes = [*_named(*variables), *_prefix(python)]
+    homes += [*(folder / name for folder in packages), *map(Path, _LIBRARY_HOMES)]
     bare = None
     for home in homes:
-        header = home / "include" / "nccl.h"
-        # libnccl.so before libnccl.so.2, which pip's NCCL has alone.
-        places = (
-            "lib*/libnccl.so",
-            "lib*/*-linux-gnu/libnccl.so",
-            "lib*/libnccl.so.2",
-            "lib*/*-linux-gnu/libnccl.so.2",
-        )
-        library = next((found for place in places for found in sorted(home.glob(place))), None)
-        if library and header.is_file():
-            numbers = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", header.read_text(errors="replace"))
-            return Found(".".join(numbers) or "unknown", home), library, None
-        bare = bare or library
-    return None, None, bare
+        # pip's has only libnccl.so.2, and no libnccl.so.
+        found = _first(home, ("lib*", "lib*/*-linux-gnu", "targets/*/lib"), (f"lib{name}.so", f"lib{name}.so.*"))
+        text = _first(home, ("include", "include/*-linux-gnu", "targets/*/include"), (header,))
+        if found and text:
+            define = rf"#define {name.upper()}_(?:MAJOR|MINOR|PATCH|PATCHLEVEL)\s+(\d+)"
+            numbers = re.findall(define, text.read_text(errors="replace"))
+            return Found(".".join(numbers) or "unknown", home), None
+        bare = bare or found
+    return None, bare
+
+
+def _first(home: Path, folders: Iterable[str], names: Iterable[str]) -> Path | None:
+    places = (f"{folder}/{name}" for name in names for folder in folders)
+    return next((found for place in places for found in sorted(home.glob(place))), None)

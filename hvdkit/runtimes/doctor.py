@@ -103,14 +103,16 @@ def examine() -> Report:
             notes.append(Missing(what, "free space or set HVDKIT_RUNTIMES to a folder with more"))
     ready = [found.runtime for found in findings if found.state == "ready" and found.runtime]
     cpu_only = [runtime.name for runtime in ready if "nccl" not in runtime.operations]
-    cpu_only = [name for name in cpu_only if pins.RUNTIMES[name].newest_cuda is None]
-    if machine.gpus() and cpu_only:
-        first = [item.remedy for item in cuda.find().missing()]
-        remedy = "; then ".join([*first, f"hvdkit runtime build {' '.join(cpu_only)} --gpu"])
-        notes.append(Missing(f"a GPU is there, but the Horovod of {', '.join(cpu_only)} has no NCCL", remedy))
+    found = cuda.find()
+    for name in cpu_only if machine.gpus() else []:
+        pin = pins.RUNTIMES[name]
+        if found.nvcc is None or found.nvcc.major == pin.cuda:
+            first = [item.remedy for item in found.missing(nccl=not pin.brings_nccl)]
+            remedy = "; then ".join([*first, f"hvdkit runtime build {name} --gpu"])
+            notes.append(Missing(f"a GPU is there, but the Horovod of '{name}' has no NCCL", remedy))
     with_nccl = [runtime.name for runtime in ready if "nccl" in runtime.operations]
     if with_nccl and not machine.gpus():
-        here["GPU"] = f"none here; built for NCCL: {', '.join(with_nccl)}"
+        here["GPU"] = f"{', '.join(with_nccl)}: built for NCCL; no GPU here"
     return Report(findings, here, faults, notes)
 
 
@@ -158,12 +160,17 @@ def _machine() -> dict[str, str]:
         "MPI": machine.mpi() or "none (Horovod is built with Gloo alone)",
         "GPU": "\n".join(machine.gpus()) or "none",
         "CUDA": f"{here.nvcc.version} ({here.nvcc.home})" if here.nvcc else "none",
-        "NCCL": f"{here.nccl.version} ({here.nccl.home})" if here.nccl else "none",
+        "NCCL": _library(here.nccl),
+        "cuDNN": _library(here.cudnn),
         "processor": f"{len(os.sched_getaffinity(0))} cores, {machine.architecture()}",
         "memory": _gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "runtimes": f"{store.root()} ({_gib(_free_bytes(store.root()))} free)",
         "cache": f"{store.cache()} ({_gib(_free_bytes(store.cache()))} free)",
     }
+
+
+def _library(found: cuda.Found | None) -> str:
+    return f"{found.version} ({found.home})" if found else "none outside the runtimes; frameworks' GPU packages have it"
 
 
 def _free_bytes(folder: Path) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +13,13 @@ from typing import Any
 from hvdkit.errors import RunError
 from hvdkit.runtimes import machine, pins, store
 from hvdkit.runtimes.cuda import Missing
-from hvdkit.runtimes.process import Log, environment, pip
+from hvdkit.runtimes.process import Log, ask, environment, pip, pip_of
 from hvdkit.runtimes.store import Runtime
 
-_PROBE, _PROBE_TIMEOUT_S = Path(__file__).with_name("probe.py"), 120
+_PROBE = Path(__file__).with_name("probe.py")
+_KEYS = {"python", "pip", "versions", "missing", "broken", "controllers", "operations"}
+# For hvdkit in the ranks.
+OLDEST_PYTHON = (3, 11)
 
 
 def create(name: str, log: Log) -> Path:
@@ -90,34 +91,21 @@ def examine(runtime: Runtime) -> tuple[Runtime, list[Missing]]:
 
 
 def _probe(runtime: Runtime) -> dict[str, Any]:
-    pin, python = pins.RUNTIMES[runtime.name], runtime.python
-    command: list[str | Path] = [python, _PROBE, pin.module, pin.horovod_module, *pins.CORE_MODULES, "hvdkit"]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            env=environment(python) | runtime.environment,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{python}: no answer within {_PROBE_TIMEOUT_S} s to the question what is in it") from None
-    except OSError as error:
-        raise RunError(f"{python}: cannot be run ({error.strerror})") from error
-    except (ValueError, IndexError):
-        end = " | ".join(done.stderr.strip().splitlines()[-2:]) or f"exit status {done.returncode}"
-        raise RunError(f"{python}: gave no answer to the question what is in it: {end}") from None
-    return answer
+    pin = pins.RUNTIMES[runtime.name]
+    modules = (pin.module, pin.horovod_module, *pins.CORE_MODULES, "hvdkit")
+    return ask(runtime.python, OLDEST_PYTHON, _PROBE, *modules, keys=_KEYS, **runtime.environment)
 
 
 def _faults(runtime: Runtime, found: Mapping[str, Any]) -> list[Missing]:
     python = runtime.python
+    if tuple(found["python"]) < OLDEST_PYTHON:
+        version, oldest = (".".join(map(str, parts)) for parts in (found["python"], OLDEST_PYTHON))
+        what = f"it is Python {version}, expected {oldest} or later"
+        return [Missing(what, "name another interpreter")]
 
     def remedy(module: str, *options: str) -> str:
         if runtime.added:
-            return _remedy_for_added(runtime.name, python, module, options)
+            return _remedy_for_added(runtime.name, python, found["pip"], module, options)
         # It is complete on disk, so a build would leave it alone.
         return f"rm -r {shlex.quote(str(store.folder(runtime.name)))} && hvdkit runtime build {runtime.name}"
 
@@ -131,7 +119,7 @@ def _faults(runtime: Runtime, found: Mapping[str, Any]) -> list[Missing]:
     return missing
 
 
-def _remedy_for_added(name: str, python: Path, module: str, options: tuple[str, ...]) -> str:
+def _remedy_for_added(name: str, python: Path, has_pip: bool, module: str, options: tuple[str, ...]) -> str:
     """The command that installs `module` into a user's own interpreter."""
     pin, shown = pins.RUNTIMES[name], shlex.quote(str(python))
     add = f"hvdkit runtime add {name} --python {shown}"
@@ -139,5 +127,5 @@ def _remedy_for_added(name: str, python: Path, module: str, options: tuple[str, 
         return add
     if module.startswith("horovod"):
         return f"{add} --build"
-    install = " ".join([shown, "-m", "pip", "install", *options])
+    install = " ".join([pip_of(python, has_pip), "install", *options])
     return f"{install} {pins.CORE_MODULES.get(module, pin.cpu_packages[0])}"

@@ -1,8 +1,8 @@
 """What Horovod can be built for in an interpreter: `PYTHON interpreter_probe.py MODULE=DISTRIBUTION,…` prints JSON.
 
 It is run as a file by Python 3.9 or later and imports no framework. Keys: `python` (its version), `machine`,
-`headers` (whether Python.h is there), `versions` (module to version, of numpy and of the modules asked for), and
-`cuda` (the CUDA of torch, None for a CPU build).
+`headers` and `pip` (whether Python.h and pip are there), `versions` (module to version, of numpy and of the modules
+asked for), and `cuda` (framework to the version of the CUDA that it was built for, None for a CPU build).
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+import re
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 
 def version(module: str, distributions: list[str]) -> str | None:
@@ -28,17 +30,28 @@ def version(module: str, distributions: list[str]) -> str | None:
     return str(getattr(__import__(module), "__version__", "unknown"))
 
 
-def torch_cuda() -> str | None:
-    """What torch/version.py says of CUDA: that file imports nothing, while torch takes seconds."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    names: dict[str, object] = {}
+def cuda_of(module: str) -> str | None:
+    """The CUDA that a framework was built for, from a file that imports nothing: the framework itself takes seconds."""
+    if module == "mxnet":  # its name for pip says it: mxnet-cu117
+        names = (str(one.metadata["Name"]) for one in importlib.metadata.distributions())
+        found = [match for match in (re.fullmatch(r"mxnet-cu(\d+)(\d)", name) for name in names) if match]
+        return "{}.{}".format(*found[0].groups()) if found else None
     try:
-        exec(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"), names)
-    except OSError:
+        if module == "torch":
+            said = _names_in("torch", "version.py").get("cuda")
+        else:
+            said = _names_in("tensorflow", "python/platform/build_info.py")["build_info"].get("cuda_version")
+    except (OSError, KeyError, AttributeError):
         return None
-    return None if names.get("cuda") is None else str(names["cuda"])
+    return str(said) if said else None
+
+
+def _names_in(module: str, file: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.origin is not None:
+        exec((Path(spec.origin).parent / file).read_text(encoding="utf-8"), names)
+    return names
 
 
 def main() -> None:
@@ -55,8 +68,9 @@ def main() -> None:
         "implementation": platform.python_implementation(),
         "machine": platform.machine() if sys.maxsize > 2**32 else "a 32-bit build",
         "headers": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
+        "pip": importlib.util.find_spec("pip") is not None,
         "versions": found,
-        "cuda": torch_cuda(),
+        "cuda": {module: cuda_of(module) for module in found if module != "numpy"},
     }
     print("\n" + json.dumps(answer))
 

@@ -48,8 +48,11 @@ def make() -> str | None:
 
 @functools.cache
 def mpi() -> str | None:
-    """The version of the MPI that Horovod would be built with; None without its compiler mpicxx."""
-    if shutil.which("mpicxx") is None:
+    """The version of the MPI that Horovod would be built with; None if it cannot compile.
+
+    Debian's openmpi-bin has the compiler mpicxx, and its headers are in libopenmpi-dev.
+    """
+    if output(["mpicxx", "-E", "-include", "mpi.h", "-x", "c++", os.devnull]) is None:
         return None
     return _version("mpirun") or _version("mpicxx") or "unknown"
 
@@ -132,12 +135,14 @@ def decide_gpu(name: str, gpu: bool | None) -> bool:
     """
     if gpu is False:
         return False
-    found, newest = cuda.find(), RUNTIMES[name].newest_cuda
+    found, pin = cuda.find(), RUNTIMES[name]
     # Without a request a GPU build is made only where the machine has all of it.
-    faults = found.missing(nccl=not (gpu and RUNTIMES[name].brings_nccl))
-    if found.nvcc and newest and found.nvcc.major > newest:
-        what = f"a CUDA that the last release of {name} knows: {newest} at most (here {found.nvcc.version})"
-        faults.append(Missing(what, f"build it for the CPU, `hvdkit runtime build {name} --cpu`, and the others apart"))
+    faults = found.missing(nccl=not (gpu and pin.brings_nccl))
+    if found.nvcc and found.nvcc.major != pin.cuda:
+        here = f"{found.nvcc.version} in {found.nvcc.home}"
+        what = f"CUDA {pin.cuda}, which {pin.module} {pin.version(gpu=True)} is for (here {here})"
+        remedy = f"name its folder in CUDA_HOME, or build for the CPU: `hvdkit runtime build {name} --cpu`"
+        faults.append(Missing(what, remedy))
     if gpu:
         refuse("--gpu needs what is missing here", faults)
     return not faults

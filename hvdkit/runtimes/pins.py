@@ -46,8 +46,8 @@ class Pins:
     `module` is the framework's name in `import`, `distributions` are its names for pip; `horovod_flag` is its name in
     Horovod's build variables, `horovod_module` the Horovod binding. `pythons` are the Python versions that have all
     these releases, in order of preference. `gpu_packages` replaces `cpu_packages` if Horovod is built for CUDA and
-    NCCL. `newest_cuda` is the last major version of CUDA that the framework supports, None for no limit. `oldest` is
-    the first version of the framework that hvdkit builds Horovod for. `brings_nccl`: its GPU packages include NCCL.
+    NCCL; `cuda` is the major version of the CUDA that they are for, and they include an NCCL if `brings_nccl`. `oldest`
+    is the first version of the framework that hvdkit builds Horovod for.
     """
 
     module: str
@@ -59,8 +59,8 @@ class Pins:
     gpu_packages: tuple[str, ...]
     shared_packages: tuple[str, ...]
     oldest: str
+    cuda: int
     brings_nccl: bool = False
-    newest_cuda: int | None = None
 
     def version(self, gpu: bool) -> str:
         """The framework's pinned version."""
@@ -88,9 +88,9 @@ RUNTIMES: dict[str, Pins] = {
         horovod_module="horovod.torch",
         pythons=_PYTHONS,
         # Of `==` the package index that pip uses decides whether it is a CPU or a CUDA build; `===` refuses 2.13.0+cpu.
-        # A CUDA build brings NCCL with it.
         cpu_packages=("torch==2.13.0",),
         gpu_packages=("torch===2.13.0",),
+        cuda=13,
         brings_nccl=True,
         shared_packages=("numpy==2.4.6", "scikit-learn==1.9.1"),
         oldest="2.1",
@@ -103,6 +103,8 @@ RUNTIMES: dict[str, Pins] = {
         pythons=_PYTHONS,
         cpu_packages=("tensorflow-cpu==2.21.0",),
         gpu_packages=("tensorflow[and-cuda]==2.21.0",),
+        cuda=12,
+        brings_nccl=True,
         shared_packages=("keras==3.15.1", "numpy==2.4.6", "scikit-learn==1.9.1"),
         oldest="2.15",
     ),
@@ -117,7 +119,7 @@ RUNTIMES: dict[str, Pins] = {
         # MXNet is no longer developed and needs this NumPy; these are the last releases that support it.
         shared_packages=("numpy==1.23.5", "scikit-learn==1.7.2"),
         oldest="1.9.1",
-        newest_cuda=11,
+        cuda=11,
     ),
 }
 

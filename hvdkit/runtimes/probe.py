@@ -1,8 +1,8 @@
 """What is installed in an interpreter: `PYTHON probe.py FRAMEWORK_MODULE HOROVOD_MODULE MODULE…` prints a JSON object.
 
-It is run as a file and uses the standard library only, since the interpreter may not have hvdkit. Keys: `versions`
-(package to version), `missing` (modules that are not installed), `broken` (module to the error of its import),
-`controllers` and `operations` (what Horovod was built with).
+It is run as a file and uses the standard library only, since the interpreter may not have hvdkit. Keys: `python` (its
+version, three numbers), `pip` (whether it is there), `versions` (package to version), `missing` (modules that are not
+installed), `broken` (module to the error of its import), `controllers` and `operations` (what Horovod was built with).
 """
 
 import contextlib
@@ -44,6 +44,8 @@ def probe(framework: str, horovod: str, modules: "list[str]") -> "dict[str, obje
         check = getattr(loaded.get(horovod), f"{part}_built", None)
         built[part] = bool(check()) if check else False
     return {
+        "python": sys.version_info[:3],
+        "pip": importlib.util.find_spec("pip") is not None,
         "versions": versions,
         "missing": missing,
         "broken": broken,

@@ -2,28 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from hvdkit.errors import RunError
 
 _END_WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
 _TAIL_LINES = 12
+_MORE_ROOM = "free space, or name folders with more in HVDKIT_RUNTIMES, XDG_CACHE_HOME and TMPDIR"
+# What a command says if its failure has nothing to do with what it did: the cause, and the remedy.
+_KILLED = "the compiler was killed, as a rule for lack of memory; free some, or set MAKEFLAGS=-j1"
+_CAUSES = {
+    "No space left on device": f"the disk is full; {_MORE_ROOM}",
+    "Killed signal terminated program": _KILLED,  # gcc
+    "died due to signal 9": _KILLED,  # nvcc
+}
+_ANSWER_S = 120
+_PRINT_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 def output(command: Sequence[str | Path]) -> str | None:
     """What `command` prints; None if it is missing, fails or takes longer than 20 s."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or done.stderr.strip()
+
+
+def ask(
+    python: Path, oldest: tuple[int, int], script: Path, *arguments: str, keys: set[str], **variables: str
+) -> dict[str, Any]:
+    """The JSON object with `keys` that `script`, run by the interpreter `python`, prints as its last line.
+
+    Raises RunError if `python` cannot be run, does not answer, or is older than `oldest`.
+    """
+    command: list[str | Path] = [python, script, *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            stdin=subprocess.DEVNULL,
+            env=environment(python) | variables,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if keys <= answer.keys():
+            return answer
+    except OSError as error:
+        raise RunError(f"{python}: cannot be run ({error.strerror}); name a Python interpreter") from error
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{python}: no answer within {_ANSWER_S} s; name a Python interpreter") from None
+    except (ValueError, IndexError, AttributeError):
+        pass
+    wanted = f"expected CPython {oldest[0]}.{oldest[1]} or later"
+    version = output([python, "-c", _PRINT_VERSION]) or ""
+    parts = version.split(".")
+    if len(parts) == 3 and all(map(str.isdigit, parts)) and tuple(map(int, parts)) < oldest:
+        raise RunError(f"{python}: {wanted}, it is {version}; name another interpreter")
+    end = " | ".join(done.stderr.strip().splitlines()[-2:]) or f"exit status {done.returncode}"
+    raise RunError(f"{python}: {wanted}, got no answer from it: {end}; name a Python interpreter")
 
 
 def environment(python: Path) -> dict[str, str]:
@@ -37,6 +95,12 @@ def pip(python: Path, *arguments: str | Path) -> list[str | Path]:
     return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
 
 
+def pip_of(python: Path, has_pip: bool) -> str:
+    """The command that a user types for the pip of `python`, which is hvdkit's if it has none."""
+    own = f"{shlex.quote(sys.executable)} -m pip --python {shlex.quote(str(python))}"
+    return f"{shlex.quote(str(python))} -m pip" if has_pip else own
+
+
 def foreign_pip(python: Path, *arguments: str | Path) -> list[str | Path]:
     """The command line of hvdkit's own pip that works on the environment of `python`, which needs no pip."""
     return pip(Path(sys.executable), "--python", python, *arguments)
@@ -48,24 +112,31 @@ class Cancellation(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
+        self._other_end: int | None
         self.stdin, self._other_end = os.pipe()
 
     def set(self) -> None:
-        """Cancel; only once."""
+        """Cancel."""
         super().set()
-        os.close(self._other_end)
+        end, self._other_end = self._other_end, None
+        if end is not None:
+            os.close(end)
 
 
 class Log:
     """The log file of a build, to which the commands that it runs write.
 
-    Raises OSError if the file cannot be made. Once `cancelled` is set, the running command and all later ones fail.
+    Raises RunError if the file cannot be made; if the disk is full, the build goes on without it. Once `cancelled` is
+    set, the running command and all later ones fail.
     """
 
     def __init__(self, path: Path, cancelled: Cancellation) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file: TextIO = path.open("w", encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("w", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(error, path) from error
         self._cancelled = cancelled
 
     def __enter__(self) -> Log:
@@ -76,12 +147,13 @@ class Log:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def write(self, text: str) -> None:
         """Add a line."""
-        self._file.write(text + "\n")
-        self._file.flush()
+        with contextlib.suppress(OSError):
+            self._file.write(text + "\n")
 
     def run(
         self,
@@ -94,8 +166,8 @@ class Log:
     ) -> None:
         """Run `command`, with its output in the log; each line also goes to `on_line`.
 
-        Raises RunError if it fails or is cancelled, with `stage` (what was being done), the relevant lines of its
-        output and the path of the log.
+        Raises RunError if it fails or is cancelled, with `stage` (what was being done), the cause or the relevant lines
+        of its output, and the path of the log.
         """
         words = [str(word) for word in command]
         self.write(f"$ {' '.join(words)}")
@@ -113,17 +185,28 @@ class Log:
             start_new_session=True,
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                self._file.write(line)
-                tail.append(line.rstrip())
-                on_line(line)
-            self._file.flush()
-            status = process.wait()
+            try:
+                for line in process.stdout:
+                    self.write(line.removesuffix("\n"))
+                    tail.append(line.rstrip())
+                    on_line(line)
+                status = process.wait()
+            except BaseException:  # Ctrl-C in the main thread: leaving `with` would wait for the command's own end
+                self._cancelled.set()
+                raise
         if self._cancelled.is_set():
             raise RunError(f"{stage}: cancelled")
         if status != 0:
+            if cause := next((cause for said, cause in _CAUSES.items() if any(said in line for line in tail)), None):
+                raise RunError(f"{stage} failed: {cause}; the whole log: {self.path}")
             end = "\n".join(f"    {line}" for line in relevant(tail))
             raise RunError(f"{stage} failed (exit status {status}); the whole log: {self.path}\n{end}")
+
+
+def unwritable(error: OSError, place: Path) -> RunError:
+    """The error of a build for one of a file, which is in `place` if the error does not say it."""
+    room = _MORE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else "set HVDKIT_RUNTIMES to a folder of yours"
+    return RunError(f"{error.filename or place}: cannot be written ({error.strerror}); {room}")
 
 
 def relevant(lines: Sequence[str] | deque[str]) -> list[str]:

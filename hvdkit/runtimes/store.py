@@ -113,7 +113,8 @@ def python_of(name: str) -> Path:
 
 def save(runtime: Runtime) -> None:
     """Declare the runtime complete, as the last step of a build. Raises RunError if the record cannot be written."""
-    write_atomic(folder(runtime.name) / _RECORD, runtime.model_dump_json(indent=2) + "\n")
+    record = runtime.model_dump_json(indent=2) + "\n"
+    write_atomic(folder(runtime.name) / _RECORD, record, elsewhere="set HVDKIT_RUNTIMES")
 
 
 def forget(name: str) -> None:

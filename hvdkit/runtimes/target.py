@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,14 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from hvdkit.errors import RequestError
+from hvdkit.errors import RequestError, RunError
 from hvdkit.runtimes import cuda, machine, pins
 from hvdkit.runtimes.cuda import Missing
-from hvdkit.runtimes.process import environment
+from hvdkit.runtimes.process import ask, pip_of
 
 OLDEST_PYTHON = (3, 9)
-_PROBE, _PROBE_TIMEOUT_S = Path(__file__).with_name("interpreter_probe.py"), 120
+_PROBE = Path(__file__).with_name("interpreter_probe.py")
+_KEYS = {"python", "implementation", "machine", "headers", "pip", "versions", "cuda"}
 
 
 @dataclass(frozen=True)
@@ -44,18 +43,19 @@ class Target:
         return ", ".join(f"{module} {self.versions[module]}" for module in self.modules)
 
 
-def find(python: Path, gpu: bool | None) -> Target:
+def find(python: Path, gpu: bool | None, oldest: tuple[int, int] = OLDEST_PYTHON) -> Target:
     """What Horovod can be built for in the environment of the interpreter `python`; nothing in it is changed.
 
-    `gpu` asks for a build with (True) or without (False) CUDA and NCCL; None takes them where both are found and torch
-    is no CPU build. Raises RequestError with all faults, each with its remedy.
+    `gpu` asks for a build with (True) or without (False) CUDA and NCCL; None takes them where both are found and fit
+    every framework. `oldest` is the first Python that will do. Raises RequestError with all faults, each with its
+    remedy.
     """
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
     python = python.expanduser().absolute()
     if not os.access(python, os.X_OK) or python.is_dir():
         raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
     found = _probe(python)
-    faults = [*_interpreter_faults(python, found), *_framework_faults(found["versions"]), *machine.missing(())]
+    faults = [*_interpreter_faults(python, found, oldest), *_framework_faults(found["versions"]), *machine.missing(())]
     on_gpu = _gpu_faults(python, found)
     if gpu:
         faults += on_gpu
@@ -66,31 +66,16 @@ def find(python: Path, gpu: bool | None) -> Target:
 def _probe(python: Path) -> dict[str, Any]:
     asked = [f"{pin.module}={','.join(pin.distributions)}" for pin in pins.RUNTIMES.values()]
     try:
-        done = subprocess.run(
-            [python, _PROBE, *asked],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            env=environment(python),
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except OSError as error:
-        raise RequestError(f"{python}: cannot be run ({error.strerror}); name a Python interpreter") from error
-    except subprocess.TimeoutExpired:
-        raise RequestError(f"{python}: no answer within {_PROBE_TIMEOUT_S} s; is it a Python interpreter?") from None
-    except (ValueError, IndexError):
-        end = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RequestError(f"{python}: expected CPython 3.9 or later, got no answer from it: {end}") from None
-    assert isinstance(answer, dict)
-    return answer
+        return ask(python, OLDEST_PYTHON, _PROBE, *asked, keys=_KEYS)
+    except RunError as error:
+        raise RequestError(str(error)) from error
 
 
-def _interpreter_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]:
+def _interpreter_faults(python: Path, found: Mapping[str, Any], oldest: tuple[int, int]) -> list[Missing]:
     faults = []
     version = ".".join(found["python"].split(".")[:2])
-    if found["implementation"] != "CPython" or tuple(map(int, version.split("."))) < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
+    if found["implementation"] != "CPython" or tuple(map(int, version.split("."))) < oldest:
+        wanted = ".".join(map(str, oldest))
         what = f"{found['implementation']} {found['python']}, expected CPython {wanted} or later"
         faults.append(Missing(what, "name another interpreter"))
     if found["machine"] != platform.machine():
@@ -100,19 +85,22 @@ def _interpreter_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]
         what = f"the headers of {python} (Python.h)"
         faults.append(Missing(what, f"sudo apt-get install python{version}-dev, or a Python that brings them"))
     if "numpy" not in found["versions"]:
-        faults.append(Missing("numpy is not installed", f"{python} -m pip install numpy"))
+        faults.append(Missing("numpy is not installed", f"{pip_of(python, found['pip'])} install numpy"))
     return faults
 
 
 def _gpu_faults(python: Path, found: Mapping[str, Any]) -> list[Missing]:
     """Why Horovod cannot be built with CUDA and NCCL."""
-    here, torch = cuda.find(python), found["versions"].get("torch")
+    here = cuda.find(python)
     faults = here.missing()
-    if torch and found["cuda"] is None:
-        faults.append(Missing(f"torch {torch} is a CPU build", "install a CUDA build of torch there, or use --cpu"))
-    elif torch and here.nvcc and int(found["cuda"].split(".")[0]) != here.nvcc.major:
-        what = f"torch {torch} is for CUDA {found['cuda']}, the compiler in {here.nvcc.home} is of {here.nvcc.version}"
-        faults.append(Missing(what, "name the folder of the other CUDA in CUDA_HOME"))
+    for module, wanted in found["cuda"].items():
+        framework = f"{module} {found['versions'][module]}"
+        if wanted is None:
+            remedy = f"install a CUDA build of {module} there, or use --cpu"
+            faults.append(Missing(f"{framework} is a CPU build", remedy))
+        elif here.nvcc and int(wanted.split(".")[0]) != here.nvcc.major:
+            what = f"{framework} is for CUDA {wanted}, the compiler in {here.nvcc.home} is of {here.nvcc.version}"
+            faults.append(Missing(what, "name the folder of the other CUDA in CUDA_HOME, or use --cpu"))
     return faults
 
 

@@ -65,6 +65,7 @@ def flags(target: Target) -> dict[str, str]:
             "HOROVOD_NCCL_LINK": "SHARED",
             "HOROVOD_NCCL_HOME": str(here.nccl.home),
             "HOROVOD_CUDA_HOME": str(here.nvcc.home),
+            "CUDA_HOME": str(here.nvcc.home),  # read by torch, whose own search ends at the first nvcc on PATH
         }
     # Gloo's CMake list asks for a version that CMake 4, if a user selects it by HOROVOD_CMAKE, would refuse.
     return chosen | {"CMAKE_POLICY_VERSION_MINIMUM": "3.5"}
@@ -127,8 +128,8 @@ def sdist(python: Path, scratch: Path, log: Log) -> Path:
     # With its hash, so that pip refuses another archive before it runs the setup.py in it.
     wanted.write_text(f"horovod=={pins.HOROVOD_VERSION} --hash=sha256:{pins.HOROVOD_SDIST_SHA256}\n")
     options = ("--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", wanted, "-d", scratch)
-    log.run("fetching Horovod", foreign_pip(python, "download", *options), environment=environment(python))
-    write_atomic(target, (scratch / _SDIST).read_bytes())
+    log.run("fetching Horovod", foreign_pip(python, "download", *options), environment=_within(scratch, python))
+    write_atomic(target, (scratch / _SDIST).read_bytes(), elsewhere="set XDG_CACHE_HOME")
     return target
 
 
@@ -152,39 +153,52 @@ def obtain(target: Target, scratch: Path, log: Log, on_percent: Callable[[int], 
     _writable(folder)
     scratch.mkdir()
     try:
-        source = _unpack(sdist(python, scratch, log), scratch)
+        source = unpack(sdist(python, scratch, log), scratch)
         patches.apply(source, patches.chosen(target.versions))
         options = ("--progress-bar", "off", "--no-deps", "--target", scratch / "tools", *pins.BUILD_TOOLS)
-        log.run(
-            "installing the build's tools", foreign_pip(python, "install", *options), environment=environment(python)
-        )
-        variables = build_environment(target, scratch / "tools")
-        if target.gpu:
-            variables["HOROVOD_NCCL_HOME"] = str(cuda.find(python).link_nccl(scratch / "nccl"))
+        tools = foreign_pip(python, "install", *options)
+        log.run("installing the build's tools", tools, environment=_within(scratch, python))
         log.run(
             "compiling Horovod",
             foreign_pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, source),
-            environment=variables,
+            environment=build_environment(target, scratch / "tools") | _within(scratch),
             cwd=scratch,
             on_line=lambda line: on_percent(int(found[1])) if (found := _PERCENT.search(line)) else None,
         )
         built = _wheel_in(scratch)
         if built is None:
             raise RunError(f"compiling Horovod left no wheel in {scratch}; the whole log: {log.path}")
-        write_atomic(folder / "made-from.json", json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n")
-        write_atomic(folder / built.name, built.read_bytes())
+        made_from = json.dumps(ingredients, indent=2, sort_keys=True, default=str) + "\n"
+        write_atomic(folder / "made-from.json", made_from, elsewhere="set XDG_CACHE_HOME")
+        write_atomic(folder / built.name, built.read_bytes(), elsewhere="set XDG_CACHE_HOME")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder / built.name
+
+
+def _within(scratch: Path, python: Path | None = None) -> dict[str, str]:
+    """The variables of a program that leaves its own temporary files, if it is killed, in the folder `scratch`."""
+    return (environment(python) if python else {}) | {"TMPDIR": str(scratch)}
 
 
 def build_environment(target: Target, tools: Path) -> dict[str, str]:
     """The variables of Horovod's build: the user's settings, except for what `flags` decides. `tools` has CMake."""
     assert target.python is not None
     inherited = {name: value for name, value in environment(target.python).items() if not name.startswith("HOROVOD_")}
-    found = {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}{os.pathsep}{inherited['PATH']}"}
+    chosen, first = flags(target), [str(tools / "bin")]
+    found = {"PYTHONPATH": str(tools)}
+    if "HOROVOD_CUDA_HOME" in chosen:
+        home = Path(chosen["HOROVOD_CUDA_HOME"])
+        # Horovod asks the first nvcc on PATH for its architectures, and compiles with that of HOROVOD_CUDA_HOME.
+        first.append(str(home / "bin"))
+        # nvcc links what is in lib64; pip's CUDA has its libraries in lib.
+        if (home / "lib" / "libcudart_static.a").exists() and not (home / "lib64").exists():
+            found["LIBRARY_PATH"] = os.pathsep.join(
+                [str(home / "lib"), *filter(None, [os.environ.get("LIBRARY_PATH")])]
+            )
+    found["PATH"] = os.pathsep.join([*first, inherited["PATH"]])
     parallel = {"MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}"}
-    return inherited | own_settings() | flags(target) | found | parallel
+    return inherited | own_settings() | chosen | found | parallel
 
 
 def _cache_folder(ingredients: Mapping[str, object]) -> Path:
@@ -195,7 +209,8 @@ def _wheel_in(folder: Path) -> Path | None:
     return next(folder.glob("horovod-*.whl"), None)
 
 
-def _unpack(archive: Path, into: Path) -> Path:
+def unpack(archive: Path, into: Path) -> Path:
+    """Unpack the sdist into the folder `into`; returns the folder of its sources."""
     with tarfile.open(archive) as tar:
         # The hash has been checked, so the paths are safe; the filter only avoids a warning of later Pythons.
         # Python 3.11.2 of Debian 12 has no filters yet.
