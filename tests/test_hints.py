@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import simulating
 from conftest import Hvdkit, run
 from resuming import local_recipe, local_run
 
+from hvdkit.cli import app
+from hvdkit.errors import RequestError
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
@@ -39,6 +44,18 @@ DRY = ("--dry-run", "--json")
          "--batch-size, --lr, --tensorboard: keys of the recipe are given as key=value, without dashes; expected "
          "batch_size=64 optimizer.learning_rate=0.1 tensorboard=true"),
         (["--optimizer.momentum", "0.8", "--framework", "mxnet"], "expected optimizer.momentum=0.8\n"),
+        (["dropout=0.1"], "dropout: unknown key; known keys: accumulate"),
+        (["loss.name=mse"], "loss.name: unknown key; known keys: label_smoothing"),
+        (["model=resnet8"], "got 'resnet8'; did you mean model.name=resnet8?"),
+        (["data=mnist"], "got 'mnist'; did you mean data.name=mnist5k?"),
+        (["epochs", 3], "epochs 3: a change is one word, key=value; expected epochs=3\n"),
+        (["epochs", "=", 3], "epochs = 3: a change is one word, key=value; expected epochs=3\n"),
+        (["--dry-run", "lr=", "0.1"], "lr= 0.1: a change is one word, key=value; expected optimizer.learning_rate=0.1"),
+        (["epochs:3"], "override 'epochs:3': expected key=value; expected epochs=3"),
+        (["epochs=3,seed=4"], "got '3,seed=4'; give each change as a word of its own"),
+        (["pytorch"], "expected key=value, or the option --framework pytorch"),
+        (["2"], "or an option such as -np 2"),
+        (["resnet50-imagenet.yaml"], "the recipe is the first word, and there is one only"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["train", "compare"])
@@ -47,10 +64,154 @@ def test_what_may_have_been_meant(command: str, words: list[Any], told: str, ins
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_an_option_that_is_no_key_either_is_typers_to_refuse(inside: Hvdkit) -> None:
-    for words in (("train", DIGITS, "--epoch", "3"), ("bench", "allreduce", "--epochs", "3")):
+# What users of horovodrun, torchrun, Lightning, the Trainer, timm and PyTorch's examples type; what to type here.
+HABITS = {
+    "--device cuda": "device=gpu",
+    "--accelerator gpu": "device=gpu",
+    "--no-cuda": "device=cpu",
+    "--model resnet8": "model.name=resnet8",
+    "-a resnet-18": "model.name=resnet18",
+    "--arch=resnet18": "model.name=resnet18",
+    "--fp16": "precision=fp16",
+    "--amp": "precision=fp16",
+    "--precision bf16-mixed": "precision=bf16",
+    "--fp16-allreduce": "compression=fp16",
+    "--autotune": "tune=measure",
+    "--max_epochs 3": "epochs=3",
+    "--num_train_epochs=3": "epochs=3",
+    "--epoch 3": "epochs=3",
+    "--max-steps 9": "steps=9",
+    "-b 64": "batch_size=64",
+    "--per_device_train_batch_size 16": "batch_size=16",
+    "--gradient_accumulation_steps 4": "accumulate=4",
+    "--accumulate_grad_batches 4": "accumulate=4",
+    "--gradient-checkpointing": "recompute=true",
+    "--max_grad_norm 1": "optimizer.clip_norm=1",
+    "--optim adamw_torch": "optimizer.name=adamw",
+    "--lr_scheduler_type cosine": "schedule.decay=cosine",
+    "--label_smoothing_factor 0.1": "loss.label_smoothing=0.1",
+    "-j 4": "data.workers=4",
+    "--data cifar10": "data.name=cifar10",
+    "--data-dir /images": "data.path=/images",
+    "--logging_steps 5": "log_every=5",
+    "--save_steps 5": "checkpoint.every_steps=5",
+    "--min-np 1 --max-np 4": "elastic.min_np=1 elastic.max_np=4",
+}
+OPTIONS = {
+    "--gpus 2": "-np 2 device=gpu",
+    "--devices 2": "-np 2 device=gpu",
+    "--nproc_per_node 4": "-np 4",
+    "--nproc-per-node=4": "-np 4",
+    "--num-proc 4": "-np 4",
+    "--world-size 4": "-np 4",
+    "--nnodes 2": "-H HOST:SLOTS,HOST:SLOTS",
+    "--output_dir Runs/A": "--out Runs/A",
+    "--resume_from_checkpoint Runs/A": "--out Runs/A --resume",
+    "--report_to wandb": "--log wandb",
+}
+
+
+@pytest.mark.parametrize("words", [*HABITS, *OPTIONS])
+def test_other_tools_options(words: str, inside: Hvdkit) -> None:
+    done = inside("train", DIGITS, *words.split())
+    name = words.replace("=", " ").split()[0]
+    if words in HABITS:
+        names = ", ".join(word for word in words.replace("=", " ").split() if word.startswith("-"))
+        told = f"{names}: keys of the recipe are given as key=value, without dashes; expected {HABITS[words]}\n"
+    else:
+        told = f"{name}: no such option; expected the option {OPTIONS[words]}\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize("words", sorted(set(HABITS) - {"--data-dir /images", "--min-np 1 --max-np 4"}))
+def test_what_hints_offer_is_accepted(words: str) -> None:
+    notes: list[str] = []
+    change = HABITS[words].replace("data.name=cifar10", "data={name: cifar10, path: x}")
+    overrides = [change] if "data.workers" not in change else [change, "data.name=imagefolder", "data.path=x"]
+    assert schema.load(registry.locate(Path(DIGITS)), overrides, notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("amp=true", "amp: unknown key; did you mean precision=fp16?"),
+        ("cuda=false", "cuda: unknown key; did you mean device=cpu?"),
+        ("device=cuda", "device: expected 'auto', 'cpu' or 'gpu', got 'cuda'; did you mean 'gpu'?"),
+        ("precision=16-mixed", "got '16-mixed'; did you mean 'fp16'?"),
+        ("precision=float64", "got 'float64'; did you mean 'fp64'?"),
+        ("model.name=resnet_18", "did you mean 'resnet18'?"),
+        ("schedule.decay=cosin", "did you mean 'cosine'?"),
+        ("framework=pytorch", "framework: unknown key; expected the option --framework pytorch"),
+        ("np=2", "np: unknown key; expected the option -np 2"),
+        ("gpus=2", "gpus: unknown key; expected the option -np 2 device=gpu"),
+        ("out=runs/A", "out: unknown key; expected the option --out runs/A"),
+        ("resume=true", "resume: unknown key; expected the option --resume"),
+        ("shuffle=true", "shuffle: unknown key; leave it out"),
+        ("steps_per_epoch=9", "steps_per_epoch: unknown key; hvdkit has no such setting; steps="),
+    ],
+)
+def test_other_tools_settings_as_overrides(words: str, told: str, inside: Hvdkit) -> None:
+    done = inside("train", DIGITS, words)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("command line: ") and told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("resnet20", "did you mean 'resnet20-digits' or 'resnet20-folder'?"),
+        ("imagenet", "did you mean 'resnet50-imagenet'?"),
+        ("resnet18", "resnet18 is a model: give a recipe and model.name=resnet18"),
+        ("cifar10", "cifar10 is a data set: give a recipe and data.name=cifar10"),
+        ("pytorch", "pytorch is a framework: give a recipe and --framework pytorch"),
+        ("epochs=3.5", "the recipe comes first, as in `resnet20-digits epochs=3.5`"),
+        ("resnet20-digits.yaml", "the recipe that comes with hvdkit is resnet20-digits"),
+        ("recipes/resnet20-digits", "the recipe that comes with hvdkit is resnet20-digits"),
+        ("mine.yaml", "mine.yaml: no such file"),
+    ],
+)
+def test_what_is_no_recipe(given: str, told: str, inside: Hvdkit) -> None:
+    done = inside("train", given)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_faults_name_the_file_or_the_command_line(inside: Hvdkit, tmp_path: Path) -> None:
+    """Each fault is blamed on where it was written, also one that an override brings to another key."""
+    text = registry.locate(Path(DIGITS)).read_text().replace("momentum:", "momentun:")
+    (tmp_path / "mine.yaml").write_text(text)
+    done = inside("train", "mine.yaml", "epochs=many", "data.name=cifar10", "optimizer.beta1=0.9")
+    assert done.stderr.splitlines() == [
+        "command line: data.path: required key is missing",
+        "command line: epochs: expected a whole number, got 'many'",
+        "mine.yaml: optimizer.momentun: unknown key; did you mean 'momentum'?",
+        "command line: optimizer.beta1: unknown key; it needs optimizer.name=adamw or optimizer.name=lamb",
+    ]
+    with pytest.raises(RequestError, match=r"^overrides: epochs: expected a whole number, got 'many'$"):
+        schema.load(registry.locate(Path(DIGITS)), ["epochs=many"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", DIGITS, "--foo", "3"], "No such option: --foo"),
+        (["train", DIGITS, "--foo", "--gpus", "2"], "--gpus: no such option; expected the option -np 2 device=gpu"),
+        (["bench", "allreduce", "--epochs", "3"], "No such option: --epochs"),
+        (["train"], "Missing argument 'RECIPE.yaml'; see `hvdkit train --help`"),
+        (["train", DIGITS, "-np", "two"], "-np two: expected a whole number; see `hvdkit train --help`"),
+        (["train", DIGITS, "--stall-timeout=soon"], "--stall-timeout soon: expected a number"),
+        (["advise", DIGITS, "--images", "0"], "--images 0: expected greater than or equal to 1"),
+        (["trian", DIGITS], "No such command 'trian'. Did you mean 'train'?; see `hvdkit --help`"),
+        (["run", DIGITS], "No such command 'run'. Did you mean `hvdkit train`?"),
+        (["runtime", "biuld"], "Did you mean 'build'?; see `hvdkit runtime --help`"),
+        (["--foo"], "No such option: --foo"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_a_line(words: list[str], told: str, inside: Hvdkit) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(app, "app", partial(app.app, prog_name="hvdkit")))
         done = inside(*words)
-        assert done.returncode == 2 and "No such option" in done.stderr, done.stderr
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1 + ("--gpus" in words)
 
 
 def load(name: str, *overrides: str) -> tuple[schema.Recipe, list[str]]:

@@ -13,19 +13,22 @@ from hvdkit.recipe.schema import Recipe
 
 
 def load(
-    recipe: Path | Mapping[str, Any], overrides: list[str], resumed: Path | None = None
+    recipe: Path | Mapping[str, Any],
+    overrides: list[str],
+    resumed: Path | None = None,
+    overrides_from: str = "overrides",
 ) -> tuple[Recipe, list[str]]:
     """The recipe of a file, of a name or of a file's content, and lines for the user: what was found in its folder of
     images, and what looks like a mistake.
 
     What it leaves to a folder of images is decided here, as in the run in the folder `resumed` if there is one. Raises
-    RequestError with all faults.
+    RequestError with all faults; `overrides_from` is where the overrides come from.
     """
     lines: list[str] = []
     if isinstance(recipe, Path):
-        read = schema.load(registry.locate(recipe), overrides, lines)
+        read = schema.load(registry.locate(recipe), overrides, lines, overrides_from)
     else:
-        read = schema.revise(dict(recipe), "recipe", overrides, lines)
+        read = schema.revise(dict(recipe), "recipe", overrides, lines, overrides_from)
     if not isinstance(read.data, schema.ImageFolder):
         return read, lines
     from hvdkit.tasks import folder  # NumPy comes with it

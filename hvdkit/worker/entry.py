@@ -78,7 +78,7 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
             f"give --framework {adapter.NAME}, or a script for {arguments.framework}"
         )
     notes: list[str] = []
-    recipe = schema.load(arguments.recipe, arguments.overrides, notes)
+    recipe = schema.load(arguments.recipe, arguments.overrides, notes, "command line")
     if recipe.undecided:  # without the command line, which decides once for all ranks
         from hvdkit.tasks import folder
 
