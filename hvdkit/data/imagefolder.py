@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -146,6 +148,25 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
     made = Preprocessing(names, size, pixels.MEAN, pixels.DEVIATION, resize=resize)
     note = folder.division if folder.held_out else None
     return Dataset(train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made, note=note)
+
+
+def damaged(data: ImageFolder, seed: int, seconds: float) -> tuple[dict[str, str], int, int]:
+    """Decode images spread over all of the folder, for so many seconds at most.
+
+    Returns the files that cannot be read, each with the reason, how many were decoded, and how many there are.
+    """
+    folder, until = look(data, seed), time.monotonic() + seconds
+    places = [(part, index) for part in (folder.train, folder.val) for index in range(len(part))]
+    found: dict[str, str] = {}
+    for number, place in enumerate(random.Random(seed).sample(places, len(places))):
+        if time.monotonic() > until:
+            return found, number, len(places)
+        path = place[0].path(place[1])
+        try:
+            read(data, path)
+        except pixels.CorruptImage as error:
+            found[path] = str(error)
+    return found, len(places), len(places)
 
 
 def read(data: ImageFolder, path: str) -> Image:
