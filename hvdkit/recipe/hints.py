@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
@@ -186,8 +187,8 @@ def _of_a_word(text: str, root: type[BaseModel]) -> str:
         return f"expected key=value, or an option such as -np {text}"
     if Path(text).suffix in (".yaml", ".yml"):
         return "expected key=value; the recipe is the first word, and there is one only"
-    if Path(text).is_dir():
-        return f"expected key=value, such as data.name=imagefolder data.path={text}"
+    if os.path.isdir(text):  # noqa: PTH112 - a word may be no path at all
+        return f"expected key=value, such as data.name=imagefolder data.path={shlex.quote(text)}"
     return "expected key=value, such as epochs=2 or optimizer.momentum=0.8"
 
 
