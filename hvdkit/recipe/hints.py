@@ -165,7 +165,8 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
             rest = rest if rest[0] else rest[1:]
         if rest and "=" not in rest[0] and (found := typed(name, rest[0], root)):
             taken = len(left) - len(rest) + 1
-            faults.append(f"{shlex.join([text, *left[:taken]])}: a change is one word, key=value; {_expected(found)}")
+            words = brief(" ".join([text, *left[:taken]]))
+            faults.append(f"override {words}: a change is one word, key=value; {_expected(found)}")
             del left[:taken]
             continue
         faults.append(f"override {brief(text)}: {_of_a_word(text, root)}")
@@ -194,4 +195,5 @@ def _of_a_word(text: str, root: type[BaseModel]) -> str:
 
 def _text(value: Any) -> str:
     """A value as it is typed."""
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value).strip()
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value).strip()
+    return text if text.isprintable() and len(text) <= 200 else "…"
