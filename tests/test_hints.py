@@ -50,7 +50,7 @@ DRY = ("--dry-run", "--json")
         (["data=mnist"], "got 'mnist'; did you mean data.name=mnist5k?"),
         (["epochs", 3], "override 'epochs 3': a change is one word, key=value; expected epochs=3\n"),
         (["epochs", "=", 3], "override 'epochs = 3': a change is one word, key=value; expected epochs=3\n"),
-        (["--dry-run", "lr=", "0.1"], "override 'lr= 0.1': a change is one word, key=value; expected optimizer.learning_rate=0.1"),
+        (["--dry-run", "lr=", "0.1"], "override 'lr= 0.1': a change is one word, key=value; expected optimizer.l"),
         (["epochs", "3\n4"], "override 'epochs 3\\n4': a change is one word, key=value; expected epochs=…\n"),
         (["epochs:3"], "override 'epochs:3': expected key=value; expected epochs=3"),
         (["epochs=3,seed=4"], "got '3,seed=4'; give each change as a word of its own"),
@@ -313,7 +313,20 @@ def test_a_run_that_kept_nothing_says_so(inside: Hvdkit, tmp_path: Path) -> None
         for command in (["evaluate"], ["export", "--out", "net.safetensors"]):
             done = inside(*command, name)
             assert done.returncode == 2 and f"{name}: this run has kept no checkpoint" in done.stderr, done.stderr
-    assert "nowhere/checkpoint.json: cannot be read" in inside("evaluate", "nowhere").stderr
+    newest = "; the newest run here is runs/b\n"
+    for number, name in enumerate("ab"):
+        place = tmp_path / "runs" / name / "checkpoints"
+        (place / "step-1").mkdir(parents=True)
+        (place / "last").symlink_to("step-1")
+        os.utime(place / "last", (number, number), follow_symlinks=False)
+    for command in (["evaluate"], ["export", "--out", "net.onnx"]):
+        for name, told in (
+            ("nowhere", "nowhere: no such folder; expected a run's folder, such as runs/photos, or a checkpoint's"),
+            ("none/config.yaml", "none/config.yaml: is a file; expected a run's folder"),
+            ("runs", "runs: neither a run nor a checkpoint is in it; expected a run's folder"),
+        ):
+            done = inside(*command, name)
+            assert done.returncode == 2 and done.stderr.startswith(told) and done.stderr.endswith(newest), done.stderr
 
 
 # A recipe's script

@@ -90,9 +90,9 @@ class Checkpoint:
 def locate(path: Path) -> Path:
     """The checkpoint's folder that `path` means: itself or, of a run's folder, the best checkpoint, else the last one.
 
-    A path that is neither is returned as it is, for `read` to report. Raises RequestError for a run that kept none.
+    Raises RequestError for a run that kept none, and for a path that is neither.
     """
-    if (path / RECORD).exists():
+    if (path / RECORD).exists() or (path / MODEL).exists():
         return path
     for name in (_BEST, _LAST):
         if (path / "checkpoints" / name).is_dir():
@@ -102,7 +102,15 @@ def locate(path: Path) -> Path:
             f"{path}: this run has kept no checkpoint; it may have ended before its first one, or its config.yaml says "
             "checkpoint: null; train again with checkpoint={}"
         )
-    return path
+    found = "neither a run nor a checkpoint is in it" if path.is_dir() else "no such folder"
+    if os.path.lexists(path) and not path.is_dir():
+        found = "is a file"
+    runs = sorted(Path("runs").glob(f"*/checkpoints/{_LAST}"), key=lambda each: each.lstat().st_mtime)
+    here = f"; the newest run here is {runs[-1].parent.parent}" if runs else ""
+    raise RequestError(
+        f"{path}: {found}; expected a run's folder, such as runs/photos, or a checkpoint's, such as "
+        f"runs/photos/checkpoints/best{here}"
+    )
 
 
 def read(folder: Path) -> Checkpoint:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from hvdkit.data import imagefolder, pixels
 from hvdkit.data.imagefolder import Folder, Listing
 from hvdkit.errors import RequestError
@@ -81,6 +83,21 @@ def _filled(recipe: Recipe, classes: int | str, size: int | str, resize: int | s
     return recipe.model_copy(update={"data": data, "model": model}), data
 
 
+def _few(folder: Folder) -> list[str]:
+    """A line if classes have a single image for training."""
+    images = np.bincount(folder.train.labels, minlength=len(folder.classes))
+    single = [imagefolder.printable(name) for name, number in zip(folder.classes, images, strict=True) if number == 1]
+    if not single:
+        return []
+    names = ", ".join(map(repr, single[:_SHOWN])) + (", …" if len(single) > _SHOWN else "")
+    held_out = set(folder.val.labels.tolist())
+    unseen = folder.held_out and len(held_out) < len(folder.classes)
+    return [
+        f"{folder.train.folder}: {'class' if len(single) == 1 else 'classes'} {names}: a single image for training"
+        f"{', and none is held out to measure accuracy' if unseen else ''}; add images, or remove the folder"
+    ]
+
+
 def _architecture(recipe: Recipe) -> resnet.ResNet:
     return resnet.architecture(recipe.model.name, 2 if recipe.model.classes == "auto" else recipe.model.classes)
 
@@ -104,7 +121,7 @@ def _median_side(listing: Listing) -> int | None:
 
 def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder, speed: Callable[[], float]) -> list[str]:
     """What fits together, but hardly as it was meant; each with the key to set."""
-    doubts, size, count = [], int(data.size), len(folder.classes)
+    doubts, size, count = _few(folder), int(data.size), len(folder.classes)
     if recipe.model.weights is None and int(recipe.model.classes) > count:
         doubts.append(
             f"model.classes: the model has {recipe.model.classes} classes, the folder {count}; set "
