@@ -83,11 +83,11 @@ def _choose(section: dict[str, Any], short: list[str], definitions: dict[str, An
                 each["required"] = [key, *(name for name in each.get("required", []) if name != key)]
             rules.append({"if": is_section | chosen, "then": {"$ref": kind}})
     nothing = [part["type"] for part in parts if part.get("type") == "null"]
+    section |= rules.pop(0) | ({"allOf": rules} if rules else {})
     if short:
-        rules[0]["else"] = {"enum": [*short, *([None] if nothing else [])]}
+        section |= {"else": {"enum": [*short, *([None] if nothing else [])]}, "examples": short}  # editors offer these
     else:
         section["type"] = ["object", *nothing]
-    section["allOf"] = rules
 
 
 def _merge(section: dict[str, Any]) -> None:
