@@ -28,7 +28,10 @@ RecipeFile = Annotated[
         autocompletion=completion.recipes,
     ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value]...", help="such as epochs=2", autocompletion=completion.overrides),
+]
 Framework = Annotated[
     str, typer.Option(help="pytorch, tensorflow, keras or mxnet", autocompletion=completion.frameworks)
 ]

@@ -31,6 +31,32 @@ def _keys(root: type[BaseModel]) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner in section.model_fields)
 
 
+def values(root: type[BaseModel]) -> dict[str, list[str]]:
+    """All keys that can be given as `key=value`, each with its values or, where there is no list of them, its default.
+
+    Keys that have several kinds of section in common have the values of all.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for name, field in root.model_fields.items():
+        inner = sections(field.annotation)
+        for key, each in [(name, field)] + [
+            (f"{name}.{part}", other) for section in inner for part, other in section.model_fields.items()
+        ]:
+            if each is field and inner:
+                continue
+            words = [word for part in (each.annotation, *get_args(each.annotation)) for word in _words(part)]
+            plain = [each.default] if isinstance(each.default, int | float | str | None) else []
+            found.setdefault(key, {}).update(dict.fromkeys(words or [_text(value) or "null" for value in plain]))
+    return {key: list(words) for key, words in found.items()}
+
+
+def _words(annotation: Any) -> list[str]:
+    """The words that a key of this type can be."""
+    if annotation is bool:
+        return ["true", "false"]
+    return [word for word in get_args(annotation) if isinstance(word, str)]
+
+
 def meant(given: str, root: type[BaseModel]) -> str | None:
     """The key that `given` names in full, by its last part or by another tool's name; None if there is not just one."""
     keys = dict.fromkeys(_keys(root))
