@@ -52,6 +52,11 @@ DRY = ("--dry-run", "--json")
         (["epochs", "=", 3], "override 'epochs = 3': a change is one word, key=value; expected epochs=3\n"),
         (["--dry-run", "lr=", "0.1"], "override 'lr= 0.1': a change is one word, key=value; expected optimizer.l"),
         (["epochs", "3\n4"], "override 'epochs 3\\n4': a change is one word, key=value; expected epochs=…\n"),
+        (["sync={every:", "2,", "start:", "1}"], "so quote it for the shell: 'sync={every: 2, start: 1}'"),
+        (["--", "--epochs", "3"], "override '--epochs 3': a change is one word, key=value; expected epochs=3"),
+        ([".=3"], "command line: '': unknown key; known keys: accumulate"),
+        (["--out", ""], "an empty word behind --out: expected a value; is a variable of the shell not set?"),
+        (["--framework", "a\nb"], "unknown framework 'a\\nb': expected one of"),
         (["epochs:3"], "override 'epochs:3': expected key=value; expected epochs=3"),
         (["epochs=3,seed=4"], "got '3,seed=4'; give each change as a word of its own"),
         (["pytorch"], "expected key=value, or the option --framework pytorch"),
@@ -169,9 +174,15 @@ def test_other_tools_settings_as_overrides(words: str, told: str, inside: Hvdkit
         ("resnet20-digits.yaml", "the recipe that comes with hvdkit is resnet20-digits"),
         ("recipes/resnet20-digits", "the recipe that comes with hvdkit is resnet20-digits"),
         ("mine.yaml", "mine.yaml: no such file"),
+        (
+            "run",
+            "run: is the folder of a run; expected a recipe, such as run/config.yaml; --out run --resume behind it",
+        ),
     ],
 )
-def test_what_is_no_recipe(given: str, told: str, inside: Hvdkit) -> None:
+def test_what_is_no_recipe(given: str, told: str, inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
     done = inside("train", given)
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
@@ -200,6 +211,7 @@ def test_faults_name_the_file_or_the_command_line(inside: Hvdkit, tmp_path: Path
         (["train"], "Missing argument 'RECIPE.yaml'; see `hvdkit train --help`"),
         (["train", DIGITS, "-np", "two"], "-np two: expected a whole number; see `hvdkit train --help`"),
         (["train", DIGITS, "--stall-timeout=soon"], "--stall-timeout soon: expected a number"),
+        (["compare", DIGITS, "--margin", "-1"], "--margin: expected --baseline with it"),
         (["advise", DIGITS, "--images", "0"], "--images 0: expected greater than or equal to 1"),
         (["trian", DIGITS], "No such command 'trian'. Did you mean 'train'?; see `hvdkit --help`"),
         (["run", DIGITS], "No such command 'run'. Did you mean `hvdkit train`?"),

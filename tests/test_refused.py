@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", DIGITS, ("batch_size=1", "model.name=resnet18"), "1×1, and one value per channel", ("batch_size=2",)),
     ("train", DIGITS, ("device=gpu",), "device: expected a GPU for each of this host's 1 rank(s), pytorch sees 0", ()),
     ("train", DIGITS, ("model.weights=no.safetensors",), "model.weights: no.safetensors: cannot be read", ()),
+    ("train", DIGITS, ("model.weights=pipe",), "model.weights: pipe: cannot be read (it is a FIFO, not a file)", ()),
     ("train", DIGITS, ("model.weights=profile.json",), "model.weights: profile.json: no safetensors file", ()),
     ("train", DIGITS, ("model.weights=w.safetensors", "model.classes=11"), "shape (11, 64), got (10, 64)",
      ("model.weights=w.safetensors", "model.classes=11", "model.new_head=true")),
@@ -120,6 +122,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer = snapshots.Checkpoints(place / "checkpoints", local_recipe().checkpoint, "accuracy")
     writer.write(snapshots.Checkpoint(record, state | zeros))
     writer.wait()
+    os.mkfifo(place / "pipe")
     (place / "kept").symlink_to(place / "checkpoints" / "step-00000001")
     return place
 

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hvdkit.cli import completion
+from hvdkit.defaults import MARGIN
 from hvdkit.errors import LARGEST, RequestError
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class _Group(TyperGroup):
 class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's context; typer may have a click of its own
         given = list(args)
+        if "" in given:
+            before = given[given.index("") - 1] if given.index("") else ctx.command_path
+            raise RequestError(f"an empty word behind {before}: expected a value; is a variable of the shell not set?")
         with _one_line(ctx, self, given):
             return super().parse_args(ctx, args)
 
@@ -90,6 +94,8 @@ class _Command(TyperCommand):
         faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
         if ctx.params.get("json") and not ctx.params["dry_run"]:
             faults.append("--json: expected --dry-run with it")
+        if ctx.params.get("margin", MARGIN) != MARGIN and not ctx.params["baseline"]:
+            faults.append("--margin: expected --baseline with it")
         if faults:
             raise RequestError("\n".join(faults))
         return super().invoke(ctx)

@@ -51,7 +51,8 @@ def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[s
                 key = list(union)
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
-        name = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in key) or whole
+        shown = (part if part and part.isprintable() and len(part) <= 60 else brief(part) for part in key)
+        name = ".".join(shown) if key else whole
         # more faults are not printed, and looking for similar names takes time
         why = fault["type"]
         if number <= MOST_FAULTS:

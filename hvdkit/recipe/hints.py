@@ -181,11 +181,19 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
     while left:
         text = left.pop(0)
         key, equals, value = text.partition("=")
+        if equals and value.count("{") > value.count("}") and any("}" in word for word in left):
+            end = next(number for number, word in enumerate(left) if "}" in word) + 1
+            whole = " ".join([text, *left[:end]])
+            faults.append(
+                f"override {brief(text)}: it has spaces, so quote it for the shell: {shlex.quote(whole):.200}"
+            )
+            del left[:end]
+            continue
         if equals and key.strip() and (value or not left or "=" in left[0]):
             good.append(text)
             continue
         # `epochs 3`, `epochs = 3`, `epochs= 3`, `epochs =3`
-        name, rest = (key, left[:]) if key else ("", [])
+        name, rest = (key.lstrip("-"), left[:]) if key else ("", [])
         if name and not equals and rest and rest[0].startswith("="):
             rest[0] = rest[0][1:]
             rest = rest if rest[0] else rest[1:]

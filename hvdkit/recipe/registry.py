@@ -36,6 +36,12 @@ def locate(given: Path) -> Path:
     A file in the current folder takes precedence. A path that does not exist is returned as it is, and reading it fails
     later; an unknown name raises RequestError.
     """
+    if (given / "config.yaml").is_file():
+        run = named(given)
+        raise RequestError(
+            f"{run}: is the folder of a run; expected a recipe, such as {run}/config.yaml; --out {run} --resume "
+            "behind it goes on with the run"
+        )
     if os.path.lexists(given):
         return given
     known = {entry.name: entry.path for entry in entries()}

@@ -257,7 +257,7 @@ def revise(
     """
     before = copy.deepcopy(document) if overrides else document
     faults: list[str] = []
-    if not all(part.strip() for text in overrides for part in text.partition("=")):
+    if not all(part.strip() for text in overrides for part in text.partition("=")):  # one is no key=value
         from hvdkit.recipe.hints import joined  # only a wrong request needs it
 
         overrides, faults = joined(overrides, Recipe)
