@@ -90,9 +90,9 @@ class Checkpoint:
 def locate(path: Path) -> Path:
     """The checkpoint's folder that `path` means: itself or, of a run's folder, the best checkpoint, else the last one.
 
-    Raises RequestError for a run that kept none, and for a path that is neither.
+    A path that is neither is returned as it is, for `read` to report. Raises RequestError for a run that kept none.
     """
-    if (path / RECORD).exists() or (path / MODEL).exists():
+    if (path / RECORD).exists():
         return path
     for name in (_BEST, _LAST):
         if (path / "checkpoints" / name).is_dir():
@@ -102,12 +102,17 @@ def locate(path: Path) -> Path:
             f"{path}: this run has kept no checkpoint; it may have ended before its first one, or its config.yaml says "
             "checkpoint: null; train again with checkpoint={}"
         )
+    return path
+
+
+def _none(path: Path) -> str:
+    """The message for a path at which there is neither a run nor a checkpoint."""
     found = "neither a run nor a checkpoint is in it" if path.is_dir() else "no such folder"
     if os.path.lexists(path) and not path.is_dir():
         found = "is a file"
     runs = sorted(Path("runs").glob(f"*/checkpoints/{_LAST}"), key=lambda each: each.lstat().st_mtime)
     here = f"; the newest run here is {runs[-1].parent.parent}" if runs else ""
-    raise RequestError(
+    return (
         f"{path}: {found}; expected a run's folder, such as runs/photos, or a checkpoint's, such as "
         f"runs/photos/checkpoints/best{here}"
     )
@@ -119,6 +124,8 @@ def read(folder: Path) -> Checkpoint:
     try:
         record = Record.model_validate_json(read_bounded(path))
     except OSError as error:
+        if not os.path.lexists(path) and not (folder / MODEL).exists():
+            raise RequestError(_none(folder)) from None
         raise RequestError(
             f"{path}: cannot be read ({error.strerror}); expected a run's folder, or a checkpoint's such as "
             "RUN/checkpoints/best"
