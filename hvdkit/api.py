@@ -35,7 +35,17 @@ from hvdkit.arguments import (
     texts,
     wholes,
 )
-from hvdkit.defaults import COMPARED_RANKS, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+from hvdkit.defaults import (
+    BEGAN,
+    COMPARED_RANKS,
+    FRAMEWORK,
+    LAUNCHER,
+    MARGIN,
+    OVERRIDES_FROM,
+    PROFILED_RANKS,
+    STALL_TIMEOUT_S,
+    STEPS,
+)
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
@@ -51,8 +61,6 @@ if TYPE_CHECKING:
     from hvdkit.simulator.advise import Advice
     from hvdkit.simulator.predict import Prediction
 
-# When the command began whose start-up time is measured, in `time.time` seconds; None for a function's call.
-BEGAN: ContextVar[float | None] = ContextVar("began", default=None)
 _dry: ContextVar[bool] = ContextVar("dry", default=False)
 
 
@@ -124,7 +132,7 @@ def evaluate(
 
     found = locate(Path(checkpoint))
     placement = Placement(operator.index(np), launcher=launcher, stall_timeout_s=stall_timeout)
-    plan = evaluate_.plan(found, texts("overrides", overrides), framework, placement)
+    plan = evaluate_.plan(found, texts("overrides", overrides), framework, placement, OVERRIDES_FROM.get())
     if out and paths.lies_in(found, Path(out)):
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with _claimed(as_path(out) or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
@@ -461,7 +469,7 @@ def _loaded(recipe: AnyRecipe, overrides: Settings, resumed: Path | None = None,
     from hvdkit.commands.loading import load
 
     given = copy.deepcopy(dict(recipe)) if isinstance(recipe, Mapping) else Path(recipe)
-    found, lines = load(given, [*texts("overrides", overrides), *extra], resumed)
+    found, lines = load(given, [*texts("overrides", overrides), *extra], resumed, OVERRIDES_FROM.get())
     _say(lines)
     return found
 

@@ -52,7 +52,10 @@ def texts(name: str, given: Settings) -> list[str]:
     if isinstance(given, str):
         raise RequestError(f"{name}: expected a dictionary, or a list such as [{given!r}], got a text")
     if not isinstance(given, Mapping):
-        return listed(given)
+        words = list(given or [])
+        if wrong := [word for word in words if not isinstance(word, str)]:
+            raise RequestError(f'{name}: expected words such as "epochs=2", got {wrong[0]!r}')
+        return words
     texts = []
     for key, value in given.items():
         try:

@@ -69,5 +69,7 @@ def first_fault(error: ValidationError) -> str:
 def nearest(given: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` if a known name resembles or starts with the given one, else ''; ends an error message."""
     known = list(known)
-    near = difflib.get_close_matches(given, known, n=1) or [name for name in known if given and name.startswith(given)]
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.65) or [
+        name for name in known if given and name.startswith(given)
+    ]
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -48,18 +48,63 @@ def _clean(part: Any, definitions: dict[str, Any]) -> None:
         del part["title"]
     if isinstance(part.get("description"), str):
         part["description"] = " ".join(inspect.cleandoc(part["description"]).split())
-    if kinds := part.pop("discriminator", None):
-        for value, place in kinds["mapping"].items():
-            kind, key = definitions[place.rpartition("/")[2]], kinds["propertyName"]
-            if value not in OPTIONAL and key not in kind.get("required", []):
-                kind["required"] = [key, *kind.get("required", [])]
-    for name, short in SHORT.items():
-        if name in part.get("properties", {}):
-            section = part["properties"][name]
-            union = "oneOf" if "oneOf" in section else "anyOf"
-            section[union].append({"enum": short})
+    for name, section in part.get("properties", {}).items():
+        _choose(section, SHORT.get(name, []), definitions)
     for each in part.values():
         _clean(each, definitions)
+
+
+def _choose(section: dict[str, Any], short: list[str], definitions: dict[str, Any]) -> None:
+    """Say of a section of several kinds which one is meant, so that a validator names what is wrong in it.
+
+    Of `oneOf` it would only say that none fits. `short` are texts that stand for the section.
+    """
+    parts = section.get("oneOf") or section.get("anyOf") or []
+    kinds = [part["$ref"] for part in parts if "$ref" in part]
+    if not kinds:
+        _merge(section)
+        return
+    for word in ("oneOf", "anyOf", "discriminator"):
+        section.pop(word, None)
+    is_section: dict[str, Any] = {"type": "object"}
+    rules: list[dict[str, Any]] = [{"if": is_section, "then": {"$ref": kinds[0]}}]
+    if len(kinds) > 1:
+        sections = {kind: definitions[kind.rpartition("/")[2]] for kind in kinds}
+        key = next(name for name in ("name", "method") if name in sections[kinds[0]]["properties"])
+        values = {kind: _values(each["properties"][key]) for kind, each in sections.items()}
+        known = [value for each in values.values() for value in each]
+        rules = [{"if": is_section, "then": {"properties": {key: {"enum": known}}}}]
+        if OPTIONAL.isdisjoint(known):
+            rules[0]["then"]["required"] = [key]
+        for kind, each in sections.items():
+            chosen: dict[str, Any] = {"properties": {key: {"enum": values[kind]}}}
+            if OPTIONAL.isdisjoint(values[kind]):
+                chosen["required"] = [key]
+                each["required"] = [key, *(name for name in each.get("required", []) if name != key)]
+            rules.append({"if": is_section | chosen, "then": {"$ref": kind}})
+    nothing = [part["type"] for part in parts if part.get("type") == "null"]
+    section |= rules.pop(0) | ({"allOf": rules} if rules else {})
+    if short:
+        section |= {"else": {"enum": [*short, *([None] if nothing else [])]}, "examples": short}  # editors offer these
+    else:
+        section["type"] = ["object", *nothing]
+
+
+def _merge(section: dict[str, Any]) -> None:
+    """Say of a number that may also be a word or null what it may be, without `anyOf`."""
+    parts = section.pop("anyOf", [])
+    words = [part["const"] for part in parts if "const" in part]
+    for part in parts:
+        section |= {key: value for key, value in part.items() if key not in ("type", "const")}
+    if parts:
+        section["type"] = [part["type"] for part in parts]
+    if words:
+        section |= {"if": {"type": "string"}, "then": {"enum": words}}
+
+
+def _values(choice: dict[str, Any]) -> list[str]:
+    """The values that a key which chooses a kind can have."""
+    return choice.get("enum") or [choice["const"]]
 
 
 def text(model: type[BaseModel], title: str) -> str:

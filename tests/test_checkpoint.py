@@ -83,7 +83,7 @@ def test_a_run_that_kept_no_checkpoint_is_refused_by_evaluate_and_export(inside:
         done = inside(*command, "run")
         assert done.returncode == 2 and "run: this run has kept no checkpoint" in done.stderr, done.stderr
         done = inside(*command, "empty")
-        assert done.returncode == 2 and "empty/checkpoint.json: cannot be read" in done.stderr, done.stderr
+        assert done.returncode == 2 and "empty: neither a run nor a checkpoint is in it" in done.stderr, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
 
 

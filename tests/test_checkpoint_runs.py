@@ -203,7 +203,7 @@ def test_wrong_folders_and_options_are_one_line(
     shutil.copytree(checkpoint_40, broken)
     save_file({"fc.weight": np.zeros(1)}, broken / "model.safetensors")
     for arguments, part in (
-        (("evaluate", "nowhere"), "nowhere/checkpoint.json: cannot be read"),
+        (("evaluate", "nowhere"), "nowhere: no such folder"),
         (("evaluate", broken), "model.safetensors: damaged"),
         (("evaluate", checkpoint_40, "epochs=x"), "epochs: expected"),
         (("train", recipe, "--resume"), "--resume: expected --out"),

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
+import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
+import hygiene
 import pytest
 from conftest import ROOT, Hvdkit, run
 
 from hvdkit.cli import app
+from hvdkit.recipe import registry, schema
+from hvdkit.recipe.hints import values
 
 HVDKIT = "import sys; sys.argv[0] = 'hvdkit'; from hvdkit.__main__ import main; main()"
 RECIPES = ["resnet20-digits", "resnet20-folder", "resnet50-imagenet", "resnet50-synthetic"]
@@ -46,6 +53,21 @@ def completed(inside: Hvdkit, line: str) -> list[str]:
         ("hvdkit advise p.json --cluster aws-p2", ["aws-p2-8xlarge"]),
         ("hvdkit bench all", ["allreduce", "allgather", "alltoall"]),
         ("hvdkit recipes copy m", ["mxnet"]),
+        ("hvdkit train resnet20-digits optimizer.mom", ["optimizer.momentum=", "optimizer.momentum=0.9"]),
+        ("hvdkit compare resnet20-digits device", ["device=", "device=auto", "device=cpu", "device=gpu"]),
+        (
+            "hvdkit evaluate run pre",
+            ["precision=", *(f"precision=fp{bits}" for bits in (32, 64)), "precision=bf16", "precision=fp16"],
+        ),
+        (
+            "hvdkit advise resnet20-digits epochs=3 checkp",
+            ["checkpoint.every_epochs=", "checkpoint.every_steps=", "checkpoint.keep="],
+        ),
+        # bash hands over the sign as a word of its own
+        ("hvdkit train resnet20-digits optimizer.name =", ["sgd", "adamw", "lars", "lamb"]),
+        ("hvdkit train resnet20-digits optimizer.name = ad", ["adamw"]),
+        ("hvdkit train resnet20-digits nothing = ", []),
+        ("hvdkit train resnet20-digits --framework = k", ["keras"]),
         ("hvdkit runtime build m", ["mxnet"]),
     ],
 )
@@ -61,6 +83,63 @@ def test_files_are_completed_beside_names(inside: Hvdkit, tmp_path: Path) -> Non
     (tmp_path / "old" / "own.yaml").touch()
     assert completed(inside, "hvdkit train old/") == ["old/own.yaml"]
     assert completed(inside, "hvdkit predict p.json --cluster old/o") == ["old/own.yaml"]
+
+
+def test_zsh_gets_whole_words(inside: Hvdkit) -> None:
+    line = "hvdkit train resnet20-digits optimizer.name=l"
+    done = inside(_HVDKIT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
+    assert 'optimizer.name=lars"' in done.stdout and "lamb" in done.stdout and "adamw" not in done.stdout, done.stderr
+
+
+def test_what_is_completed_is_accepted() -> None:
+    """Each value of a key that has a list of them, and each default; a section's keys may need another choice."""
+    for key, known in values(schema.Recipe).items():
+        for value in known if "." not in key else []:
+            assert schema.load(registry.locate(Path(RECIPES[0])), [f"{key}={value}"])
+
+
+def test_tab_in_a_bash_with_a_terminal(tmp_path: Path) -> None:
+    """The keys that a user presses, and the line that is there behind them."""
+    command = tmp_path / "hvdkit"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{HVDKIT}" "$@"\n')
+    command.chmod(0o755)
+    here = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+    }
+    (tmp_path / "script").write_text(run([str(command), "--show-completion", "bash"], timeout=60, env=here).stdout)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execvpe("bash", ["bash", "--norc", "-i"], here)
+    try:
+        os.write(terminal, b"PS1='> '; source ./script; echo rea''dy\n")
+        assert "ready" in shown_until(terminal, "ready")
+        for typed, expected in (
+            ("hvdkit tra\t", "hvdkit train "),
+            ("resnet20-d\t", "resnet20-digits "),
+            ("optimizer.na\t", "me="),
+            ("ad\t", "adamw "),
+            ("epo\t", "chs="),
+            ("3 --framework=k\t", "--framework=keras "),
+        ):
+            os.write(terminal, typed.encode())
+            assert expected in shown_until(terminal, expected), typed
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def shown_until(terminal: int, expected: str) -> str:
+    """What a terminal shows until that, without the bell; for a minute at most."""
+    shown, until = "", time.monotonic() + hygiene.patience(60)
+    while expected not in shown and time.monotonic() < until:
+        if select.select([terminal], [], [], 0.2)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace").replace("\a", "")
+    return shown
 
 
 def test_bash_takes_the_script_and_calls_hvdkit(tmp_path: Path) -> None:

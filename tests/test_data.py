@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from pictures import CLASSES, digests, draw_folder, write_cifar
@@ -233,14 +234,39 @@ def _no_classes(root: Path) -> str:
         (root / split).rename(root / f"{split}-old")
         (root / split).mkdir()
         (root / split / "1.jpg").touch()
-    return f"data.path: {root / 'train'}: no class folders"
+    return f"data.path: {root / 'train'}: no class folders, but 1 .jpg file; expected one folder a class in it"
 
 
 def _empty_class(root: Path) -> str:
     for split in ("train", "val"):
         (root / split / "empty").mkdir()
-    (root / "train" / "empty" / "readme.txt").touch()
-    return f"{root / 'train' / 'empty'}: no images; expected files that end in .jpg, .jpeg, .png"
+    for name in ("1.webp", "2.webp", "readme.txt"):
+        (root / "train" / "empty" / name).touch()
+    place = root / "train" / "empty"
+    return f"{place}: no images, but 2 .webp files (convert them to PNG) and 1 .txt file; expected files that end in"
+
+
+def _one_deeper(root: Path) -> str:
+    for split in ("train", "val"):
+        (root / split).rename(root / "was")
+        (root / split).mkdir()
+        (root / "was").rename(root / split / "images")
+    place = root / "train" / "images"
+    return (
+        f"{place}: no images, but 3 folders; expected files that end in .jpg, .jpeg, .png, or no such folder; if they"
+    )
+
+
+def _a_file(root: Path) -> str:
+    root.rename(root.with_name("elsewhere"))
+    root.touch()
+    return f"data.path: {root}: is a file; expected one with a folder of images for each class"
+
+
+def _webp(root: Path) -> str:
+    photo = root / "train" / "cat" / "photo.jpg"
+    Image.new("RGB", (9, 9)).save(photo, format="WebP")
+    return f"{photo}: neither JPEG nor PNG but WebP: convert it to PNG; mend or remove it"
 
 
 def _other_classes(root: Path) -> str:
@@ -253,7 +279,10 @@ def _no_image(root: Path) -> str:
     return f"{root / 'train' / 'dog' / '009.jpg'}: neither JPEG nor PNG, whatever its name says"
 
 
-@pytest.mark.parametrize("spoil", [_nowhere, _no_folder, _no_classes, _empty_class, _other_classes, _no_image])
+@pytest.mark.parametrize(
+    "spoil",
+    [_nowhere, _a_file, _no_folder, _no_classes, _empty_class, _one_deeper, _other_classes, _no_image, _webp],
+)
 def test_bad_folders_are_told_in_a_line(spoil: Callable[[Path], str], tmp_path: Path) -> None:
     root = draw_folder(tmp_path / "pictures", per_class=3)
     expected = spoil(root)

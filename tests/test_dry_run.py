@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import yaml
 from conftest import Hvdkit
 from resuming import local_run
 
+sys.path.insert(0, str(Path(__file__).parent / "data"))
+from pictures import draw_folder
+
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe import registry, schema
 from hvdkit.results.dry_run import DryRun
-from hvdkit.tasks import resnet
+from hvdkit.runtimes import machine
+from hvdkit.tasks import duration, resnet
 
 DIGITS = "resnet20-digits"
 PARAMETERS = 4 * 272_474  # bytes of ResNet-20
@@ -31,10 +36,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(LAUNCHERS, name, start)
 
 
-def shown(inside: Hvdkit, *words: object) -> DryRun:
-    """What a dry run shows as JSON."""
+def shown(inside: Hvdkit, *words: object, notes: str | None = "") -> DryRun:
+    """What a dry run shows as JSON, beside `notes` on standard error."""
     done = inside(*words, "--dry-run", "--json")
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.returncode == 0 and notes in (None, done.stderr), done.stderr
     return DryRun.model_validate_json(done.stdout)
 
 
@@ -56,7 +61,7 @@ def test_a_training_run_as_text(inside: Hvdkit, tmp_path: Path) -> None:
         "1,437 training and 360 validation samples of 32×32×3",
         "66 in 3 epochs of 22; 64 samples per batch",
         "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, activations 47.5 MiB",
-        "not known: found no earlier run of this recipe",
+        "by the model's arithmetic on this machine's cores, right to a factor of about two; found no earlier run of",
         "writes to runs/mine",
     ):
         assert part in about, (part, about)
@@ -70,7 +75,7 @@ def test_the_same_as_json(inside: Hvdkit, tmp_path: Path) -> None:
     assert (run.train, run.val, run.shape, run.global_batch) == (1437, 360, [32, 32, 3], 96)
     assert (run.steps_per_epoch, run.epochs, run.steps, run.first_step) == (14, 8, 112, 0)
     assert run.memory and run.memory.parameters == run.memory.gradients == run.memory.optimizer == 2 * PARAMETERS
-    assert run.memory.communication == 0 and run.seconds is None
+    assert run.memory.communication == 0 and run.seconds and "arithmetic" in run.seconds_from
     assert run.environment["HOROVOD_CYCLE_TIME"] == "5" and run.tuning["HOROVOD_CYCLE_TIME"]["value"] == 5
     assert list(tmp_path.iterdir()) == []
 
@@ -111,9 +116,73 @@ def test_time_is_that_of_an_earlier_run_of_the_same_recipe(inside: Hvdkit, tmp_p
     (run,) = shown(inside, *asked).runs
     assert run.seconds == 4 + 10 * 30.0 and run.seconds_from == "runs/before took 30 s for 15 steps, and 4 s to start"
     for other in (["-np", 2], ["batch_size=16"], ["--launcher", "horovodrun"], ["precision=fp64"]):
-        assert shown(inside, *asked, *other).runs[0].seconds is None, other
+        assert "no earlier run of this recipe" in shown(inside, *asked, *other).runs[0].seconds_from, other
     done = inside(*asked, "--dry-run")
     assert "about 5 min: runs/before took" in done.stdout
+
+
+def test_without_an_earlier_run_the_time_is_that_of_the_arithmetic(
+    inside: Hvdkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ResNet-20 at 32×32 takes 40.8 million multiply-adds; a step takes three times that of a forward pass."""
+    monkeypatch.setattr(duration, "measured_speed", lambda: 1e11)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+    def seconds(*overrides: object) -> float | None:
+        return shown(inside, "train", DIGITS, "epochs=10", *overrides).runs[0].seconds
+
+    one = seconds("threads=2")
+    forward = 2 * 40.8e6 / (0.4 * 1e11)
+    assert one == pytest.approx(10 * forward * (3 * 44 * 32 + 360), rel=0.01)
+    assert seconds("threads=1") == pytest.approx(2 * one)  # one of two cores
+    assert seconds("threads=1", "-np", 2) == pytest.approx(one, rel=0.05)
+    assert seconds("threads=1", "-np", 2, "--rival", "independent") == pytest.approx(2 * one, rel=0.05)
+    assert seconds("threads=2", "precision=fp64") == pytest.approx(2 * one)
+    assert seconds("threads=2", "precision=bf16") is None  # nobody has measured that
+
+
+def test_memory_beyond_the_machine_is_noted(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank needs 3 × 1.04 MiB and 1.5 MiB an image."""
+    monkeypatch.setattr(machine, "memory", lambda: 60 * 2**20)
+    monkeypatch.setattr(machine, "gpus", lambda: ["GPU 0", "GPU 1"])
+    monkeypatch.setattr(machine, "gpu_memory", lambda: [90 * 2**20, 30 * 2**20])
+
+    def noted(*overrides: object) -> list[str]:
+        return [line for line in shown(inside, "train", DIGITS, *overrides).notes if line.startswith("memory: ")]
+
+    assert noted() == []
+    (line,) = noted("-np", 2)
+    assert line.startswith("memory: 2 ranks need at least 0.1 GiB, and this machine has 0.1 GiB; give batch_size=18")
+    assert noted("-np", 2, "batch_size=18") == [] and noted("-np", 2, "batch_size=19")
+    (line,) = noted("-np", 2, "device=gpu")
+    assert "a rank needs at least" in line and "the smallest GPU has" in line and "batch_size=18" in line
+    assert noted("-np", 2, "device=gpu", "batch_size=18") == []
+    monkeypatch.setattr(machine, "memory", lambda: 2**20)
+    (line,) = noted()
+    assert line.endswith("give fewer ranks or a smaller model")
+
+
+def test_a_damaged_image_is_found(inside: Hvdkit, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "images")
+    broken = tmp_path / "images" / "train" / "cat" / "000.JPEG"
+    asked = ("train", "resnet20-folder", "data.path=images", "batch_size=4")
+    assert "images: all 30 have been decoded" in shown(inside, *asked, notes=None).notes
+    broken.write_bytes(broken.read_bytes()[: broken.stat().st_size // 2])
+    done = inside(*asked, "--dry-run")
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert "images/train/cat/000.JPEG: image file is truncated" in done.stderr.splitlines()[-1]
+    assert "mend or remove them, or give data.corrupt=replace" in done.stderr
+    (line,) = [line for line in shown(inside, *asked, "data.corrupt=replace", notes=None).notes if "images" in line]
+    assert line.startswith("images: all 30 have been decoded; 1 cannot be read, and others take their place, such as")
+
+
+def test_a_task_of_the_users_own(inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").touch()
+    done = inside("train", DIGITS, "model={name: own, script: mine.py}", "data.name=own", "--dry-run")
+    about = " ".join(done.stdout.partition("\n\n")[2].split())
+    assert "steps only the ranks know how many; 32 samples a batch memory not known: only the script" in about
+    done = inside("train", DIGITS, "model={name: own, script: mine.py}", "data.name=own", "steps=9", "--dry-run")
+    assert "at most 9; 32 samples a batch" in done.stdout
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(inside: Hvdkit, tmp_path: Path) -> None:

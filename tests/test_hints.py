@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import simulating
-from conftest import Hvdkit, run
+from conftest import ROOT, Hvdkit, run
 from resuming import local_recipe, local_run
 
+from hvdkit.cli import app
+from hvdkit.errors import RequestError
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
@@ -39,6 +44,24 @@ DRY = ("--dry-run", "--json")
          "--batch-size, --lr, --tensorboard: keys of the recipe are given as key=value, without dashes; expected "
          "batch_size=64 optimizer.learning_rate=0.1 tensorboard=true"),
         (["--optimizer.momentum", "0.8", "--framework", "mxnet"], "expected optimizer.momentum=0.8\n"),
+        (["dropout=0.1"], "dropout: unknown key; known keys: accumulate"),
+        (["loss.name=mse"], "loss.name: unknown key; known keys: label_smoothing"),
+        (["model=resnet8"], "got 'resnet8'; did you mean model.name=resnet8?"),
+        (["data=mnist"], "got 'mnist'; did you mean data.name=mnist5k?"),
+        (["epochs", 3], "override 'epochs 3': a change is one word, key=value; expected epochs=3\n"),
+        (["epochs", "=", 3], "override 'epochs = 3': a change is one word, key=value; expected epochs=3\n"),
+        (["--dry-run", "lr=", "0.1"], "override 'lr= 0.1': a change is one word, key=value; expected optimizer.l"),
+        (["epochs", "3\n4"], "override 'epochs 3\\n4': a change is one word, key=value; expected epochs=…\n"),
+        (["sync={every:", "2,", "start:", "1}"], "so quote it for the shell: 'sync={every: 2, start: 1}'"),
+        (["--", "--epochs", "3"], "override '--epochs 3': a change is one word, key=value; expected epochs=3"),
+        ([".=3"], "command line: '': unknown key; known keys: accumulate"),
+        (["--out", ""], "an empty word behind --out: expected a value; is a variable of the shell not set?"),
+        (["--framework", "a\nb"], "unknown framework 'a\\nb': expected one of"),
+        (["epochs:3"], "override 'epochs:3': expected key=value; expected epochs=3"),
+        (["epochs=3,seed=4"], "got '3,seed=4'; give each change as a word of its own"),
+        (["pytorch"], "expected key=value, or the option --framework pytorch"),
+        (["2"], "or an option such as -np 2"),
+        (["resnet50-imagenet.yaml"], "the recipe is the first word, and there is one only"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["train", "compare"])
@@ -47,10 +70,161 @@ def test_what_may_have_been_meant(command: str, words: list[Any], told: str, ins
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_an_option_that_is_no_key_either_is_typers_to_refuse(inside: Hvdkit) -> None:
-    for words in (("train", DIGITS, "--epoch", "3"), ("bench", "allreduce", "--epochs", "3")):
+# What users of horovodrun, torchrun, Lightning, the Trainer, timm and PyTorch's examples type; what to type here.
+HABITS = {
+    "--device cuda": "device=gpu",
+    "--accelerator gpu": "device=gpu",
+    "--no-cuda": "device=cpu",
+    "--model resnet8": "model.name=resnet8",
+    "-a resnet-18": "model.name=resnet18",
+    "--arch=resnet18": "model.name=resnet18",
+    "--fp16": "precision=fp16",
+    "--amp": "precision=fp16",
+    "--precision bf16-mixed": "precision=bf16",
+    "--fp16-allreduce": "compression=fp16",
+    "--autotune": "tune=measure",
+    "--max_epochs 3": "epochs=3",
+    "--num_train_epochs=3": "epochs=3",
+    "--epoch 3": "epochs=3",
+    "--max-steps 9": "steps=9",
+    "-b 64": "batch_size=64",
+    "--per_device_train_batch_size 16": "batch_size=16",
+    "--gradient_accumulation_steps 4": "accumulate=4",
+    "--accumulate_grad_batches 4": "accumulate=4",
+    "--gradient-checkpointing": "recompute=true",
+    "--max_grad_norm 1": "optimizer.clip_norm=1",
+    "--optim adamw_torch": "optimizer.name=adamw",
+    "--lr_scheduler_type cosine": "schedule.decay=cosine",
+    "--label_smoothing_factor 0.1": "loss.label_smoothing=0.1",
+    "-j 4": "data.workers=4",
+    "--data cifar10": "data.name=cifar10",
+    "--data-dir /images": "data.path=/images",
+    "--logging_steps 5": "log_every=5",
+    "--save_steps 5": "checkpoint.every_steps=5",
+    "--min-np 1 --max-np 4": "elastic.min_np=1 elastic.max_np=4",
+}
+OPTIONS = {
+    "--gpus 2": "-np 2 device=gpu",
+    "--devices 2": "-np 2 device=gpu",
+    "--nproc_per_node 4": "-np 4",
+    "--nproc-per-node=4": "-np 4",
+    "--num-proc 4": "-np 4",
+    "--world-size 4": "-np 4",
+    "--nnodes 2": "-H HOST:SLOTS,HOST:SLOTS",
+    "--output_dir Runs/A": "--out Runs/A",
+    "--resume_from_checkpoint Runs/A": "--out Runs/A --resume",
+    "--report_to wandb": "--log wandb",
+}
+
+
+@pytest.mark.parametrize("words", [*HABITS, *OPTIONS])
+def test_other_tools_options(words: str, inside: Hvdkit) -> None:
+    done = inside("train", DIGITS, *words.split())
+    name = words.replace("=", " ").split()[0]
+    if words in HABITS:
+        names = ", ".join(word for word in words.replace("=", " ").split() if word.startswith("-"))
+        told = f"{names}: keys of the recipe are given as key=value, without dashes; expected {HABITS[words]}\n"
+    else:
+        told = f"{name}: no such option; expected the option {OPTIONS[words]}\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize("words", sorted(set(HABITS) - {"--data-dir /images", "--min-np 1 --max-np 4"}))
+def test_what_hints_offer_is_accepted(words: str) -> None:
+    notes: list[str] = []
+    change = HABITS[words].replace("data.name=cifar10", "data={name: cifar10, path: x}")
+    overrides = [change] if "data.workers" not in change else [change, "data.name=imagefolder", "data.path=x"]
+    assert schema.load(registry.locate(Path(DIGITS)), overrides, notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("amp=true", "amp: unknown key; did you mean precision=fp16?"),
+        ("cuda=false", "cuda: unknown key; did you mean device=cpu?"),
+        ("device=cuda", "device: expected 'auto', 'cpu' or 'gpu', got 'cuda'; did you mean 'gpu'?"),
+        ("precision=16-mixed", "got '16-mixed'; did you mean 'fp16'?"),
+        ("precision=float64", "got 'float64'; did you mean 'fp64'?"),
+        ("model.name=resnet_18", "did you mean 'resnet18'?"),
+        ("schedule.decay=cosin", "did you mean 'cosine'?"),
+        ("framework=pytorch", "framework: unknown key; expected the option --framework pytorch"),
+        ("np=2", "np: unknown key; expected the option -np 2"),
+        ("gpus=2", "gpus: unknown key; expected the option -np 2 device=gpu"),
+        ("out=runs/A", "out: unknown key; expected the option --out runs/A"),
+        ("resume=true", "resume: unknown key; expected the option --resume"),
+        ("shuffle=true", "shuffle: unknown key; leave it out"),
+        ("steps_per_epoch=9", "steps_per_epoch: unknown key; hvdkit has no such setting; steps="),
+    ],
+)
+def test_other_tools_settings_as_overrides(words: str, told: str, inside: Hvdkit) -> None:
+    done = inside("train", DIGITS, words)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("command line: ") and told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("resnet20", "did you mean 'resnet20-digits' or 'resnet20-folder'?"),
+        ("imagenet", "did you mean 'resnet50-imagenet'?"),
+        ("resnet18", "resnet18 is a model: give a recipe and model.name=resnet18"),
+        ("cifar10", "cifar10 is a data set: give a recipe and data.name=cifar10"),
+        ("pytorch", "pytorch is a framework: give a recipe and --framework pytorch"),
+        ("epochs=3.5", "the recipe comes first, as in `resnet20-digits epochs=3.5`"),
+        ("resnet20-digits.yaml", "the recipe that comes with hvdkit is resnet20-digits"),
+        ("recipes/resnet20-digits", "the recipe that comes with hvdkit is resnet20-digits"),
+        ("mine.yaml", "mine.yaml: no such file"),
+        (
+            "run",
+            "run: is the folder of a run; expected a recipe, such as run/config.yaml; --out run --resume behind it",
+        ),
+    ],
+)
+def test_what_is_no_recipe(given: str, told: str, inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    done = inside("train", given)
+    assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_faults_name_the_file_or_the_command_line(inside: Hvdkit, tmp_path: Path) -> None:
+    """Each fault is blamed on where it was written, also one that an override brings to another key."""
+    text = registry.locate(Path(DIGITS)).read_text().replace("momentum:", "momentun:")
+    (tmp_path / "mine.yaml").write_text(text)
+    done = inside("train", "mine.yaml", "epochs=many", "data.name=cifar10", "optimizer.beta1=0.9")
+    assert done.stderr.splitlines() == [
+        "command line: data.path: required key is missing",
+        "command line: epochs: expected a whole number, got 'many'",
+        "mine.yaml: optimizer.momentun: unknown key; did you mean 'momentum'?",
+        "command line: optimizer.beta1: unknown key; it needs optimizer.name=adamw or optimizer.name=lamb",
+    ]
+    with pytest.raises(RequestError, match=r"^overrides: epochs: expected a whole number, got 'many'$"):
+        schema.load(registry.locate(Path(DIGITS)), ["epochs=many"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", DIGITS, "--foo", "3"], "No such option: --foo"),
+        (["train", DIGITS, "--foo", "--gpus", "2"], "--gpus: no such option; expected the option -np 2 device=gpu"),
+        (["bench", "allreduce", "--epochs", "3"], "No such option: --epochs"),
+        (["train"], "Missing argument 'RECIPE.yaml'; see `hvdkit train --help`"),
+        (["train", DIGITS, "-np", "two"], "-np two: expected a whole number; see `hvdkit train --help`"),
+        (["train", DIGITS, "--stall-timeout=soon"], "--stall-timeout soon: expected a number"),
+        (["compare", DIGITS, "--margin", "-1"], "--margin: expected --baseline with it"),
+        (["advise", DIGITS, "--images", "0"], "--images 0: expected greater than or equal to 1"),
+        (["trian", DIGITS], "No such command 'trian'. Did you mean 'train'?; see `hvdkit --help`"),
+        (["run", DIGITS], "No such command 'run'. Did you mean `hvdkit train`?"),
+        (["runtime", "biuld"], "Did you mean 'build'?; see `hvdkit runtime --help`"),
+        (["--foo"], "No such option: --foo"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_a_line(words: list[str], told: str, inside: Hvdkit) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(app, "app", partial(app.app, prog_name="hvdkit")))
         done = inside(*words)
-        assert done.returncode == 2 and "No such option" in done.stderr, done.stderr
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1 + ("--gpus" in words)
 
 
 def load(name: str, *overrides: str) -> tuple[schema.Recipe, list[str]]:
@@ -151,7 +325,20 @@ def test_a_run_that_kept_nothing_says_so(inside: Hvdkit, tmp_path: Path) -> None
         for command in (["evaluate"], ["export", "--out", "net.safetensors"]):
             done = inside(*command, name)
             assert done.returncode == 2 and f"{name}: this run has kept no checkpoint" in done.stderr, done.stderr
-    assert "nowhere/checkpoint.json: cannot be read" in inside("evaluate", "nowhere").stderr
+    newest = "; the newest run here is runs/b\n"
+    for number, name in enumerate("ab"):
+        place = tmp_path / "runs" / name / "checkpoints"
+        (place / "step-1").mkdir(parents=True)
+        (place / "last").symlink_to("step-1")
+        os.utime(place / "last", (number, number), follow_symlinks=False)
+    for command in (["evaluate"], ["export", "--out", "net.onnx"]):
+        for name, told in (
+            ("nowhere", "nowhere: no such folder; expected a run's folder, such as runs/photos, or a checkpoint's"),
+            ("none/config.yaml", "none/config.yaml: is a file; expected a run's folder"),
+            ("runs", "runs: neither a run nor a checkpoint is in it; expected a run's folder"),
+        ):
+            done = inside(*command, name)
+            assert done.returncode == 2 and done.stderr.startswith(told) and done.stderr.endswith(newest), done.stderr
 
 
 # A recipe's script
@@ -173,8 +360,54 @@ def test_a_script_without_a_recipe_shows_its_whole_help() -> None:
             "expected a",
         ):
             assert part in done.stderr, done.stderr
-    done = run([*SCRIPT, str(registry.locate(Path(DIGITS))), "--epochs", "3"], timeout=60)
-    assert done.returncode == 2 and "--epochs: keys of the recipe are given as key=value" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([DIGITS, "--epochs", "3"], "--epochs: keys of the recipe are given as key=value, without dashes"),
+        ([DIGITS, "--gpus", "2"], "--gpus: no such option; horovodrun -np N starts more ranks"),
+        ([DIGITS, "--steps", "x"], "argument --steps: invalid int value: 'x'"),
+        ([DIGITS, "epochs=x"], "command line: epochs: expected a whole number, got 'x'"),
+        (["resnet20"], "unknown recipe 'resnet20': expected one of"),
+        (["nowhere.yaml"], "nowhere.yaml: no such file"),
+        ([DIGITS, "--out", "a/b"], "--out a/b: no such folder; make it with mkdir -p"),
+        ([DIGITS, "--out", "file"], "--out file: is a file; expected a folder"),
+    ],
+)
+def test_a_scripts_wrong_command_line_is_a_line(words: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run([*SCRIPT, *words], timeout=60, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(f"error: {told}"), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_script_takes_a_recipes_name(tmp_path: Path) -> None:
+    """It reads the recipe, whose model this script's does not fit."""
+    words = [DIGITS, "model.name=resnet8", "epochs=1", "steps=1"]
+    done = run([*SCRIPT, *words], timeout=60, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert "tensor conv1.weight is unknown to this model" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "lacks", "runtime"),
+    [("pytorch", "torch", "pytorch"), ("keras", "tensorflow", "tensorflow"), ("mxnet", "mxnet", "mxnet")],
+)
+@pytest.mark.parametrize("by_hvdkit", [False, True])
+def test_a_script_without_its_framework(script: str, lacks: str, runtime: str, by_hvdkit: bool, tmp_path: Path) -> None:
+    path = ROOT / "recipes" / script / "resnet.py"
+    code = f"import runpy, sys; sys.modules[{lacks!r}] = None; sys.argv[:] = [{str(path)!r}, {DIGITS!r}]; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    added = {"PYTHONPATH": str(ROOT), "HVDKIT_RUNTIMES": "/runtimes"} | ({"HVDKIT_RANK_DIR": "/"} if by_hvdkit else {})
+    done = run([sys.executable, "-c", code], timeout=60, cwd=tmp_path, env=os.environ | added)
+    if by_hvdkit:  # it reads Python's own message
+        assert done.returncode == 1 and "\nModuleNotFoundError: " in done.stderr
+        return
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(f"error: {path}: ") and f"in the interpreter {sys.executable}" in done.stderr
+    remedy = f"start it with /runtimes/{runtime}/bin/python, which `hvdkit runtime build {runtime}` makes\n"
+    assert done.stderr.endswith(remedy), done.stderr
 
 
 def test_a_script_ends_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from hvdkit.data.batches import open_dataset
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Recipe
-from hvdkit.tasks import folder, resnet
+from hvdkit.tasks import duration, folder, resnet
 
 RECIPE = ROOT / "recipes" / "resnet20-folder.yaml"
 
@@ -168,6 +168,19 @@ def test_mismatches_are_said_before_training(words: list[str], parts: list[str],
     assert all(part in lines[0] for part in parts)
 
 
+@pytest.mark.parametrize("val", [False, True])
+def test_a_class_with_a_single_image_is_noted(val: bool, tmp_path: Path) -> None:
+    if val:
+        flat_folder(tmp_path / "val", {"a": 1, "b": 1, "c": 1})
+    root = flat_folder(tmp_path / "train" if val else tmp_path, {"a": 3, "b": 1, "c": 5})
+    (line,) = decided(tmp_path).warnings
+    unseen = "" if val else ", and none is held out to measure accuracy"
+    assert line == f"{root}: class 'b': a single image for training{unseen}; add images, or remove the folder"
+    (root / "b" / "more.png").write_bytes((root / "b" / "000.png").read_bytes())
+    (root / "b" / "again.png").write_bytes((root / "b" / "000.png").read_bytes())
+    assert decided(tmp_path).warnings == []
+
+
 def test_the_time_is_that_of_the_arithmetic(tmp_path: Path) -> None:
     # He et al. 2016: ResNet-20 has 41 million multiply-adds, and torchvision's ResNet-50 4.1 billion
     assert resnet.architecture("resnet20", 10).multiply_adds(32) == pytest.approx(41e6, rel=0.02)
@@ -179,7 +192,7 @@ def test_the_time_is_that_of_the_arithmetic(tmp_path: Path) -> None:
     # 40 epochs of 80 images, 3 × 2 × 2 billion operations each, at 0.4 of that speed
     assert "roughly 2.7 hours, at 32 pixels 3.3 minutes" in took[0]
     assert "roughly 1.6 minutes, at 32 pixels 2 s" in took[1]
-    assert folder.measured_speed() > 1e8
+    assert duration.measured_speed() > 1e8
 
 
 def test_contradictions_are_refused_before_anything_is_written(inside: Hvdkit, tmp_path: Path) -> None:
@@ -347,9 +360,14 @@ def test_bad_pictures_are_lines_and_nothing_is_written(checkpoint: Path, inside:
     assert done.returncode == 2 and not (tmp_path / "o").exists()
     lines = done.stderr.splitlines()
     assert [line.split(": ")[0] for line in lines] == ["text.jpg", "missing.png", "empty", "it.gif"]
-    assert "neither JPEG nor PNG" in lines[0] and "No such file" in lines[1] and "no images in it" in lines[2]
+    assert "neither JPEG nor PNG, whatever its name says" in lines[0] and "No such file" in lines[1]
+    assert "no images in it, but 1 .txt file; expected" in lines[2]
+    assert "neither JPEG nor PNG but GIF: convert it to PNG" in lines[3]
+    for kind in ("BMP", "TIFF", "WebP"):
+        Image.new("RGB", (9, 9)).save(tmp_path / "it", format=kind)
+        assert f"it: neither JPEG nor PNG but {kind}: convert" in inside("predict-images", checkpoint, "it").stderr
     for words, part in (
-        ((tmp_path / "nowhere", "good.png"), "checkpoint.json: cannot be read"),
+        ((tmp_path / "nowhere", "good.png"), "nowhere: no such folder"),
         ((checkpoint, "good.png", "--top", 0), "--top 0: expected 1 or more"),
         ((checkpoint, "good.png", "--framework", "jax"), "jax"),
         ((checkpoint, "good.png", "--out", checkpoint), "the folder is not empty"),

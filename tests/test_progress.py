@@ -12,12 +12,14 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from hvdkit import bars
 from hvdkit.report.progress import SILENCE_S, ComparisonProgress, RunProgress, StageProgress
 from hvdkit.results.train import MetricLine
 from hvdkit.runtimes import pins
@@ -132,6 +134,69 @@ def test_a_build_shows_a_line_a_stage_with_the_time_left(clock: Clock) -> None:
     assert all(later <= sooner + 10 for sooner, later in pairwise(lefts)), lefts
     assert lefts[0] == 120 and lefts[-1] <= 20, "121 s on two cores at first; the last stage of one is 12 s"
     assert lines[-1].endswith(": ready: two"), "nothing is left"
+
+
+def test_a_long_stage_of_a_build_is_not_silent(clock: Clock) -> None:
+    progress, shown = _build(clock, ["mxnet", "pytorch"])
+    progress.stage("mxnet", INSTALL, "installing the framework")
+    progress.stage("pytorch", COMPILE, "compiling Horovod")
+    clock.now += 59
+    progress.beat()
+    assert len(shown.getvalue().splitlines()) == 2, "not before a minute without a line"
+    clock.now += 1
+    progress.advance("pytorch", 0.43)
+    progress.beat()
+    progress.beat()
+    (line,) = shown.getvalue().splitlines()[2:]
+    assert line.startswith(
+        "[ 1:00] mxnet: installing the framework, still at it; pytorch: compiling Horovod, 43% (about"
+    )
+    progress.end("mxnet", "failed", good=False)
+    progress.end("pytorch", "ready", good=True)
+    clock.now += 60
+    progress.beat()
+    assert shown.getvalue().splitlines()[-1] == "[ 1:00] pytorch: ready", "nothing is at work"
+
+
+def test_a_long_epoch_and_a_long_start_are_not_silent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = RunProgress(["one"], clock=clock)
+    clock.now += 100
+    progress.beat()
+    assert capsys.readouterr().err == "", "nothing has begun"
+    see = progress.watch("one")
+    progress.beat()
+    see(_line(1, 9, ends_epoch=False))
+    clock.now += 60
+    see(_line(2, 9, ends_epoch=False))
+    progress.beat()
+    told = capsys.readouterr().err.splitlines()
+    step = "one: step 2/9, 99 images/s, loss 1.000, rate 0.1 (about 7 min left)"
+    assert told == ["[ 1:40] one: starting", f"[ 2:40] {step}"]
+    for stages, expected in (
+        (StageProgress("parity", 3, clock=clock), "parity 1/3: pytorch, still at it"),
+        (ComparisonProgress([(1, "a", 1), (2, "a", 1)], True, clock=clock), "run 1/2: a, round 1/2: starting"),
+    ):
+        stages.beat()
+        stages.begin("pytorch") if isinstance(stages, StageProgress) else stages.watch("a")
+        clock.now += 60
+        stages.beat()
+        assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()[1:]] == [expected]
+
+
+def test_a_thread_prints_the_lines_of_a_silent_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bars, "SILENCE_S", 0.01)
+    monkeypatch.setattr(bars, "_BEAT_S", 0.01)
+    shown = io.StringIO()
+    progress = BuildProgress(Console(file=shown, force_terminal=False), ["mxnet"])
+    with progress:
+        progress.stage("mxnet", COMPILE, "compiling")
+        until = time.monotonic() + 20
+        while shown.getvalue().count("still at it") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert shown.getvalue().count("mxnet: compiling, still at it") >= 2
+    lines = len(shown.getvalue().splitlines())
+    time.sleep(0.1)
+    assert len(shown.getvalue().splitlines()) == lines, "it has ended"
 
 
 def test_a_wheel_from_the_cache_and_a_failed_runtime_take_no_more_time(clock: Clock) -> None:

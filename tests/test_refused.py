@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,11 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("train", DIGITS, ("data={name: native, module: no.py}",), "data.module: no.py: no such file", ()),
     ("train", DIGITS, ("model={name: own, script: no.py}",), "model.script: no.py: no such file", ()),
     ("train", DIGITS, ("model.classes=9",), "model.classes: expected at least 10 for data 'digits', got 9", ()),
-    ("train", DIGITS, ("-np", 2, "batch_size=719"), "at most 1437 samples over 2 ranks, got 719 × 2", ("-np", 2)),
+    ("train", DIGITS, ("-np", 2, "batch_size=719"), "got 719 × 2 = 1438; give batch_size=718 or less", ("-np", 2)),
     ("train", DIGITS, ("batch_size=1", "model.name=resnet18"), "1×1, and one value per channel", ("batch_size=2",)),
     ("train", DIGITS, ("device=gpu",), "device: expected a GPU for each of this host's 1 rank(s), pytorch sees 0", ()),
     ("train", DIGITS, ("model.weights=no.safetensors",), "model.weights: no.safetensors: cannot be read", ()),
+    ("train", DIGITS, ("model.weights=pipe",), "model.weights: pipe: cannot be read (it is a FIFO, not a file)", ()),
     ("train", DIGITS, ("model.weights=profile.json",), "model.weights: profile.json: no safetensors file", ()),
     ("train", DIGITS, ("model.weights=w.safetensors", "model.classes=11"), "shape (11, 64), got (10, 64)",
      ("model.weights=w.safetensors", "model.classes=11", "model.new_head=true")),
@@ -79,7 +81,7 @@ REQUESTS: list[tuple[str, Words, Words, str, Words]] = [
     ("evaluate", ("kept", *OUT), ("model.classes=11",), "fc.weight: expected shape (11, 64), got (10, 64)", ()),
     ("evaluate", ("kept", *OUT), ("model.name=resnet32",), "tensor layer1.3.conv1.weight is missing", ()),
     ("evaluate", ("kept", *OUT), ("data={name: synthetic, height: 32, width: 32}",), "expected validation samples", ()),
-    ("evaluate", OUT, ("nowhere",), "nowhere/checkpoint.json: cannot be read", ("kept",)),
+    ("evaluate", OUT, ("nowhere",), "nowhere: no such folder", ("kept",)),
     ("export", ("kept",), ("--out", "net.onyx"), "expected a file that ends in", ("--out", "net.safetensors")),
     ("export", ("kept",), ("--out", "no/net.keras"), "no is no folder that can be written", ("--out", "net.keras")),
     ("bench", OUT, ("allreduse",), "allreduse: expected one of", ("allreduce",)),
@@ -120,6 +122,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer = snapshots.Checkpoints(place / "checkpoints", local_recipe().checkpoint, "accuracy")
     writer.write(snapshots.Checkpoint(record, state | zeros))
     writer.wait()
+    os.mkfifo(place / "pipe")
     (place / "kept").symlink_to(place / "checkpoints" / "step-00000001")
     return place
 

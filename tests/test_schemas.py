@@ -79,6 +79,7 @@ def test_resolved_recipes_follow_it(path: Path) -> None:
         {"sync": {"every": 8, "outer": "nesterov"}},
         {"sync": {"every": 8, "outer": {"momentum": 0.5}}},
         {"checkpoint": None, "elastic": {"max_np": 4}, "threads": 3},
+        {"compression": {"method": "topk"}, "sync": {"every": 8, "outer": None}, "steps": None},
         {"model": {"name": "own", "script": "mine.py"}, "data": {"name": "own"}},
         {"data": {"name": "imagefolder", "path": "/images", "workers": "auto"}},
     ],
@@ -110,6 +111,33 @@ def test_what_a_recipe_may_not_say_it_refuses(changes: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         schema.revise(dict(document), "recipe")
     assert faults(document, RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "told"),
+    [
+        ({"optimizer": {"name": "adamw", "learning_rate": 0.1, "momentun": 0.9}}, "optimizer", "'momentun' was unexpe"),
+        ({"optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate", "'fast' is not of type 'number'"),
+        ({"optimizer": {"name": "adam", "learning_rate": 0.1}}, "optimizer.name", "'adam' is not one of ['sgd', 'ad"),
+        ({"data": {"name": "imagefolder", "path": "/x", "size": 3}}, "data.size", "3 is less than the minimum of 8"),
+        ({"data": {"name": "imagefolder", "path": "/x", "size": "big"}}, "data.size", "'big' is not one of ['auto']"),
+        ({"data": {"name": "digits", "path": "/x"}}, "data", "'path' was unexpected"),
+        ({"data": {"name": "imagefolder"}}, "data", "'path' is a required property"),
+        ({"data": {}}, "data", "'name' is a required property"),
+        ({"model": {"name": "own"}}, "model", "'script' is a required property"),
+        ({"model": {"name": "resnet8", "clases": 3}}, "model", "'clases' was unexpected"),
+        ({"compression": "zip"}, "compression", "'zip' is not one of ['none', "),
+        ({"compression": {"method": "topk", "ratio": "all"}}, "compression.ratio", "'all' is not of type 'number'"),
+        ({"sync": {"every": 8, "outer": {"momentum": 3}}}, "sync.outer.momentum", "3 is greater than or equal to"),
+        ({"checkpoint": {"evry_epochs": 1}}, "checkpoint", "'evry_epochs' was unexpected"),
+        ({"threads": "many"}, "threads", "'many' is not one of ['auto']"),
+    ],
+    ids=str,
+)
+def test_it_names_the_key_that_is_wrong(changes: dict[str, Any], place: str, told: str) -> None:
+    """One fault, at its place: not that a section fits none of its kinds."""
+    (error,) = jsonschema.Draft7Validator(RECIPE).iter_errors(BASE | changes)
+    assert ".".join(map(str, error.absolute_path)) == place and told in error.message
 
 
 def test_copies_and_written_files_name_a_schema_that_is_there(inside: Hvdkit, tmp_path: Path) -> None:

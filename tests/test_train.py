@@ -196,7 +196,7 @@ REFUSED = [
     (["-H", "a b:2"], "-H: 'a b:2'"),
     (["-H", "localhost:2;id"], "-H:"),
     (["--launcher", "mpirun"], "--launcher mpirun: expected one of direct, horovodrun"),
-    (["epochs=x", "sede=1"], "epochs: expected a valid integer, got 'x'"),
+    (["epochs=x", "sede=1"], "epochs: expected a whole number, got 'x'"),
     (["--out", "file"], "is a file"),
     (["--out", "taken"], "the folder is not empty"),
     (["--out", "foreign", "--overwrite"], "holds 'thesis.tex', which hvdkit has not written"),

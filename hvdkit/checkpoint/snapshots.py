@@ -105,12 +105,27 @@ def locate(path: Path) -> Path:
     return path
 
 
+def _none(path: Path) -> str:
+    """The message for a path at which there is neither a run nor a checkpoint."""
+    found = "neither a run nor a checkpoint is in it" if path.is_dir() else "no such folder"
+    if os.path.lexists(path) and not path.is_dir():
+        found = "is a file"
+    runs = sorted(Path("runs").glob(f"*/checkpoints/{_LAST}"), key=lambda each: each.lstat().st_mtime)
+    here = f"; the newest run here is {runs[-1].parent.parent}" if runs else ""
+    return (
+        f"{path}: {found}; expected a run's folder, such as runs/photos, or a checkpoint's, such as "
+        f"runs/photos/checkpoints/best{here}"
+    )
+
+
 def read(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises RequestError, naming the file, if one is missing, truncated, damaged or foreign."""
     path = folder / RECORD
     try:
         record = Record.model_validate_json(read_bounded(path))
     except OSError as error:
+        if not os.path.lexists(path) and not (folder / MODEL).exists():
+            raise RequestError(_none(folder)) from None
         raise RequestError(
             f"{path}: cannot be read ({error.strerror}); expected a run's folder, or a checkpoint's such as "
             "RUN/checkpoints/best"

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save
 
 from hvdkit.core.state import check_fits, model_state
 from hvdkit.errors import RequestError, RunError
-from hvdkit.files import write_atomic
+from hvdkit.files import open_regular, write_atomic
 
 HEAD = ("fc.weight", "fc.bias")
 
@@ -48,6 +48,7 @@ def read_fitting(path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bo
     Raises RequestError as that does.
     """
     try:
+        open_regular(path).close()  # a pipe would be waited for
         given = load_file(path)
     except OSError as error:
         raise RequestError(

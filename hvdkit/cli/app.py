@@ -32,7 +32,7 @@ from hvdkit.cli.options import (
     relative,
     show,
 )
-from hvdkit.defaults import FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+from hvdkit.defaults import BEGAN, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 
 app = App(
     no_args_is_help=True,
@@ -73,7 +73,7 @@ def train(
     from hvdkit.recipe import schema
     from hvdkit.results.train import kept_lines, result_lines
 
-    api.BEGAN.set(process_began())
+    BEGAN.set(process_began())
     call = partial(
         api.train, recipe, overrides, framework=framework, np=np, hosts=hosts, rival=rival, launcher=launcher,
         stall_timeout=stall_timeout, out=out, overwrite=overwrite, resume=resume,

@@ -38,12 +38,38 @@ def clusters(incomplete: str) -> list[str]:
     return _or_files(incomplete, cluster.shipped())
 
 
+def overrides(incomplete: str) -> list[str]:
+    """Keys of a recipe as `key=`, and behind the sign their values, as far as there is a list of them.
+
+    A single key comes with its default too: bash puts a space behind a single word.
+    """
+    from hvdkit.recipe.hints import values
+    from hvdkit.recipe.schema import Recipe
+
+    known = values(Recipe)
+    key, sign, _ = incomplete.partition("=")
+    if sign:
+        return [f"{key}={value}" for value in known.get(key, [])]
+    if (before := _before_the_sign()) is not None:
+        return _OF_OPTIONS[before](incomplete) if before in _OF_OPTIONS else known.get(before, [])
+    keys = [key for key in known if key.startswith(incomplete)]
+    return [f"{key}=" for key in keys] + [f"{keys[0]}={value}" for value in known[keys[0]] if len(keys) == 1]
+
+
+def _before_the_sign() -> str | None:
+    """The key, where bash completes what is behind a `=`: it takes the sign for a word of its own."""
+    words, place = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", 0))
+    sign = next((at for at in (place, place - 1) if words[at : at + 1] == ["="]), 0)
+    return words[sign - 1] if sign else None
+
+
 frameworks = among("hvdkit.runtimes.pins", "FRAMEWORKS")
 runtimes = among("hvdkit.runtimes.pins", "RUNTIMES")
 rivals = among("hvdkit.baselines.registry", "RIVALS")
 launchers = among("hvdkit.launch.launchers", "LAUNCHERS")
 trackers = among("hvdkit.tracking.trackers", "NAMES")
 collectives = among("hvdkit.results.bench", "COLLECTIVES")
+_OF_OPTIONS = {"--framework": frameworks, "--rival": rivals, "--launcher": launchers, "--log": trackers}
 
 
 def _or_files(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from hvdkit.cli import completion
+from hvdkit.defaults import MARGIN, OVERRIDES_FROM
 from hvdkit.errors import LARGEST, RequestError
 
 if TYPE_CHECKING:
@@ -25,7 +27,10 @@ RecipeFile = Annotated[
         autocompletion=completion.recipes,
     ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="such as epochs=2")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value]...", help="such as epochs=2", autocompletion=completion.overrides),
+]
 Framework = Annotated[
     str, typer.Option(help="pytorch, tensorflow, keras or mxnet", autocompletion=completion.frameworks)
 ]
@@ -55,35 +60,85 @@ Json = Annotated[bool, typer.Option("--json", help="with --dry-run: as JSON")]
 
 
 class App(typer.Typer):
-    """A typer app that checks the numbers in all options of a command, and reports all faults at once."""
+    """A typer app that checks the numbers in all options of a command, and reports a wrong request in one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"cls": _Group} | settings)
 
     def command(self, *arguments: Any, **settings: Any) -> Any:
         """The same as typer's."""
         return super().command(*arguments, **{"cls": _Command} | settings)
 
 
+class _Group(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with _one_line(ctx, None, args):
+            return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _one_line(ctx):
+            return super().parse_args(ctx, args)
+
+
 class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's context; typer may have a click of its own
         given = list(args)
-        try:
+        if "" in given:
+            before = given[given.index("") - 1] if given.index("") else ctx.command_path
+            raise RequestError(f"an empty word behind {before}: expected a value; is a variable of the shell not set?")
+        with _one_line(ctx, self, given):
             return super().parse_args(ctx, args)
-        except Exception as error:
-            known = {option for each in self.params for option in each.opts}
-            if type(error).__name__ == "NoSuchOption" and any(each.name == "overrides" for each in self.params):
-                from hvdkit.recipe.hints import as_overrides
-                from hvdkit.recipe.schema import Recipe
-
-                if message := as_overrides(given, known, Recipe):
-                    raise RequestError(message) from None
-            raise
 
     def invoke(self, ctx: Any) -> Any:
         faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
         if ctx.params.get("json") and not ctx.params["dry_run"]:
             faults.append("--json: expected --dry-run with it")
+        if ctx.params.get("margin", MARGIN) != MARGIN and not ctx.params["baseline"]:
+            faults.append("--margin: expected --baseline with it")
         if faults:
             raise RequestError("\n".join(faults))
+        OVERRIDES_FROM.set("command line")
         return super().invoke(ctx)
+
+
+@contextmanager
+def _one_line(ctx: Any, command: TyperCommand | None = None, given: Sequence[str] = ()) -> Iterator[None]:
+    """Raise what typer would print in a box as RequestError, with what may have been meant by the words `given`."""
+    try:
+        yield
+    except Exception as error:
+        kind = type(error).__name__
+        if kind == "NoSuchOption" and command and any(each.name == "overrides" for each in command.params):
+            from hvdkit.recipe.hints import as_overrides
+            from hvdkit.recipe.schema import Recipe
+
+            known = {option for each in command.params for option in each.opts}
+            if message := as_overrides(given, known, Recipe):
+                raise RequestError(message) from None
+        if kind == "NoArgsIsHelpError" or not hasattr(error, "format_message"):  # click's errors have it
+            raise
+        said = " ".join(error.format_message().split()).removesuffix(".")
+        if said.startswith("No such command"):
+            from hvdkit.recipe.habits import COMMANDS
+
+            if meant := COMMANDS.get(given[0].lower()) if ctx.parent is None else None:
+                said = f"No such command {given[0]!r}. Did you mean `hvdkit {meant}`?"
+        elif said.startswith("Invalid value for"):
+            said = _of_value(error, given)
+        raise RequestError(f"{said}; see `{ctx.command_path} --help`") from None
+
+
+def _of_value(error: Any, given: Sequence[str]) -> str:
+    """What is wrong with an option's value, with the option and the value as they were given."""
+    name, value = error.param.opts[0], None
+    for word, behind in zip(given, [*given[1:], None], strict=True):
+        option, equals, after = word.partition("=")
+        if option in error.param.opts:
+            name, value = option, after if equals else behind
+    whys = {"integer": "expected a whole number", "float": "expected a number", "number": "expected a number"}
+    why = next((why for kind, why in whys.items() if f"valid {kind}" in error.message), None)
+    why = why or error.message.rstrip(".").replace("Input should be", "expected")
+    return f"{name}: {why}" if value is None else f"{name} {value}: {why}"
 
 
 def _faults(parameter: Any, value: Any) -> list[str]:

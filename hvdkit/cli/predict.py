@@ -55,7 +55,12 @@ def advise(
         ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]...", help="changes to the recipe, such as epochs=2")
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value]...",
+            help="changes to the recipe, such as epochs=2",
+            autocompletion=completion.overrides,
+        ),
     ] = None,
     cluster: Annotated[
         Path | None,

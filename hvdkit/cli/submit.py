@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hvdkit.cli.options import Framework, Overrides, Ranks, RecipeFile
-from hvdkit.defaults import FRAMEWORK
+from hvdkit.defaults import FRAMEWORK, OVERRIDES_FROM
 from hvdkit.errors import RequestError
 
 SCHEDULERS = ("slurm",)
@@ -47,7 +47,7 @@ def submit(
 
     if to not in SCHEDULERS:
         raise RequestError(f"--to {to}: expected {' or '.join(SCHEDULERS)}")
-    checked, lines = load(recipe, overrides or [])
+    checked, lines = load(recipe, overrides or [], overrides_from=OVERRIDES_FROM.get())
     for each in lines:
         typer.echo(each, err=True)
     place = run or paths.default_out(checked.name, "train")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +25,12 @@ from hvdkit.core.update_rules import slot_names
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import place
 from hvdkit.recipe import schema
-from hvdkit.recipe.schema import Recipe, flat
+from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
 from hvdkit.results.dry_run import DryRun, Memory, PlannedRun, Rank
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult, read_result
+from hvdkit.runtimes import machine
+from hvdkit.tasks import duration, resnet
 from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.profile import turns
 
@@ -36,6 +40,9 @@ _ANY_SPEED = {
     "name", "epochs", "steps", "seed", "schedule", "loss", "checkpoint", "log_every", "tensorboard", "warmup_steps",
     "threads", "elastic", "tune",
 }  # fmt: skip
+_WORK = {"fp32": 1, "fp64": 2}  # time of the arithmetic, relative to fp32; of the others it is not known
+_DECODING_S = 20.0  # seconds for decoding images
+_MOST_DAMAGED = 10  # named one by one
 _MOST_FORMER = 500  # results that are looked at for one of the same recipe
 
 
@@ -98,6 +105,10 @@ def _described(
     former = _former_results([Path("runs"), out.parent])
     runs = [_run(plan, times, former) for plan, times in plans]
     lines = dict.fromkeys([*notes, *(line for plan, _ in plans for line in plan.warnings)])
+    lines |= dict.fromkeys(
+        line for (plan, _), run in zip(plans, runs, strict=True) for line in _too_large(plan, run.memory)
+    )
+    lines |= dict.fromkeys(_images(plans[0][0]))
     return DryRun(command=command, recipe=recipe.model_dump(mode="json"), out=str(out), runs=runs, notes=list(lines))
 
 
@@ -160,6 +171,51 @@ def _memory(recipe: Recipe, shape: tuple[int, ...] | None) -> Memory | None:
     )
 
 
+def _on_gpus(plan: Plan) -> bool:
+    return plan.recipe.device == "gpu" or (plan.recipe.device == "auto" and plan.runtime.gpu and bool(machine.gpus()))
+
+
+def _too_large(plan: Plan, memory: Memory | None) -> list[str]:
+    """A line if the ranks on this machine need more memory than it has, or one of them more than its GPU."""
+    if memory is None or not plan.placement.here:
+        return []
+    if _on_gpus(plan):
+        ranks, limit, of = 1, min(machine.gpu_memory(), default=0), "the smallest GPU"
+    else:
+        ranks, limit, of = plan.np, machine.memory(), "this machine"
+    activations = memory.activations or 0
+    needed = sum(value or 0 for _, value in memory)
+    if not limit or ranks * needed <= limit:
+        return []
+    gib = f"{ranks * needed / 2**30:,.1f} GiB"
+    who = "a rank needs" if ranks == 1 else f"{ranks} ranks need"
+    batch = (limit // ranks - (needed - activations)) * plan.recipe.batch_size // max(1, activations)
+    if activations and batch >= 1:
+        remedy = f"give batch_size={batch} or less, with accumulate= for the same global batch"
+        remedy += "" if plan.recipe.recompute else ", or recompute=true"
+    else:
+        remedy = "give fewer ranks or a smaller model"
+    return [f"memory: {who} at least {gib}, and {of} has {limit / 2**30:,.1f} GiB; {remedy}"]
+
+
+def _images(plan: Plan) -> list[str]:
+    """What decoding the folder's images shows. Raises RequestError for damaged ones where the recipe refuses them."""
+    data = plan.recipe.data
+    if not isinstance(data, ImageFolder) or not plan.placement.here or not plan.samples:
+        return []
+    from hvdkit.data import imagefolder
+
+    found, looked_at, images = imagefolder.damaged(data, plan.recipe.seed, _DECODING_S)
+    shown = [f"{path}: {reason}" for path, reason in found.items()]
+    if found and data.corrupt == "refuse":
+        more = [f"{len(found) - _MOST_DAMAGED} more images cannot be read"] if len(found) > _MOST_DAMAGED else []
+        last = "mend or remove them, or give data.corrupt=replace"
+        raise RequestError("\n".join([*(f"{line}; {last}" for line in shown[:_MOST_DAMAGED]), *more]))
+    every = f"all {images}" if looked_at == images else f"{looked_at} of {images}"
+    line = f"images: {every} have been decoded"
+    return [f"{line}; {len(found)} cannot be read, and others take their place, such as {shown[0]}" if found else line]
+
+
 def _former_results(places: list[Path]) -> list[tuple[Path, TrainResult]]:
     """Results of `hvdkit train` and `compare` in folders below these, the newest first."""
     patterns = ("*/result.json", "*/runs/*/result.json")
@@ -192,7 +248,25 @@ def _seconds(
             start_s = result.startup_s or 0.0
             took = f"{path.parent} took {result.train_s:.3g} s for {made} steps, and {start_s:.3g} s to start"
             return start_s + result.train_s * steps.total_steps / made, took
-    return None, "found no earlier run of this recipe with this framework, launcher and number of ranks"
+    none = "found no earlier run of this recipe with this framework, launcher and number of ranks"
+    return _by_arithmetic(plan, steps, threads, none) if steps else (None, none)
+
+
+def _by_arithmetic(plan: Plan, steps: StepPlan, threads: int | None, why: str) -> tuple[float | None, str]:
+    """How long the run takes by the model's arithmetic and the speed of this machine's cores, where both are known."""
+    recipe, samples = plan.recipe, plan.samples
+    work = _WORK.get(recipe.precision)
+    if not isinstance(recipe.model, Model) or work is None or _on_gpus(plan) or samples is None:
+        return None, why
+    table = resnet.architecture(recipe.model.name, int(recipe.model.classes))
+    adds = work * table.multiply_adds(round(math.sqrt(samples.shape[0] * samples.shape[1])))
+    alone = plan.np // steps.size  # processes that each train on all samples
+    used = samples.train // steps.global_batch * steps.global_batch  # in an epoch
+    trained = steps.total_steps / steps.steps_per_epoch * used * alone * (4 / 3 if recipe.recompute else 1)
+    cores = len(os.sched_getaffinity(0))
+    speed = duration.measured_speed() * min(1, plan.np * (threads or 1) / cores)
+    seconds = duration.seconds(adds, trained, speed, steps.epochs * samples.val * alone)
+    return seconds, f"by the model's arithmetic on this machine's cores, right to a factor of about two; {why}"
 
 
 def _of_speed(recipe: Recipe) -> dict[str, Any]:

@@ -15,11 +15,15 @@ from hvdkit.results.evaluate import EvaluationResult, read_evaluation
 from hvdkit.tasks.task import state_shapes
 
 
-def plan(folder: Path, overrides: list[str], framework: str, placement: Placement) -> Plan:
+def plan(
+    folder: Path, overrides: list[str], framework: str, placement: Placement, overrides_from: str = "overrides"
+) -> Plan:
     """Check the checkpoint, its recipe with `overrides`, and the run. Raises RequestError."""
     found = snapshots.read(folder)
     record = found.record
-    recipe = schema.revise(record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides)
+    recipe = schema.revise(
+        record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides, overrides_from=overrides_from
+    )
     recipe = recipe.model_copy(update={"elastic": None})  # how many ranks trained it does not bind these
     plan = make_plan(recipe, framework, placement, use="evaluate")
     shapes = state_shapes(tasks.choose(recipe).architecture(plan.samples.shape if plan.samples else None))

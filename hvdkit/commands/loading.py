@@ -13,26 +13,29 @@ from hvdkit.recipe.schema import Recipe
 
 
 def load(
-    recipe: Path | Mapping[str, Any], overrides: list[str], resumed: Path | None = None
+    recipe: Path | Mapping[str, Any],
+    overrides: list[str],
+    resumed: Path | None = None,
+    overrides_from: str = "overrides",
 ) -> tuple[Recipe, list[str]]:
     """The recipe of a file, of a name or of a file's content, and lines for the user: what was found in its folder of
     images, and what looks like a mistake.
 
     What it leaves to a folder of images is decided here, as in the run in the folder `resumed` if there is one. Raises
-    RequestError with all faults.
+    RequestError with all faults; `overrides_from` is where the overrides come from.
     """
     lines: list[str] = []
     if isinstance(recipe, Path):
-        read = schema.load(registry.locate(recipe), overrides, lines)
+        read = schema.load(registry.locate(recipe), overrides, lines, overrides_from)
     else:
-        read = schema.revise(dict(recipe), "recipe", overrides, lines)
+        read = schema.revise(dict(recipe), "recipe", overrides, lines, overrides_from)
     if not isinstance(read.data, schema.ImageFolder):
         return read, lines
-    from hvdkit.tasks import folder  # NumPy comes with it
+    from hvdkit.tasks import duration, folder  # NumPy comes with it
 
     earlier = None
     if resumed is not None:
         with contextlib.suppress(RequestError):  # no run is there yet
             earlier = schema.load(resumed / "config.yaml")
-    decision = folder.decide(read, earlier, folder.measured_speed)
+    decision = folder.decide(read, earlier, duration.measured_speed)
     return decision.recipe, [*lines, *decision.found, *(f"warning: {line}" for line in decision.warnings)]

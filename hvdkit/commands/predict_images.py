@@ -92,7 +92,8 @@ def _files(image: Path, faults: list[str]) -> list[Path]:
         if image.is_dir():
             files = sorted(each for each in image.iterdir() if _is_image(each))
             if not files:
-                faults.append(f"{image}: no images in it; expected files that end in {', '.join(pixels.SUFFIXES)}")
+                has = imagefolder.content(image)
+                faults.append(f"{image}: no images in it{has}; expected files that end in {', '.join(pixels.SUFFIXES)}")
         else:
             open_regular(image).close()  # a pipe would be waited for
             files = [image]

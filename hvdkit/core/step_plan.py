@@ -31,9 +31,11 @@ class StepPlan:
 
     def __post_init__(self) -> None:
         if self.samples < self.global_batch:
+            most, ranks = self.samples // self.size, f"{self.size} rank{'s' if self.size > 1 else ''}"
             raise RequestError(
-                f"batch_size: expected at most {self.samples} samples over {self.size} "
-                f"rank{'s' if self.size > 1 else ''}, got {self.recipe.batch_size} × {self.size} = {self.global_batch}"
+                f"batch_size: expected at most {self.samples} samples over {ranks}, "
+                f"got {self.recipe.batch_size} × {self.size} = {self.global_batch}; "
+                + (f"give batch_size={most} or less" if most else f"take {self.samples} ranks or fewer")
             )
 
     @property

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _CHECKED = 1024  # files whose first bytes are read before training, spread over all of them
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_CONVERTIBLE = (".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif")
 _REPLACEMENTS = 100  # images to try in place of a corrupt one
 
 
@@ -85,8 +88,8 @@ def look(data: ImageFolder, seed: int) -> Folder:
     root = Path(data.path).expanduser()
     if not root.is_dir():
         raise RequestError(
-            f"data.path: {root}: no such folder; expected one with a folder of images for each class, or with "
-            "train/<class> and val/<class>"
+            f"data.path: {root}: {'is a file' if root.exists() else 'no such folder'}; expected one with a folder of "
+            "images for each class, or with train/<class> and val/<class>; give data.path=FOLDER"
         )
     has_val = os.path.lexists(root / "val")
     # a folder that holds images may be called train where it is a class, beside car and bus
@@ -146,6 +149,25 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
     made = Preprocessing(names, size, pixels.MEAN, pixels.DEVIATION, resize=resize)
     note = folder.division if folder.held_out else None
     return Dataset(train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made, note=note)
+
+
+def damaged(data: ImageFolder, seed: int, seconds: float) -> tuple[dict[str, str], int, int]:
+    """Decode images spread over all of the folder, for so many seconds at most.
+
+    Returns the files that cannot be read, each with the reason, how many were decoded, and how many there are.
+    """
+    folder, until = look(data, seed), time.monotonic() + seconds
+    places = [(part, index) for part in (folder.train, folder.val) for index in range(len(part))]
+    found: dict[str, str] = {}
+    for number, place in enumerate(random.Random(seed).sample(places, len(places))):
+        if time.monotonic() > until:
+            return found, number, len(places)
+        path = place[0].path(place[1])
+        try:
+            read(data, path)
+        except pixels.CorruptImage as error:
+            found[path] = str(error)
+    return found, len(places), len(places)
 
 
 def read(data: ImageFolder, path: str) -> Image:
@@ -246,7 +268,8 @@ def _classes(folder: Path, faults: list[str]) -> list[str]:
         faults.append(f"data.path: {folder}: cannot be read ({error.strerror}); {expected}")
         return []
     if not names:
-        faults.append(f"data.path: {folder}: {'no such folder' if names is None else 'no class folders'}; {expected}")
+        found = "no such folder" if names is None else f"no class folders{content(folder)}"
+        faults.append(f"data.path: {folder}: {found}; {expected}")
     return names or []
 
 
@@ -302,8 +325,27 @@ def _images(folder: Path, faults: list[str], ignored: Counter[str]) -> list[str]
         return []
     if not found:
         suffixes = ", ".join(pixels.SUFFIXES)
-        faults.append(f"{folder}: no images; expected files that end in {suffixes}, or no such folder")
+        other = f"; if they are the classes, give data.path={folder}" if _folders(folder) else ""
+        faults.append(
+            f"{folder}: no images{content(folder)}; expected files that end in {suffixes}, or no such folder{other}"
+        )
     return sorted(found)
+
+
+def content(folder: Path) -> str:
+    """What a folder has that lacks what was expected, such as `, but 3 folders and 8 .webp files`, or nothing."""
+    kinds: Counter[str] = Counter()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            suffix = Path(entry.name).suffix.lower()
+            kinds["folder" if entry.is_dir() else f"{suffix or 'other'} file"] += 1
+    parts = [
+        f"{number} {kind}{'s' if number > 1 else ''}{' (convert them to PNG)' if kind.startswith(_CONVERTIBLE) else ''}"
+        for kind, number in kinds.most_common(3)
+    ]
+    return f", but {' and '.join(parts)}" if parts else ""
 
 
 def _no_images(listing: Listing) -> Iterator[str]:
@@ -312,11 +354,9 @@ def _no_images(listing: Listing) -> Iterator[str]:
         path = listing.path(int(index))
         try:
             with Path(path).open("rb") as file:
-                start = file.read(8)
+                start = file.read(16)
         except OSError as error:
             yield f"{path}: cannot be read ({error.strerror}); expected a JPEG or PNG image"
             continue
         if not start.startswith(_SIGNATURES):
-            yield (
-                f"{path}: neither JPEG nor PNG, whatever its name says; mend or remove it, or set data.corrupt=replace"
-            )
+            yield f"{path}: {pixels.no_image(path, start)}; mend or remove it, or set data.corrupt=replace"

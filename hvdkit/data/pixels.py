@@ -22,11 +22,25 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in torchvision
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # Szegedy et al. 2015, section 6, as in torchvision
 
+# Formats that are not read: how their files begin, from which byte on.
+_OTHERS = [
+    ("WebP", 8, b"WEBP"), ("GIF", 0, b"GIF8"), ("BMP", 0, b"BM"), ("TIFF", 0, b"II*\0"), ("TIFF", 0, b"MM\0*"),
+    ("HEIC", 4, b"ftyphei"), ("HEIC", 4, b"ftypmif1"), ("AVIF", 4, b"ftypavif"), ("JPEG XL", 0, b"\0\0\0\x0cJXL "),
+]  # fmt: skip
+
 Box = tuple[int, int, int, int]  # left, top, width, height
 
 
 class CorruptImage(Exception):
     """A file that cannot be read as an image. The text is the reason, in one line."""
+
+
+def no_image(path: str, start: bytes) -> str:
+    """Why a file that begins with these bytes is no image that hvdkit reads."""
+    of = next((name for name, place, sign in _OTHERS if start[place:].startswith(sign)), None)
+    if of:
+        return f"neither JPEG nor PNG but {of}: convert it to PNG"
+    return f"neither JPEG nor PNG{', whatever its name says' if path.lower().endswith(SUFFIXES) else ''}"
 
 
 def read(path: str, upright: bool = False, enough: int | None = None) -> Image:
@@ -65,7 +79,8 @@ def _opened(path: str) -> Iterator[Image]:
     except MemoryError:
         raise
     except Image.UnidentifiedImageError:
-        raise CorruptImage("neither JPEG nor PNG, whatever its name says") from None
+        with open(path, "rb") as file:  # noqa: PTH123 - it has just been opened
+            raise CorruptImage(no_image(path, file.read(16))) from None
     except Exception as error:  # decoders can fail on damaged files with any exception
         text = error.strerror if isinstance(error, OSError) else str(error)
         raise CorruptImage((text or str(error) or type(error).__name__).splitlines()[0]) from None

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from hvdkit.errors import nearest
 from hvdkit.recipe.data import NAME, by_value
-from hvdkit.recipe.hints import choice_of, sections, unknown_key
+from hvdkit.recipe.hints import choice_of, fitting, sections, translated, unknown_key
 from hvdkit.recipe.yaml_files import brief
 
+# What is expected, by the kind of pydantic's error.
+_TYPES = {
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "expected a whole number"),
+    "float_type": "expected a number",
+    "string_type": "expected a text",
+    "bool_type": "expected true or false",
+    "list_type": "expected a list, such as [1, 2]",
+    "dict_type": "expected keys with values, such as {a: 1}",
+}
 MOST_FAULTS = 50  # listed one by one; the rest are counted
 # Keys that are 'auto' or a number, for which pydantic reports a fault for each alternative; with their bounds.
 _AUTO_OR_NUMBER = {
@@ -40,12 +51,14 @@ def explain(error: ValidationError, root: type[BaseModel], whole: str) -> list[s
                 key = list(union)
                 fault = fault | {"type": union[-1], "msg": f"expected 'auto' or a whole number from {bounds}"}
         # a key with a line break in it must not break the message's line
-        name = ".".join(part if part.isprintable() and len(part) <= 60 else brief(part) for part in key) or whole
+        shown = (part if part and part.isprintable() and len(part) <= 60 else brief(part) for part in key)
+        name = ".".join(shown) if key else whole
         # more faults are not printed, and looking for similar names takes time
         why = fault["type"]
         if number <= MOST_FAULTS:
             unknown = why == "extra_forbidden"
-            why = unknown_key(key, section, siblings, root) if unknown else _reason(fault, key, kinds)
+            value = fault.get("input")
+            why = unknown_key(key, section, siblings, root, value) if unknown else _reason(fault, key, kinds, root)
         lines[f"{name}: {why}"] = None
     return list(lines)
 
@@ -69,21 +82,34 @@ def _place(fault: Any, root: type[BaseModel]) -> tuple[list[str], type[BaseModel
     return key, section, kinds, siblings
 
 
-def _reason(fault: Any, key: list[str], kinds: _Kinds) -> str:
-    kind, received = fault["type"], brief(fault.get("input"))
+def _reason(fault: Any, key: list[str], kinds: _Kinds, root: type[BaseModel]) -> str:
+    kind, value = fault["type"], fault.get("input")
+    received = brief(value)
     if kind == "union_tag_not_found":
         choice = choice_of(kinds)
         expected = ", ".join(map(repr, by_value(choice, kinds)))
         return f"required key {key[0]}.{choice} is missing; expected one of {expected}"
     if kind in ("model_type", "model_attributes_type"):
-        return f"expected keys with values (a mapping), got {received}"
+        other = fitting(key[0], value, root) if len(key) == 1 and isinstance(value, str) else None
+        return f"expected keys with values (a mapping), got {received}{f'; did you mean {other}?' if other else ''}"
     if kind == "union_tag_invalid":
-        tag = fault["ctx"]["tag"]
-        return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{nearest(tag, by_value(key[-1], kinds))}"
+        tag, known = fault["ctx"]["tag"], by_value(key[-1], kinds)
+        return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{_meant(key, tag, known)}"
+    if kind == "literal_error":
+        values = re.findall("'([^']*)'", fault["ctx"]["expected"])
+        return f"expected {fault['ctx']['expected']}, got {received}{_meant(key, value, values)}"
     if kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME:
         return f"expected letters, digits, '.', '_' or '-', at most 100, the first a letter or digit; got {received}"
     if kind == "missing":
         return "required key is missing"
     if kind == "value_error":
         return str(fault["ctx"]["error"])
-    return f"{fault['msg'].replace('Input should be', 'expected', 1)}, got {received}"
+    expected = _TYPES.get(kind) or fault["msg"].replace("Input should be", "expected", 1)
+    several = "; give each change as a word of its own" if isinstance(value, str) and "=" in value else ""
+    return f"{expected}, got {received}{several}"
+
+
+def _meant(key: list[str], value: Any, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for a value that other tools have, or that resembles one of those `known`."""
+    other = translated(".".join(key), value)
+    return f"; did you mean {other!r}?" if other else nearest(value, known) if isinstance(value, str) else ""

@@ -1,21 +1,21 @@
-"""What a user may have meant by a key or an option that does not exist."""
+"""What a user may have meant by a key, an option or a word that does not exist."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from hvdkit.errors import nearest
+from hvdkit.recipe import habits
 from hvdkit.recipe.data import by_value
-
-# Names that other tools have for a recipe's keys.
-_ELSEWHERE = {
-    "lr": "optimizer.learning_rate", "wd": "optimizer.weight_decay", "workers": "data.workers", "arch": "model.name",
-    "bs": "batch_size", "batch": "batch_size", "data": "data.path", "dataset": "data.name", "amp": "precision",
-    "max_steps": "steps", "num_epochs": "epochs",
-}  # fmt: skip
+from hvdkit.recipe.yaml_files import brief
+from hvdkit.runtimes.pins import FRAMEWORKS
 
 
 def sections(annotation: Any) -> list[Any]:
@@ -31,12 +31,38 @@ def _keys(root: type[BaseModel]) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner in section.model_fields)
 
 
+def values(root: type[BaseModel]) -> dict[str, list[str]]:
+    """All keys that can be given as `key=value`, each with its values or, where there is no list of them, its default.
+
+    Keys that have several kinds of section in common have the values of all.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for name, field in root.model_fields.items():
+        inner = sections(field.annotation)
+        for key, each in [(name, field)] + [
+            (f"{name}.{part}", other) for section in inner for part, other in section.model_fields.items()
+        ]:
+            if each is field and inner:
+                continue
+            words = [word for part in (each.annotation, *get_args(each.annotation)) for word in _words(part)]
+            plain = [each.default] if isinstance(each.default, int | float | str | None) else []
+            found.setdefault(key, {}).update(dict.fromkeys(words or [_text(value) or "null" for value in plain]))
+    return {key: list(words) for key, words in found.items()}
+
+
+def _words(annotation: Any) -> list[str]:
+    """The words that a key of this type can be."""
+    if annotation is bool:
+        return ["true", "false"]
+    return [word for word in get_args(annotation) if isinstance(word, str)]
+
+
 def meant(given: str, root: type[BaseModel]) -> str | None:
     """The key that `given` names in full, by its last part or by another tool's name; None if there is not just one."""
     keys = dict.fromkeys(_keys(root))
     if given in keys and "." in given:
         return given
-    other = _ELSEWHERE.get(given)
+    other = habits.KEYS.get(given)
     if other in keys:
         return other
     if given in keys:
@@ -45,7 +71,52 @@ def meant(given: str, root: type[BaseModel]) -> str | None:
     return ends[0] if len(ends) == 1 else None
 
 
-def unknown_key(path: Sequence[str], section: type[BaseModel], kinds: Sequence[Any], root: type[BaseModel]) -> str:
+def typed(given: str, value: Any, root: type[BaseModel]) -> tuple[str, bool] | None:
+    """What to type for another tool's setting `given`, and whether that is a key of the recipe; None if unknown.
+
+    What cannot be typed behind the recipe is a sentence.
+    """
+    name, text = given.lower().replace("-", "_"), _text(value)
+    if (choice := fitting(name, text, root)) is not None:
+        return choice, True
+    if (key := meant(name, root)) is not None:
+        flag = _flag(name, text)
+        if flag is None and key in root.model_fields and sections(root.model_fields[key].annotation):
+            return f"{key}={text if text.startswith('{') else '{…}'}", True
+        return f"{key}={flag or translated(key, text) or text or 'true'}", True
+    found = habits.OPTIONS.get(name) if "model" in root.model_fields else None  # other documents have no options
+    if found is None:
+        return None
+    if text.lower() == "false" and found.startswith("-"):
+        return "leave it out", False
+    known = text.lower() not in ("", "true") and (text.isdecimal() or not found.startswith("-np"))
+    return found.replace("{}", text if known else "N" if found.startswith("-np") else "…"), False
+
+
+def _flag(name: str, text: str) -> str | None:
+    """The value of a recipe's key that the flag `name` of other tools means."""
+    return {"": habits.ON, "true": habits.ON, "false": habits.OFF}.get(text.lower(), {}).get(name)
+
+
+def translated(key: str, value: Any) -> str | None:
+    """The value of the recipe's key that means what `value` means in other tools; None if there is none."""
+    return habits.VALUES.get(key, {}).get(_text(value).lower())
+
+
+def fitting(key: str, value: Any, root: type[BaseModel]) -> str | None:
+    """`key.choice=value` for a section of which `value` is a choice, such as model.name=resnet8; None for others."""
+    for section in sections(root.model_fields[key].annotation) if key in root.model_fields else []:
+        for choice in {"name", "method", "decay"} & section.model_fields.keys():
+            known = get_args(section.model_fields[choice].annotation)
+            for each in (_text(value), translated(f"{key}.{choice}", value)):
+                if each in known:
+                    return f"{key}.{choice}={each}"
+    return None
+
+
+def unknown_key(
+    path: Sequence[str], section: type[BaseModel], kinds: Sequence[Any], root: type[BaseModel], value: Any = None
+) -> str:
     """What is wrong with an unknown key of `section`; `kinds` are those of which it is one, if there are several."""
     leaf = path[-1]
     others = [kind for kind in kinds if leaf in kind.model_fields]
@@ -53,9 +124,13 @@ def unknown_key(path: Sequence[str], section: type[BaseModel], kinds: Sequence[A
         choice = choice_of(others)
         values = [f"{path[0]}.{choice}={value}" for value in by_value(choice, others)]
         return f"unknown key; it needs {' or '.join(values[:3])}"
-    other = meant(leaf, root)
+    other = meant(leaf, root) if leaf != "name" else None  # many sections have a name
     if other and other.split(".") != list(path):
-        return f"unknown key; did you mean {other!r}?"
+        same = (_flag(leaf, _text(value)) if isinstance(value, bool) else None) or translated(other, value)
+        return f"unknown key; did you mean {f'{other}={same}' if same else repr(other)}?"
+    found = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
+    if found:
+        return f"unknown key; {_instead(found[0])}"
     known = sorted(section.model_fields)
     return f"unknown key{nearest(leaf, known) or '; known keys: ' + ', '.join(known)}"
 
@@ -66,19 +141,93 @@ def choice_of(kinds: Sequence[Any]) -> str:
 
 
 def as_overrides(words: Sequence[str], options: Collection[str], root: type[BaseModel]) -> str | None:
-    """The message for a command line that gives keys of a recipe as options; None if it gives none.
+    """The message for a command line with options that the command does not have; None if nothing is known of them.
 
     `options` are those that the command has, `root` is the recipe's class.
     """
-    names, wanted = [], []
+    keys: dict[str, str] = {}
+    lines, unknown = [], []
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
-        key = meant(name[2:].replace("-", "_"), root) if name.startswith("--") and name not in options else None
-        if key is None:
+        if not re.fullmatch(r"--?[A-Za-z][\w.-]*", name) or name in options:
             continue
         behind = words[number + 1] if number + 1 < len(words) and not equals else value
-        names.append(name)
-        wanted.append(f"{key}={'true' if not behind or behind.startswith('--') else behind}")
-    if not names:
-        return None
-    return f"{', '.join(names)}: keys of the recipe are given as key=value, without dashes; expected {' '.join(wanted)}"
+        found = typed(name.lstrip("-"), None if behind.startswith("-") or "=" in behind else behind or None, root)
+        if found is None:
+            unknown.append(f"{name}: no such option")
+        elif found[1]:
+            keys[name] = found[0]
+        else:
+            lines.append(f"{name}: no such option; {_instead(found[0], options)}")
+    if keys:
+        how = "keys of the recipe are given as key=value, without dashes"
+        lines.insert(0, f"{', '.join(keys)}: {how}; expected {' '.join(keys.values())}")
+    return "\n".join([*lines, *unknown]) if lines else None
+
+
+def _instead(text: str, options: Collection[str] = ()) -> str:
+    """A sentence about what to type in place of something that does not exist."""
+    if not text.startswith("-"):
+        return text
+    lacking = [word for word in text.split() if word.startswith("-") and options and word not in options]
+    if lacking == ["-np"]:  # a recipe's script
+        return "horovodrun -np N starts more ranks"
+    return f"this command has no {lacking[0]}" if lacking else f"expected the option {text}"
+
+
+def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list[str]]:
+    """The texts that are `key=value`, and a fault for each that is not: with what may have been meant by it."""
+    left, good, faults = list(texts), [], []
+    while left:
+        text = left.pop(0)
+        key, equals, value = text.partition("=")
+        if equals and value.count("{") > value.count("}") and any("}" in word for word in left):
+            end = next(number for number, word in enumerate(left) if "}" in word) + 1
+            whole = " ".join([text, *left[:end]])
+            faults.append(
+                f"override {brief(text)}: it has spaces, so quote it for the shell: {shlex.quote(whole):.200}"
+            )
+            del left[:end]
+            continue
+        if equals and key.strip() and (value or not left or "=" in left[0]):
+            good.append(text)
+            continue
+        # `epochs 3`, `epochs = 3`, `epochs= 3`, `epochs =3`
+        name, rest = (key.lstrip("-"), left[:]) if key else ("", [])
+        if name and not equals and rest and rest[0].startswith("="):
+            rest[0] = rest[0][1:]
+            rest = rest if rest[0] else rest[1:]
+        if rest and "=" not in rest[0] and (found := typed(name, rest[0], root)):
+            taken = len(left) - len(rest) + 1
+            words = brief(" ".join([text, *left[:taken]]))
+            faults.append(f"override {words}: a change is one word, key=value; {_expected(found)}")
+            del left[:taken]
+            continue
+        faults.append(f"override {brief(text)}: {_of_a_word(text, root)}")
+    return good, faults
+
+
+def _expected(found: tuple[str, bool]) -> str:
+    return f"expected {found[0]}" if found[1] else _instead(found[0])
+
+
+def _of_a_word(text: str, root: type[BaseModel]) -> str:
+    """What a word without `=` may mean."""
+    name, _, value = text.partition(":")
+    if value and (found := typed(name, value.strip(), root)):
+        return f"expected key=value; {_expected(found)}"
+    if text in FRAMEWORKS:
+        return f"expected key=value, or the option --framework {text}"
+    if text.isdecimal():
+        return f"expected key=value, or an option such as -np {text}"
+    if Path(text).suffix in (".yaml", ".yml"):
+        return "expected key=value; the recipe is the first word, and there is one only"
+    if os.path.isdir(text):  # noqa: PTH112 - a word may be no path at all
+        return f"expected key=value, such as data.name=imagefolder data.path={shlex.quote(text)}"
+    return "expected key=value, such as epochs=2 or optimizer.momentum=0.8"
+
+
+def _text(value: Any) -> str:
+    """A value as it is typed."""
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value).strip()
+    return text if text.isprintable() and len(text) <= 200 else "…"

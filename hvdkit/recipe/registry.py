@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit import paths
-from hvdkit.errors import RequestError
-from hvdkit.recipe.yaml_files import SCHEMA_LINE, schema_line
+from hvdkit.errors import RequestError, nearest
+from hvdkit.recipe.yaml_files import SCHEMA_LINE, brief, named, schema_line
 from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import unknown
 
@@ -36,12 +36,41 @@ def locate(given: Path) -> Path:
     A file in the current folder takes precedence. A path that does not exist is returned as it is, and reading it fails
     later; an unknown name raises RequestError.
     """
-    if given.suffix or len(given.parts) != 1 or os.path.lexists(given):
+    if (given / "config.yaml").is_file():
+        run = named(given)
+        raise RequestError(
+            f"{run}: is the folder of a run; expected a recipe, such as {run}/config.yaml; --out {run} --resume "
+            "behind it goes on with the run"
+        )
+    if os.path.lexists(given):
         return given
     known = {entry.name: entry.path for entry in entries()}
-    if given.name not in known:
-        raise RequestError(f"{unknown('recipe', given.name, known)}; a path ends in .yaml")
-    return known[given.name]
+    if given.name in known and len(given.parts) == 1:
+        return known[given.name]
+    if given.stem in known:  # such as resnet20-digits.yaml, or recipes/resnet20-digits
+        raise RequestError(f"{named(given)}: no such file; the recipe that comes with hvdkit is {given.stem}")
+    if (given.suffix and "=" not in given.name) or len(given.parts) != 1:
+        return given
+    raise RequestError(_unknown(given.name, list(known)))
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    """The message for a name that is no recipe's: perhaps a part of one, a model, a data set, a framework, a change."""
+    from hvdkit.recipe.hints import fitting  # only a wrong request needs it
+    from hvdkit.recipe.schema import Recipe
+
+    found = f"unknown recipe {brief(name)}: expected one of {', '.join(known)}"
+    if "=" in name:
+        return f"{found}; the recipe comes first, as in `{known[0]} {name}`"
+    if name in FRAMEWORKS:
+        return f"{found}; {name} is a framework: give a recipe and --framework {name}"
+    parts = [each for each in known if name.lower() in each]
+    if parts:
+        return f"{found}; did you mean {' or '.join(map(repr, parts))}?"
+    for kind in ("model", "data"):
+        if change := fitting(kind, name, Recipe):
+            return f"{found}; {name} is a {'model' if kind == 'model' else 'data set'}: give a recipe and {change}"
+    return f"{found}{nearest(name, known)}; a path ends in .yaml"
 
 
 def copy(name: str, destination: Path) -> Path:

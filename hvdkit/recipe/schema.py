@@ -229,24 +229,39 @@ class Recipe(Strict):
         return self
 
 
-def load(path: Path, overrides: list[str] | tuple[str, ...] = (), notes: list[str] | None = None) -> Recipe:
+def load(
+    path: Path,
+    overrides: list[str] | tuple[str, ...] = (),
+    notes: list[str] | None = None,
+    overrides_from: str = "overrides",
+) -> Recipe:
     """Read a recipe file and apply `key=value` overrides (nested keys with dots, values as YAML).
 
     Where an override chooses another optimizer, for example, the file's keys that only the former one has are left out;
     `notes` gets a line for that. Raises RequestError with all faults, one a line.
     """
-    return revise(_read(path), named(path), overrides, notes)
+    return revise(_read(path), named(path), overrides, notes, overrides_from)
 
 
 def revise(
-    document: dict[str, Any], where: str, overrides: list[str] | tuple[str, ...] = (), notes: list[str] | None = None
+    document: dict[str, Any],
+    where: str,
+    overrides: list[str] | tuple[str, ...] = (),
+    notes: list[str] | None = None,
+    overrides_from: str = "overrides",
 ) -> Recipe:
     """Validate a document that has been read, with overrides, as `load` does.
 
-    Each fault of the document starts with `where`. Raises RequestError with all faults, one a line.
+    Each fault that the document has by itself starts with `where`, each that the overrides bring with `overrides_from`,
+    such as "command line". Raises RequestError with all faults, one a line.
     """
     before = copy.deepcopy(document) if overrides else document
-    faults = [fault for text in overrides if (fault := yaml_files.override(document, text))]
+    faults: list[str] = []
+    if not all(part.strip() for text in overrides for part in text.partition("=")):  # one is no key=value
+        from hvdkit.recipe.hints import joined  # only a wrong request needs it
+
+        overrides, faults = joined(overrides, Recipe)
+    faults += [fault for text in overrides if (fault := yaml_files.override(document, text))]
     given = {text.partition("=")[0].strip() for text in overrides}
     if given & _CHOICES:
         from hvdkit.recipe.choices import leave_out  # most runs do not need it
@@ -259,7 +274,14 @@ def revise(
     except ValidationError as error:
         from hvdkit.recipe.faults import MOST_FAULTS, explain  # only a wrong recipe needs it
 
-        faults += [f"{where}: {line}" for line in explain(error, Recipe, "recipe")]
+        own: list[str] = []  # faults that the document has without the overrides
+        if overrides:
+            try:
+                Recipe.model_validate(before)
+            except ValidationError as first:
+                own = explain(first, Recipe, "recipe")
+        for line in explain(error, Recipe, "recipe"):
+            faults.append(f"{where if line in own or not overrides else overrides_from}: {line}")
         if len(faults) > MOST_FAULTS:
             faults = [*faults[:MOST_FAULTS], f"{where}: {len(faults) - MOST_FAULTS} more faults; no YAML recipe"]
     if faults:

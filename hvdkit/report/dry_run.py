@@ -72,7 +72,8 @@ def _ranks(run: PlannedRun) -> str:
 def _steps(run: PlannedRun) -> str:
     behind = f"; {run.first_step} of them are done" if run.first_step else ""
     if run.steps_per_epoch is None:
-        return f"{_count(run.steps)} in all; {run.global_batch} samples per batch{behind}"
+        steps = "only the ranks know how many" if run.steps is None else f"at most {run.steps:,}"
+        return f"{steps}; {run.global_batch} samples per batch{behind}"
     if run.epochs is None:
         return f"{_count(run.steps)} in all, an epoch has {run.steps_per_epoch:,}; {run.global_batch} samples per batch"
     epochs = f"{run.epochs} epoch{'' if run.epochs == 1 else 's'}"

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from hvdkit.bars import Bars
+from hvdkit.bars import SILENCE_S, Bars
 from hvdkit.results.train import MetricLine
 from hvdkit.time_left import TimeLeft
 
 # Start and end of a run take this share of the time of a run with one rank, whatever the number of ranks.
 FIXED = 0.15
-# A line about the current run is printed after this many seconds without one.
-SILENCE_S = 60.0
 
 
 class RunProgress(Bars):
@@ -29,6 +27,7 @@ class RunProgress(Bars):
     ) -> None:
         super().__init__(Console(stderr=True), began, clock)
         self._rounds = rounds
+        self._now = ("", "", "")  # the current run's title, its state, and the time left
         self._runs = {title: self._add(title, start=False) for title in titles}
 
     def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
@@ -39,6 +38,7 @@ class RunProgress(Bars):
             self._bars.reset(bar, start=False, description=title, text="")
         first: int | None = None  # the first step that is reported: what came before was start-up, or an earlier run
         left = TimeLeft({})
+        self._now = (title, "starting", "")
 
         def see(line: MetricLine) -> None:
             nonlocal first, left
@@ -50,12 +50,17 @@ class RunProgress(Bars):
             speed = f"{line.images_per_second:.0f} {line.unit}/s"
             step = f"step {line.step}/{line.total_steps}"
             text = f"{step}, {speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{scores}"
+            self._now = (title, text, left.text())
             if self._live:
                 self._show(bar, line.step / line.total_steps, text=", ".join(filter(None, [text, left.text()])))
             elif line.ends_epoch:
                 self._report(title, text, left.text())
 
         return see
+
+    def _at_work(self) -> tuple[str, str]:
+        title, text, left = self._now
+        return (f"{title}: {text}" if title else ""), left
 
     def _report(self, title: str, text: str, left: str) -> None:
         self._print(f"{title}: {text}", left, timed=False)
@@ -82,7 +87,7 @@ class ComparisonProgress(RunProgress):
         self._parts = list(self._costs)
         self._left = TimeLeft(self._costs, clock=clock)
         self._place: int | None = None  # of the current run
-        self._reported_s, self._promised = 0.0, False
+        self._promised = False
         self._all = self._add("all runs")
 
     def watch(self, title: str, number: int = 1) -> Callable[[MetricLine], None]:
@@ -112,17 +117,23 @@ class ComparisonProgress(RunProgress):
     def _show_all(self) -> None:
         self._show(self._all, self._left.share(), text=self._left.text())
 
+    def _at_work(self) -> tuple[str, str]:
+        return ("", "") if self._place is None else (self._line(f": {self._now[1]}"), self._left.text())
+
     def _report(self, title: str, text: str, left: str) -> None:
-        if not self._promised or self._clock() - self._reported_s >= SILENCE_S:
+        if not self._promised or self._clock() - self._printed_s >= SILENCE_S:
             self._say(f": {text}")
 
     def _say(self, text: str) -> None:
+        left = self._left.text()
+        self._print(self._line(text), left)
+        self._promised = bool(left)
+
+    def _line(self, text: str) -> str:
         assert self._place is not None
         number, title = self._parts[self._place]
         of_rounds = f", round {number}/{self._rounds}" if self._rounds > 1 else ""
-        left = self._left.text()
-        self._print(f"run {self._place + 1}/{len(self._parts)}: {title}{of_rounds}{text}", left)
-        self._reported_s, self._promised = self._clock(), bool(left)
+        return f"run {self._place + 1}/{len(self._parts)}: {title}{of_rounds}{text}"
 
 
 class StageProgress(Bars):
@@ -132,9 +143,12 @@ class StageProgress(Bars):
         self, title: str, stages: int, began: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(Console(stderr=True), began, clock)
-        self._title, self._stages, self._begun = title, stages, 0
+        self._title, self._stages, self._begun, self._now = title, stages, 0, ("", "")
         self._bar = self._add(title)
         self._left = TimeLeft(dict.fromkeys(range(stages), 1.0), clock=clock)
+
+    def _at_work(self) -> tuple[str, str]:
+        return self._now
 
     def begin(self, stage: str) -> None:
         """End the previous stage and begin this one."""
@@ -142,6 +156,7 @@ class StageProgress(Bars):
             self._left.done(self._begun - 1)
         left = self._left.text()
         name = f"{self._title} {self._begun + 1}/{self._stages}: {stage}"
+        self._now = (f"{name}, still at it", left)
         self._show(self._bar, self._left.share(), description=name, text=left)
         if not self._live:
             self._print(name, left)

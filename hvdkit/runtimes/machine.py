@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -60,6 +61,21 @@ def mpi() -> str | None:
 def gpus() -> list[str]:
     """The NVIDIA GPUs that the driver lists, a line for each."""
     return (output(["nvidia-smi", "-L"]) or "").splitlines()
+
+
+def gpu_memory() -> list[int]:
+    """The memory of each NVIDIA GPU in bytes."""
+    text = output(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]) or ""
+    return [int(line) * 2**20 for line in text.splitlines() if line.strip().isdecimal()]
+
+
+def memory() -> int:
+    """The memory of this machine in bytes, or what the control group of this process may use of it."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            return min(total, int(Path(limit).read_text()))
+    return total
 
 
 def architecture() -> str:

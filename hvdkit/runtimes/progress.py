@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 
@@ -29,8 +28,8 @@ class BuildProgress(Bars):
 
     def __init__(self, console: Console, names: list[str], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, clock=clock)
-        self._lock = threading.Lock()
         self._stages: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         cores = min(len(os.sched_getaffinity(0)), _USEFUL_CORES)
         costs = {(name, stage): cost for name in names for stage, cost in COSTS[name].items()}
         self._left = TimeLeft(costs, usual_s=sum(costs.values()) / cores, clock=clock)
@@ -67,6 +66,7 @@ class BuildProgress(Bars):
         """The runtime is ready, or has failed, and its remaining stages are dropped."""
         with self._lock:
             stages, last = list(COSTS[name]), self._stages.pop(name, None)
+            self._texts.pop(name, None)
             done = stages.index(last) + good if last else 0
             for stage in stages[:done]:
                 self._left.done((name, stage))
@@ -79,7 +79,15 @@ class BuildProgress(Bars):
             self._update_all()
             self._bars.stop_task(self._runtimes[name])
 
+    def _at_work(self) -> tuple[str, str]:
+        lines = []
+        for name, text in self._texts.items():
+            share = self._left.share((name, self._stages.get(name)).__eq__)
+            lines.append(f"{name}: {text}{f', {share:.0%}' if 0 < share < 1 else ', still at it'}")
+        return "; ".join(lines), self._left.text()
+
     def _stage(self, name: str, text: str) -> None:
+        self._texts[name] = text
         self._say(name, text, text)
         self._update(name)
 

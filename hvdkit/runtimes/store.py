@@ -164,7 +164,7 @@ def find(framework: str) -> Runtime:
 def unknown(kind: str, given: str, known: Iterable[str]) -> str:
     """The message for an unknown name, with the known ones and the nearest of them."""
     known = list(known)
-    return f"unknown {kind} '{given}': expected one of {', '.join(known)}{nearest(given, known)}"
+    return f"unknown {kind} {given[:60]!r}: expected one of {', '.join(known)}{nearest(given, known)}"
 
 
 @contextmanager

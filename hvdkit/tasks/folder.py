@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from hvdkit.data import imagefolder, pixels
 from hvdkit.data.imagefolder import Folder, Listing
 from hvdkit.errors import RequestError
 from hvdkit.recipe.data import evaluation_side
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe
-from hvdkit.tasks import resnet
+from hvdkit.tasks import duration, resnet
 
 _LOOKED_AT = 200  # images whose size is read, spread over all of them
 _OWN_SIDE = 224  # for models of the user's own, about which nothing is known
 _SHOWN = 8  # class names in a line
-TRAINING = 3  # a step's arithmetic over that of its forward pass
-# Of the speed of a product of matrices, what training reaches: 0.29 to 0.61 for ResNet-20 and -18 at 32 to 224 pixels
-# under PyTorch, on one core of an Intel Xeon.
-_REACHED = 0.4
 
 
 @dataclass(frozen=True)
@@ -75,18 +72,6 @@ def decide(recipe: Recipe, earlier: Recipe | None = None, speed: Callable[[], fl
     return Decision(recipe, found, _doubts(recipe, data, folder, speed) if speed else [])
 
 
-def measured_speed() -> float:
-    """Floating-point operations a second of this machine's cores in a product of matrices, float32."""
-    import numpy as np
-
-    one = np.ones((512, 512), np.float32)
-    best, until = float("inf"), time.perf_counter() + 0.15
-    while (began := time.perf_counter()) < until:
-        one @ one
-        best = min(best, time.perf_counter() - began)
-    return 2 * 512**3 / best
-
-
 def _filled(recipe: Recipe, classes: int | str, size: int | str, resize: int | str) -> tuple[Recipe, ImageFolder]:
     """The recipe with these values in the place of `auto`."""
     data, model = recipe.data, recipe.model
@@ -96,6 +81,21 @@ def _filled(recipe: Recipe, classes: int | str, size: int | str, resize: int | s
     if model.classes == "auto":
         model = model.model_copy(update={"classes": classes})
     return recipe.model_copy(update={"data": data, "model": model}), data
+
+
+def _few(folder: Folder) -> list[str]:
+    """A line if classes have a single image for training."""
+    images = np.bincount(folder.train.labels, minlength=len(folder.classes))
+    single = [imagefolder.printable(name) for name, number in zip(folder.classes, images, strict=True) if number == 1]
+    if not single:
+        return []
+    names = ", ".join(map(repr, single[:_SHOWN])) + (", …" if len(single) > _SHOWN else "")
+    held_out = set(folder.val.labels.tolist())
+    unseen = folder.held_out and len(held_out) < len(folder.classes)
+    return [
+        f"{folder.train.folder}: {'class' if len(single) == 1 else 'classes'} {names}: a single image for training"
+        f"{', and none is held out to measure accuracy' if unseen else ''}; add images, or remove the folder"
+    ]
 
 
 def _architecture(recipe: Recipe) -> resnet.ResNet:
@@ -121,7 +121,7 @@ def _median_side(listing: Listing) -> int | None:
 
 def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder, speed: Callable[[], float]) -> list[str]:
     """What fits together, but hardly as it was meant; each with the key to set."""
-    doubts, size, count = [], int(data.size), len(folder.classes)
+    doubts, size, count = _few(folder), int(data.size), len(folder.classes)
     if recipe.model.weights is None and int(recipe.model.classes) > count:
         doubts.append(
             f"model.classes: the model has {recipe.model.classes} classes, the folder {count}; set "
@@ -137,9 +137,10 @@ def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder, speed: Callable[[
     table = _architecture(recipe)
     usual = table.usual_side
     if size > 2 * usual:
-        work = [TRAINING * 2 * table.multiply_adds(side) * len(folder.train) for side in (size, usual)]
-        rate = _REACHED * speed()
-        took, usually = (_duration(each * recipe.epochs / rate) for each in work)
+        images, rate = len(folder.train) * recipe.epochs, speed()
+        took, usually = (
+            duration.text(duration.seconds(table.multiply_adds(side), images, rate)) for side in (size, usual)
+        )
         doubts.append(
             f"data.size: {table.name} is made for {usual} pixels and sees little of an image of {size}. On this "
             f"machine's {len(os.sched_getaffinity(0))} CPU cores, {recipe.epochs} epochs take roughly {took}, at "
@@ -152,11 +153,3 @@ def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder, speed: Callable[[
             "small images"
         )
     return doubts
-
-
-def _duration(seconds: float) -> str:
-    """A rough duration, in a unit that makes it short."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.2g} {unit}"
-    return f"{max(1, round(seconds))} s"

@@ -77,13 +77,20 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
             f"model.script: {sys.argv[0]}: it trains with {adapter.NAME}, got --framework {arguments.framework}; "
             f"give --framework {adapter.NAME}, or a script for {arguments.framework}"
         )
+    if arguments.out and not arguments.out.is_dir() and _first():
+        what = "is a file; expected a folder" if arguments.out.exists() else "no such folder; make it with mkdir -p"
+        raise RequestError(f"--out {arguments.out}: {what}")
     notes: list[str] = []
-    recipe = schema.load(arguments.recipe, arguments.overrides, notes)
+    if not os.path.lexists(arguments.recipe):  # the name of a recipe that comes with hvdkit
+        from hvdkit.recipe import registry
+
+        arguments.recipe = registry.locate(arguments.recipe)
+    recipe = schema.load(arguments.recipe, arguments.overrides, notes, "command line")
     if recipe.undecided:  # without the command line, which decides once for all ranks
         from hvdkit.tasks import folder
 
         recipe = folder.decide(recipe).recipe
-    if notes and os.environ.get("HOROVOD_RANK", "0") == "0":
+    if notes and _first():
         print("\n".join(notes), file=sys.stderr, flush=True)
     if arguments.rival:
         from hvdkit import baselines
@@ -114,6 +121,12 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
         train(adapter, script, recipe, arguments.out, heartbeat, arguments.resume)
 
 
+def _first() -> bool:
+    """Whether this is rank 0, which alone writes files, as far as the launcher's variables say."""
+    ranks = (os.environ.get(name) for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+    return next((rank for rank in ranks if rank), "0") == "0"
+
+
 def _exit_status(work: Callable[[Heartbeat], None]) -> int:
     heartbeat = Heartbeat()
     try:
@@ -138,7 +151,7 @@ def _exit_status(work: Callable[[Heartbeat], None]) -> int:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = _Parser(description="Train one rank of a recipe; start it with horovodrun for more ranks.")
-    parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml", help="the recipe, such as resnet20-digits.yaml")
+    parser.add_argument("recipe", type=Path, metavar="RECIPE.yaml", help="a recipe's file, or a name: resnet20-digits")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, such as epochs=2")
     parser.add_argument("--out", type=Path, help="an existing folder for metrics.jsonl, result.json and checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
@@ -164,5 +177,5 @@ class _Parser(argparse.ArgumentParser):
             message = as_overrides(sys.argv[1:], self._option_string_actions, schema.Recipe) or message
         elif "required: RECIPE.yaml" in message:
             self.print_help(sys.stderr)
-            self.exit(2, "\nexpected a recipe, such as recipes/resnet20-digits.yaml\n")
-        super().error(message)
+            self.exit(2, "\nexpected a recipe, such as resnet20-digits\n")
+        self.exit(2, "".join(f"error: {line}\n" for line in message.splitlines()))

@@ -3,14 +3,21 @@
 Python's garbage collector is disabled until training begins. Frameworks load thousands of modules, and none of their
 objects can be freed yet; scanning them takes a sixth of the start-up time (PyTorch 2.13, two cores: 0.35 of 2.2 s).
 
+A script that its user starts with an interpreter that lacks a package ends with a line that names one that has it.
+
 The C library keeps the memory that a step frees for the next step. By default it returns each block of more than
 32 MiB to the kernel, which clears every page again at its next use (docs/benchmarking.md).
 """
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
 import os
+import sys
+from pathlib import Path
+from types import TracebackType
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's <malloc.h>
 _KEPT_BYTES = 2**30
@@ -26,7 +33,29 @@ def _keep_freed_memory() -> None:
         library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+def _say_what_lacks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An exception hook: a line and status 2 for a failed import. All else is printed as always."""
+    if not isinstance(error, ImportError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    script, remedy = Path(sys.argv[0]), "look with `hvdkit doctor`"
+    with contextlib.suppress(ImportError):  # what lacks here may be what hvdkit needs
+        from hvdkit.runtimes.pins import FRAMEWORKS
+
+        name = FRAMEWORKS.get(script.absolute().parent.name, "")
+        remedy = f"`hvdkit runtime build {name}` makes one that has all"
+        from hvdkit.runtimes.store import python_of
+
+        if name and python_of(name) != Path(sys.executable).absolute():
+            remedy = f"start it with {python_of(name)}, which `hvdkit runtime build {name}` makes"
+    reason = " ".join(str(error).split())
+    print(f"error: {script}: {reason} in the interpreter {sys.executable}; {remedy}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
 _keep_freed_memory()
+if "HVDKIT_RANK_DIR" not in os.environ:  # hvdkit's command line reads what Python prints
+    sys.excepthook = _say_what_lacks
 _disabled_here = gc.isenabled()
 gc.disable()
 
