@@ -17,12 +17,13 @@ from hvdkit.core import tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import one_value
 from hvdkit.data.batches import ArraySplit
+from hvdkit.data.dataset import Dataset
 from hvdkit.errors import RequestError
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker import evaluate, setup, train
+from hvdkit.worker import evaluate, rehearsal, setup, train, user_code
 
 REGRESSION = ROOT / "examples" / "regression.yaml"
 DOCUMENT = {
@@ -118,6 +119,7 @@ SCRIPT = """
 import sys
 from hvdkit.adapters import {framework}
 from hvdkit.data.batches import ArraySplit
+from hvdkit.data.dataset import Dataset
 from hvdkit.tasks.own import Own
 from hvdkit.worker.entry import run_task
 
@@ -180,10 +182,24 @@ def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
     [
         ({"model": Own.model}, "Task: expected a method `model` that returns the model, got none"),
         ({"samples": Own.samples}, "Task: expected a method `samples` that returns two splits for `data: {name: own}`"),
-        ({"samples": lambda task: 3}, "Task.samples: expected two splits, such as ArraySplit(inputs, targets), got 3"),
-        ({"best": "accuracy"}, "Task.best: expected one of its metrics (wrong), got 'accuracy'"),
+        (
+            {"samples": lambda task: 3},
+            "Task.samples: expected two splits, training and validation, such as",
+        ),
+        (
+            {"best": "accuracy"},
+            'best checkpoint, one of wrong, with a minus sign where the lowest is the best, such as best = "-wrong"; got \'acc',
+        ),
         ({"metrics": Metrics(("wrong",), nothing)}, "metrics: expected a finite sum over the batch for each of wrong"),
         ({"metrics": Metrics(("wrong", "b"), one_sum)}, "for each of wrong, b, got 3.0"),
+        ({"metrics": Metrics("wrong", wrong)}, 'Task.metrics: expected Metrics(("name",), function), with a tuple'),  # type: ignore[arg-type]
+        ({"best": ""}, 'such as best = "-wrong"; none is set'),
+        ({"samples": lambda task: (np.ones(3), np.ones(3))}, "got a tuple of ndarray, ndarray"),
+        (
+            {"model": lambda task: None},
+            "Task.model: expected that it returns the model, got nothing; is `return`",
+        ),
+        ({"model": lambda task: dict}, "Task.model: expected that it returns the model, got the class dict; call it"),
     ],
 )
 def test_a_task_that_cannot_be_trained_is_a_line(changes: dict[str, Any], told: str) -> None:
@@ -222,3 +238,107 @@ def test_the_other_examples_learn_on_two_ranks(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["val_accuracy"] > least
     assert f" {result['unit']}/s, " in done.stdout
+
+
+class Spread(Own):
+    """A regression whose session is a stub: no framework is needed to rehearse it."""
+
+    metrics = Metrics(("error",), lambda outputs, targets: (float(abs(outputs - targets).sum()),))
+    loss = staticmethod(lambda outputs, targets: ((outputs - targets) ** 2).mean())
+
+
+class Stub:
+    """The parts of a session that a rehearsal uses, with the model x -> 2x."""
+
+    def __init__(self, loss: Any) -> None:
+        self.own_loss = loss
+
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        return 2 * inputs
+
+    def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        return float(self.own_loss(outputs, targets))
+
+
+def rehearsed(task: Any, inputs: np.ndarray, targets: np.ndarray) -> list[str]:
+    split = ArraySplit(inputs, targets)
+    return rehearsal.rehearse(Stub(task.loss), task, Dataset(split, split, (), 10), 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("loss", "error", "warned"),
+    [
+        (lambda y, t: ((y - t) ** 2).mean(), lambda y, t: abs(y - t).sum(), ["loss", "metrics"]),
+        (lambda y, t: ((y[:, 0] - t) ** 2).mean(), lambda y, t: abs(y - t).sum(), ["metrics"]),
+        (lambda y, t: ((y[:, 0] - t) ** 2).mean(), lambda y, t: abs(y[:, 0] - t).sum(), []),
+        (lambda y, t: ((y.squeeze() - t) ** 2).mean(), lambda y, t: abs(y.ravel() - t).sum(), []),
+    ],
+)
+def test_outputs_that_are_broadcast_against_targets_are_a_warning(loss: Any, error: Any, warned: list[str]) -> None:
+    inputs = np.random.default_rng(0).standard_normal((10, 1)).astype(np.float32)
+    changes = {"loss": staticmethod(loss), "metrics": Metrics(("error",), lambda y, t: (float(error(y, t)),))}
+    task = type("Task", (Own,), changes)(Recipe.model_validate(DOCUMENT))
+    lines = rehearsed(task, inputs, inputs[:, 0])
+    assert [line.partition(":")[0] for line in lines] == warned
+    assert all("outputs of shape (4, 1) and targets of shape (4,) are broadcast to (4, 4)" in line for line in lines)
+    assert rehearsed(Spread(Recipe.model_validate(DOCUMENT)), inputs, inputs) == []
+
+
+@pytest.mark.check
+def test_samples_and_labels_are_looked_at_before_training() -> None:
+    recipe, ones = Recipe.model_validate(DOCUMENT), np.ones((6, 2), np.float32)
+    assert rehearsed(Spread(recipe), ones * [1, np.nan], ones) == [
+        "samples: the training inputs have NaN or infinity",
+        "samples: the validation inputs have NaN or infinity",
+    ]
+    classifier = type("Task", (Own,), {})(recipe)
+    assert rehearsed(classifier, ones, np.arange(6) % 2) == []
+    for targets, got in [
+        (np.arange(6), "from 0 to 1 (the model has 2 outputs), got 0 to 5"),
+        (
+            np.ones(6),
+            "got float64 of shape (6,) for outputs of shape (4, 2); for other targets give a loss of you",
+        ),
+    ]:
+        with pytest.raises(RequestError, match=re.escape(got)):
+            rehearsed(classifier, ones, targets)
+    with pytest.raises(ValueError, match="no good") as caught:
+        rehearsed(type("Task", (Spread,), {"metrics": Metrics(("e",), refused)})(recipe), ones, ones)
+    what = user_code.described(caught.value, __file__)
+    assert f"{__file__}, line {refused.__code__.co_firstlineno + 1}, in refused: ValueError: no good" in what
+    assert "(in the metrics, with outputs of shape (4, 2) and targets of shape (4, 2)); the line is `raise Val" in what
+
+
+def refused(outputs: np.ndarray, targets: np.ndarray) -> tuple[float]:
+    raise ValueError("no good\n\nsecond line\nthird line")
+
+
+@pytest.mark.check
+def test_what_is_measured_follows_the_loss_and_the_targets() -> None:
+    recipe = Recipe.model_validate(DOCUMENT)
+
+    def opened(targets: np.ndarray, **more: Any) -> Own:
+        split = ArraySplit(np.ones((4, 2)), targets)
+        loss = staticmethod(lambda y, t: 0.0)
+        task: Own = type("Task", (Own,), {"samples": lambda task: (split, split), "loss": loss, **more})(recipe)
+        task.open_data(None)  # type: ignore[arg-type]
+        return task
+
+    labels, values = np.zeros(4, np.int64), np.zeros((4, 1))
+    assert [(task.metrics.names, task.best) for task in (opened(labels), opened(values))] == [
+        (("accuracy",), "accuracy"),
+        ((), "-loss"),
+    ]
+    mine = Metrics(("error",), nothing)
+    assert opened(values, metrics=mine).best == "-loss" and opened(values, metrics=mine, best="error").best == "error"
+    with pytest.raises(RequestError, match=r"best checkpoint, one of error, loss, with a minus sign .*; got 'errors'"):
+        opened(values, metrics=mine, best="errors")
+
+
+@pytest.mark.check
+def test_samples_are_arrays_of_numbers_or_become_them() -> None:
+    split = ArraySplit([[1.0], [2.0]], [0, 1])  # type: ignore[arg-type]
+    assert split.batch(np.array([1])).inputs.tolist() == [[2.0]] and split.targets.tolist() == [0, 1]
+    with pytest.raises(RequestError, match="ArraySplit: expected targets that are numbers, got the dtype object"):
+        ArraySplit(np.ones(1), np.array([{}]))

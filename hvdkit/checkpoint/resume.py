@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,17 @@ def resumed(
     if not found_state:
         return Progress(), False, root, {}
     progress = Progress(**found_state["progress"])
-    theirs = found_state["recipe"]
-    before = theirs["batch_size"] * found_state["np"], theirs["accumulate"]
-    recounted = before != (recipe.batch_size * mesh.data.size, recipe.accumulate)
+    recounted = recounts(found_state["recipe"], found_state["np"], recipe, mesh.data.size)
     if recounted:
         # The schedule counts updates of the new size. The samples of the epoch decide how many updates are left.
         plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
         progress.step = plan.step_at(progress.epoch, progress.samples)
     return progress, recounted, root, found_state["rest"]
+
+
+def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> bool:
+    """Whether updates of the recipe on `size` ranks have another size than those of the checkpoint's recipe on `np`."""
+    return (theirs["batch_size"] * np, theirs["accumulate"]) != (recipe.batch_size * size, recipe.accumulate)
 
 
 def check_classes(record: Record, dataset: Dataset) -> None:

@@ -71,7 +71,8 @@ class Heartbeat:
         self._rank = int(os.environ.get("HOROVOD_RANK", 0))
         self._name = os.environ.get("HVDKIT_TRACE", f"rank-{self._rank}")
         self._folder = Path(folder) if folder else None
-        self._step: int | None = None
+        self.step: int | None = None  # finished updates
+        self.phase = STARTING
         self._beats = 0
         self._beat_file = -1
         self._catches = self._signalled = False
@@ -99,10 +100,11 @@ class Heartbeat:
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """Report the rank's current phase; costs a few microseconds. `step` counts finished updates."""
-        self._step = self._step if step is None else step
+        self.step = self.step if step is None else step
+        self.phase = phase
         self._beats += 1
         if self._beat_file >= 0:
-            line = f"{self._beats} {-1 if self._step is None else self._step} {phase}"
+            line = f"{self._beats} {-1 if self.step is None else self.step} {phase}"
             with contextlib.suppress(OSError):
                 os.pwrite(self._beat_file, line.encode().ljust(BEAT_BYTES), 0)
 
@@ -119,7 +121,7 @@ class Heartbeat:
             "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
             "time": time.time(),
             "clock": time.monotonic(),  # the same clock as the rank agent's
-            "step": self._step,
+            "step": self.step,
             "kind": kind,
             "message": message,
         }

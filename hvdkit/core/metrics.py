@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
-from hvdkit.core.step_plan import Progress
+from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.core.usage import NOISY, Snapshot, load_of_others, machine, pinned, started_at
 from hvdkit.errors import RunError
 from hvdkit.files import read_bounded, write_atomic
@@ -172,8 +172,7 @@ class MetricsFile:
                 line = MetricLine.model_validate_json(text)
             except ValidationError:
                 continue  # a killed run may leave an incomplete last line
-            before = line.step < progress.step or (line.step == progress.step and not line.ends_epoch)
-            if line.epoch < progress.epoch or (before and not recounted):
+            if is_before(line, progress, recounted):
                 kept[text] = line
         self._file.close()
         write_atomic(self._path, "".join(f"{text}\n" for text in kept))

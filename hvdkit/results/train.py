@@ -24,6 +24,19 @@ def scores(validation: dict[str, float]) -> dict[str, Any]:
     return {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
 
 
+def shown_scores(validation: dict[str, float] | None) -> str:
+    """The validation metrics for the end of a line, such as `, validation mae 0.2175`.
+
+    Accuracy is in percent. With it, the loss is left out.
+    """
+    shown = dict(validation or {})
+    texts = [f"accuracy {100 * accuracy:.2f} %"] if (accuracy := shown.pop("accuracy", None)) is not None else []
+    if texts:
+        shown.pop("loss", None)
+    texts += [f"{name} {value:.4f}" for name, value in shown.items()]
+    return "".join(f", validation {text}" for text in texts)
+
+
 FEW_STEPS = 5  # fewer measured ones make a speed by chance
 
 
@@ -33,9 +46,10 @@ class MetricLine(Figures):
     `step` counts finished updates out of `total_steps`, `epoch` counts from 0. `loss` is the mean over all ranks and
     the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
     `images_per_second` is measured by rank 0's clock. `validation` has the task's metrics by name at the end of an
-    epoch; those of a classifier are `val_accuracy` and `val_loss` (without label smoothing) too. `bytes_per_step` is
-    what one rank sends of gradients and weights for an update, on average since the process started. `unit` names the
-    samples in the plural; where it is not images, `images_per_second` counts those.
+    epoch; accuracy and loss are `val_accuracy` and `val_loss` too (cross-entropy without label smoothing, or the task's
+    own loss). `bytes_per_step` is what one rank sends of gradients and weights for an update, on average since the
+    process started. `unit` names the samples in the plural; where it is not images, `images_per_second` counts those.
+    `warnings` are lines for the user, in the first line only.
     """
 
     step: Count
@@ -50,6 +64,7 @@ class MetricLine(Figures):
     val_loss: float | None = None
     validation: dict[str, float] | None = None
     unit: str = "images"
+    warnings: list[str] | None = None
 
 
 class Recovery(Figures):
@@ -178,8 +193,8 @@ class TrainResult(Figures, Result):
 
 def result_lines(result: TrainResult) -> str:
     """The result in a line, and a second one if images were corrupt."""
-    scores = "".join(f", validation {name} {value:.4f}" for name, value in (result.validation or {}).items())
-    if result.val_accuracy is not None:
+    scores = shown_scores(result.validation)
+    if not scores and result.val_accuracy is not None:  # of an earlier version
         scores = f", validation accuracy {100 * result.val_accuracy:.2f} %"
     if result.corrupt_images:
         scores += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"

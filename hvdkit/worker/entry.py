@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdkit.core.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
-from hvdkit.errors import HvdkitError, RequestError, Stopped
+from hvdkit.errors import HvdkitError, RequestError, RunError, Stopped
 from hvdkit.recipe import schema
 from hvdkit.worker.setup import Script
 
@@ -38,9 +38,27 @@ def run_task(adapter: Adapter, task: type[Own]) -> NoReturn:
 
         if not (isinstance(task, type) and issubclass(task, Own)):
             raise RequestError(f"run_task: expected a subclass of hvdkit.tasks.own.Own, got {task!r}")
-        _run(adapter, Script(task.build, task), sys.argv[1:], heartbeat)
+        if not hasattr(adapter, "NAME"):
+            raise RequestError(f"run_task: expected a module of hvdkit.adapters, got {adapter!r}")
+        try:
+            _run(adapter, Script(task.build, task), sys.argv[1:], heartbeat)
+        except HvdkitError:
+            raise
+        except Exception as error:
+            raise _own_fault(error, heartbeat) from error
 
     end_as_rank(run)
+
+
+def _own_fault(error: Exception, heartbeat: Heartbeat) -> Exception:
+    """The error to report for one in a task of the user's own: before the first update it is a fault of the request."""
+    from hvdkit.worker.user_code import described, is_own
+
+    if lost_a_peer(error) or not is_own(error, sys.argv[0]):
+        return error
+    traceback.print_exc()
+    kind = RunError if heartbeat.step else RequestError
+    return kind(f"model.script: {described(error, sys.argv[0], heartbeat.phase)}")
 
 
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
