@@ -42,7 +42,7 @@ def train(
     recipe: AnyRecipe,
     overrides: Settings = None,
     *,
-    framework: str = FRAMEWORK,
+    framework: str | None = None,
     np: int = 1,
     hosts: Names = None,
     rival: str | None = None,
@@ -56,6 +56,7 @@ def train(
 ) -> TrainResult:
     """Train a recipe under one framework, on `np` ranks; `hosts` is `"host:slots,…"` or a list of such parts.
 
+    Without a `framework` it is that of the run that is resumed, or of the recipe's script, else PyTorch.
     `log` names trackers: wandb, mlflow, tensorboard.
 
     Raises Stopped if SIGTERM ended training after a checkpoint.
@@ -74,6 +75,7 @@ def train(
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     discovery = _path(host_discovery_script)
     placement = Placement(_whole("np", np), _joined(hosts), launcher, stall_timeout, discovery)
+    framework = framework or (train_.writer(Path(out)) if resume and out else None)
     plan = replace(make_plan(checked, framework, placement, rival), began=began)
     with (
         _claimed(out, checked.name, "train", overwrite, resume, [checked.model.weights]) as folder,
@@ -90,14 +92,14 @@ def evaluate(
     checkpoint: PathLike,
     overrides: Settings = None,
     *,
-    framework: str = FRAMEWORK,
+    framework: str | None = None,
     np: int = 1,
     launcher: str = LAUNCHER,
     stall_timeout: float = STALL_TIMEOUT_S,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> EvaluationResult:
-    """Evaluate a checkpoint of any framework under any framework; of a run's folder the best one, else the last."""
+    """Evaluate a checkpoint, under its own framework or another; of a run's folder the best one, else the last."""
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement

@@ -93,7 +93,7 @@ def test_own_data_needs_a_script_of_ones_own() -> None:
 def test_a_script_that_is_not_there_and_a_parity_that_cannot_be(hvdkit: Hvdkit) -> None:
     done = hvdkit("train", REGRESSION, "--framework", "pytorch", "model.script=nowhere.py")
     assert done.returncode == 2
-    assert "model.script: nowhere.py: no such file; expected a Python script" in done.stderr
+    assert "model.script: nowhere.py: no such file, neither beside the recipe nor in /" in done.stderr
     done = hvdkit("parity", REGRESSION, "--framework", "pytorch")
     assert done.returncode == 2 and "model own: parity needs the same model under every framework" in done.stderr
 
@@ -119,7 +119,6 @@ SCRIPT = """
 import sys
 from hvdkit.adapters import {framework}
 from hvdkit.data.batches import ArraySplit
-from hvdkit.data.dataset import Dataset
 from hvdkit.tasks.own import Own
 from hvdkit.worker.entry import run_task
 
@@ -146,14 +145,29 @@ class Task(Own):
         (
             "tensorflow",
             "import torch",
-            "line 21: No module named 'torch'; expected a script for --framework tensor",
+            "line 21: ModuleNotFoundError: No module named 'torch'; the line is `import torch`; expected a sc",
         ),
         ("keras", "run_task(tensorflow, Task)", "it trains with tensorflow, got --framework keras; give --framework t"),
         ("pytorch", "", 'it ended without training; expected `if __name__ == "__main__": run_task(pytorch, …)` at its'),
-        ("pytorch", "run_task(pytorch, Tusk)", "line 21: NameError: name 'Tusk' is not defined; the rank's log has"),
+        (
+            "pytorch",
+            "run_task(pytorch, Tusk)",
+            "line 21: NameError: name 'Tusk' is not defined; the line is `run_t",
+        ),
         ("pytorch", "def (", "line 21: SyntaxError: invalid syntax"),
         ("pytorch", "run_task(pytorch, dict)", "run_task: expected a subclass of hvdkit.tasks.own.Own, got <class 'd"),
         ("pytorch", "run_task(pytorch, Task)", "loss: expected a tensor of one value, the mean over the batch, got "),
+        (
+            "pytorch",
+            "Task.loss = lambda task, y, t: y.absolutely()\nrun_task(pytorch, Task)",
+            "line 21, in <lambda>: AttributeError: 'Tensor' object has no attribute 'absolutely' (in the loss, with "
+            "outputs of shape (16, 1) and targets of shape (16, 1)); the line is `Task.loss = lambda task, y, t: y.abs",
+        ),
+        (
+            "pytorch",
+            "import torch\nTask.model = lambda task: torch.nn.Linear(5, 1)\nrun_task(pytorch, Task)",
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x3 and 5x1) (in the model, with inputs of sh",
+        ),
     ],
 )
 @pytest.mark.usefixtures("warm")
@@ -166,6 +180,7 @@ def test_a_script_that_cannot_train_is_a_line(
     done = hvdkit("train", "own.yaml", "--framework", framework, "--out", "run")
     assert done.returncode == 2, done.stdout + done.stderr
     assert told in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists(), "a refused request leaves nothing"
 
 
 def nothing(outputs: np.ndarray, targets: np.ndarray) -> tuple[float]:
@@ -188,7 +203,7 @@ def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
         ),
         (
             {"best": "accuracy"},
-            'best checkpoint, one of wrong, with a minus sign where the lowest is the best, such as best = "-wrong"; got \'acc',
+            'with a minus sign where the lowest is the best, such as best = "-wrong"; got \'acc',
         ),
         ({"metrics": Metrics(("wrong",), nothing)}, "metrics: expected a finite sum over the batch for each of wrong"),
         ({"metrics": Metrics(("wrong", "b"), one_sum)}, "for each of wrong, b, got 3.0"),

@@ -126,6 +126,6 @@ def _of_another_kind(key: str, mine: dict[str, Any], theirs: dict[str, Any]) -> 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
     """The settings that determine training, by dotted key; without paths of files and numbers of reader threads."""
-    elsewhere = ("data.path", "data.workers", "model.weights")
+    elsewhere = ("data.path", "data.workers", "model.weights", "model.script")
     settings = flat(recipe).items()
     return {key: value for key, value in settings if key.partition(".")[0] not in _FREE and key not in elsewhere}

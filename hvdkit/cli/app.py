@@ -29,6 +29,8 @@ from hvdkit.cli.options import (
     RecipeFile,
     Rivals,
     StallTimeout,
+    TrainedFramework,
+    WritersFramework,
     loaded,
     preview,
     show,
@@ -53,7 +55,7 @@ Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default=
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    framework: Framework = FRAMEWORK,
+    framework: TrainedFramework = None,
     np: Ranks = 1,
     hosts: Hosts = None,
     rival: Annotated[
@@ -85,6 +87,7 @@ def train(
     if resume and (out is None or checked.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     placement = Placement(np, hosts, launcher, stall_timeout, host_discovery_script)
+    framework = framework or (train_.writer(out) if resume and out else None)
     plan = replace(make_plan(checked, framework, placement, rival), began=process_began())
     named, out = out is not None, out or paths.default_out(checked.name, "train")
     claim = (out, overwrite, resume, [checked.model.weights])
@@ -109,14 +112,14 @@ def train(
 def evaluate(
     checkpoint: CheckpointFolder,
     overrides: Overrides = None,
-    framework: Framework = FRAMEWORK,
+    framework: WritersFramework = None,
     np: Ranks = 1,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Evaluate a checkpoint of any framework under any framework."""
+    """Evaluate a checkpoint, under the framework that trained it or another one."""
     from hvdkit import paths
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import evaluate as evaluate_

@@ -22,10 +22,16 @@ def load(
     RequestError with all faults.
     """
     lines: list[str] = []
+    beside = None
     if isinstance(recipe, Path):
-        read = schema.load(registry.locate(recipe), overrides, lines)
+        file = registry.locate(recipe)
+        read, beside = schema.load(file, overrides, lines), file.parent
     else:
         read = schema.revise(dict(recipe), "recipe", overrides, lines)
+    if isinstance(read.model, schema.OwnModel):
+        from hvdkit.commands import own_script
+
+        read = own_script.located(read, beside, overrides)
     if not isinstance(read.data, schema.ImageFolder):
         return read, lines
     from hvdkit.tasks import folder  # NumPy comes with it

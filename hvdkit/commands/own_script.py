@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.runtimes.pins import FRAMEWORKS
 
 _ADAPTERS = "hvdkit.adapters"
+
+
+def located(recipe: Recipe, folder: Path | None, overrides: Iterable[str]) -> Recipe:
+    """The recipe with the absolute path of its script, if there is one and it is found.
+
+    It is looked for beside the recipe, in `folder`, then in the current folder; if `overrides` name it, the other way
+    round.
+    """
+    if not isinstance(recipe.model, OwnModel):
+        return recipe
+    places = [folder or Path(), Path()]
+    if any(text.partition("=")[0].strip() in ("model", "model.script") for text in overrides):
+        places.reverse()
+    found = next((path for place in places if (path := place / location(recipe.model)).is_file()), None)
+    if found is None:
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"script": str(found.resolve())})})
 
 
 def location(model: OwnModel) -> Path:

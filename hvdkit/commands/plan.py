@@ -100,7 +100,8 @@ def make_plan(
     if rival is not None:
         faults += registry.check([rival], [framework], [np])
     if isinstance(recipe.model, OwnModel) and not (script := own_script.location(recipe.model)).is_file():
-        faults.append(f"model.script: {script}: no such file; expected a Python script (docs/own-model.md)")
+        where = "" if script.is_absolute() else f", neither beside the recipe nor in {Path.cwd()}"
+        faults.append(f"model.script: {script}: no such file{where}; expected a Python script (docs/own-model.md)")
     elif theirs not in (None, framework):
         faults.append(own_script.wrong_framework(script, theirs, framework))
     with faults.collected():

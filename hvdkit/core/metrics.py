@@ -131,6 +131,7 @@ def gather(adapter: Adapter, recipe: Recipe, mesh: Mesh, clock: StepClock, sampl
         "peak_rss_mib": max(row["rss_mib"] for row in rows),
         "load": load,
         "noisy": load > NOISY,
+        "idle_cores": round((os.cpu_count() or 1) * (1 - load) / len(here), 2),
         "pinned": [row["cores"] for row in rows] if pinned() is not None else None,
     }
     return Measurement(

@@ -25,7 +25,7 @@ from hvdkit.report.findings import Finding, findings, why_accuracies_differ
 from hvdkit.report.parallel import call_all
 from hvdkit.report.parity import deviations, parity_table
 from hvdkit.report.reproduce import Command
-from hvdkit.report.rounds import Group, grouped
+from hvdkit.report.rounds import Group, grouped, own_metrics
 from hvdkit.report.tables import baseline_table, machine_table, results_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
@@ -152,7 +152,9 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     """All sections, in order. A single run has no scaling, no parity and no list of runs."""
     drawn, comparison = _charts(found, groups), found.comparison
     text = [] if drawn["learning"] else ["No curves: no run has a metrics.jsonl that can be read."]
-    learning = Section("learning", "Loss and accuracy", text, drawn["learning"])
+    rated = any(run.result.val_accuracy is not None for run in found.runs)
+    title = "Loss and accuracy" if rated or not own_metrics(found.runs) else "Loss and metrics"
+    learning = Section("learning", title, text, drawn["learning"])
     table = tuning_table(found)
     text = [] if table.rows else ["Nothing was tuned: every setting is the recipe's."]
     tuning = Section("tuning", "Tuning", text, [], [table] if table.rows else [])

@@ -95,8 +95,8 @@ class TrainResult(Figures, Result):
     spaced if there are more. `cpu_s_per_image` is the CPU time of all ranks and threads over the measured steps'
     images. `startup_s` is the time from the command's start to the end of the slowest rank's first step. `load` is the
     share of CPU time (on rank 0's machine, 0 to 1) that other processes used after the warm-up, `noisy` is whether it
-    was more than a tenth. `pinned` are the cores by rank, an empty list for a rank without cores of its own, None
-    without pinning.
+    was more than a tenth, `idle_cores` the cores that they left to each rank there. `pinned` are the cores by rank, an
+    empty list for a rank without cores of its own, None without pinning.
 
     `corrupt_images` counts the files, over all ranks, that could not be read and were replaced by others. With
     `native_pipeline` the batches came from the user's own code, so frameworks may have trained on different ones.
@@ -145,6 +145,7 @@ class TrainResult(Figures, Result):
     startup_s: float | None = None
     load: float | None = None
     noisy: bool = False
+    idle_cores: float | None = None
     pinned: list[list[int]] | None = None
     train_loss: float
     val_accuracy: float | None
@@ -215,6 +216,12 @@ def doubts(result: TrainResult) -> list[str]:
     if result.noisy:
         share = f"{100 * (result.load or 0):.0f} % of this machine's CPU time"
         lines.append(f"noisy: other processes used {share}, so images/s says little; repeat it on a quiet machine")
+        if result.idle_cores is not None and result.threads > max(1.0, result.idle_cores):
+            threads = max(1, int(result.idle_cores))
+            lines[-1] += (
+                f". They left {result.idle_cores:.1f} cores to each rank of {result.threads} threads; threads wait for "
+                f"each other, so on a busy machine threads={threads} may be several times faster"
+            )
     return lines
 
 

@@ -26,7 +26,8 @@ def described(error: BaseException, script: str, phase: str = "") -> str:
 
     Without such a line there is the `phase` of the run.
     """
-    what = f"{type(error).__name__}: {_message(error)}"
+    kind = f"{type(error).__name__}: "
+    what = kind + _message(error).removeprefix(kind)
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {what}"
     if notes := getattr(error, "__notes__", []):
