@@ -72,7 +72,7 @@ class Loop:
         self.step_samples: list[int] = []  # samples of all ranks, for each update in clock.seconds
         self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
         self._unread: list[Tensor] = []  # losses still on the device
-        self.warnings: list[str] = []  # for the next line of metrics.jsonl
+        self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
         self.enter_epoch(self.progress.epoch)
 
     @property
@@ -130,7 +130,7 @@ class Loop:
             self._report("comparing ranks", progress.step)
             check_ranks(self._adapter, self._session, self._mesh, progress.step)  # timed as part of the next step
         stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
-        if _due(self._recipe.log_every, progress.step):
+        if _due(self._recipe.log_every, progress.step) or self.warnings:
             self._read_losses()
             self._write(progress.line_loss / progress.line_steps, self._speed(progress.line_steps))
             progress.line_loss, progress.line_steps = 0.0, 0
@@ -211,12 +211,14 @@ class Loop:
         first = next((place for place, loss in enumerate(losses) if not np.isfinite(loss)), len(losses) - 1)
         mine = self._adapter.from_numpy(np.array([first], np.float64))
         (earliest,) = self._adapter.allreduce([mine], op="min", name="ran_away")
+        self._report("end of step", self.progress.step)
         step = self.progress.step - len(losses) + 1 + int(self._adapter.to_numpy(earliest)[0])
         remedy = "lower optimizer.learning_rate, or give schedule.warmup_epochs or optimizer.clip_norm"
         if step == 1:  # of the initial weights, so the learning rate is not the cause
             remedy = (
                 "look for NaN or infinity in the samples, and for log(0) or a division by 0 in the model or the loss"
             )
+        remedy = "; ".join([remedy, *self.warnings])
         rate = self.rate(step - 1)
         return RunError(f"the loss is no longer a number from step {step} on, learning rate {rate:.3g}; {remedy}")
 

@@ -80,7 +80,8 @@ def _train(
     if setup.task.own:
         from hvdkit.worker.rehearsal import rehearse
 
-        warnings = rehearse(session, setup.task, dataset, recipe.batch_size)
+        mine = rehearse(session, setup.task, dataset, recipe.batch_size)
+        warnings = adapter.allgather_object(mine, name="rehearsal")[0]
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None
     progress, recounted, root = Progress(), False, 0
@@ -121,8 +122,8 @@ def _train(
         commit=keeper.commit if commits else None,
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
     )
+    loop.warnings = warnings
     if mesh.is_root:
-        loop.warnings = warnings
         print("".join(f"warning: {each}\n" for each in warnings), end="", flush=True)
     started = time.perf_counter()
     try:
