@@ -13,12 +13,17 @@ from conftest import ROOT, Hvdkit
 
 from hvdkit import adapters, tasks
 from hvdkit.checkpoint import snapshots
+from hvdkit.commands import evaluate as evaluate_
+from hvdkit.commands import loading, own_script
+from hvdkit.commands import plan as plans
+from hvdkit.commands import train as train_
 from hvdkit.core import tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import one_value
 from hvdkit.data.batches import ArraySplit
 from hvdkit.data.dataset import Dataset
 from hvdkit.errors import RequestError
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
@@ -357,3 +362,87 @@ def test_samples_are_arrays_of_numbers_or_become_them() -> None:
     assert split.batch(np.array([1])).inputs.tolist() == [[2.0]] and split.targets.tolist() == [0, 1]
     with pytest.raises(RequestError, match="ArraySplit: expected targets that are numbers, got the dtype object"):
         ArraySplit(np.ones(1), np.array([{}]))
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ("from hvdkit.adapters import keras\n", "keras"),
+        ("from hvdkit.adapters import mxnet as adapter, loading\n", "mxnet"),
+        ("def f():\n    import hvdkit.adapters.pytorch as it\n", "pytorch"),
+        ("from hvdkit.adapters.tensorflow import training\n", "tensorflow"),
+        ("from hvdkit.adapters import keras, pytorch\n", None),
+        ("import torch\n", None),
+        ("def (\n", None),
+    ],
+)
+def test_a_script_says_for_which_framework_it_is(text: str, framework: str | None, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(text)
+    model = {"name": "own", "script": str(tmp_path / "own.py")}
+    assert own_script.framework_of(Recipe.model_validate({**DOCUMENT, "model": model})) == framework
+
+
+@pytest.mark.check
+def test_a_script_is_looked_for_beside_the_recipe_and_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        (folder / "only").mkdir(parents=True)
+        (folder / "own.py").touch()
+    (here / "only" / "a.py").touch()
+    (there / "own.yaml").write_text(json.dumps(DOCUMENT))
+    monkeypatch.chdir(here)
+
+    def script(*overrides: str) -> str:
+        recipe, _ = loading.load(there / "own.yaml", list(overrides))
+        assert isinstance(recipe.model, schema.OwnModel)
+        return recipe.model.script
+
+    assert script() == script(f"model.script={there / 'own.py'}") == str(there / "own.py")
+    assert script("model.script=own.py") == str(here / "own.py")
+    assert script("model.script=only/a.py") == str(here / "only" / "a.py")
+    assert script("model.script=no.py") == "no.py"
+    recipe, _ = loading.load(DOCUMENT, [])
+    assert recipe.model.script == str(here / "own.py")  # type: ignore[union-attr]
+
+
+@pytest.mark.check
+def test_a_checkpoint_runs_under_the_framework_that_has_written_it(
+    inside: Hvdkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter: Any = adapters.load("local")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "own.py").write_text("from hvdkit.adapters import mxnet\n")
+    own = {**DOCUMENT, "model": {**DOCUMENT["model"], "script": str(tmp_path / "own.py")}}  # type: ignore[dict-item]
+    script = setup.Script(Sides.build, Sides)
+    train.train(adapter, script, Recipe.model_validate(own), tmp_path / "run", Heartbeat())
+    for kept in (tmp_path / "run" / "checkpoints").glob("step-*/checkpoint.json"):
+        kept.write_text(json.dumps(json.loads(kept.read_text()) | {"framework": "mxnet"}))
+    last = tmp_path / "run" / "checkpoints" / "last"
+    assert train_.writer(tmp_path / "run") == "mxnet" and train_.writer(tmp_path) is None
+    assert evaluate_.plan(last, [], None, Placement()).framework == "mxnet"
+    wrong = f"model.script: {tmp_path}/own.py: it trains with mxnet, got --framework keras; give --framework mxnet, or"
+    for command in (("evaluate", "run"), ("train", "run/config.yaml", "--out", "new")):
+        (tmp_path / "run" / "config.yaml").write_text(json.dumps(own))
+        done = inside(*command, "--framework", "keras")
+        assert done.returncode == 2 and done.stderr.startswith(wrong), done.stderr
+    # hvdkit's own models are evaluated under another framework if that one is not here
+    builtin = schema.load(ROOT / "recipes" / "resnet20-digits.yaml")
+    assert plans.of_checkpoint(builtin, "mxnet", None, Placement(), "evaluate").framework == "mxnet"
+    monkeypatch.setattr(plans, "_has_runtime", lambda framework: framework == "keras")
+    assert plans.of_checkpoint(builtin, "mxnet", None, Placement(), "evaluate").framework == "keras"
+    assert plans.of_checkpoint(builtin, "mxnet", "pytorch", Placement(), "evaluate").framework == "pytorch"
+
+
+@pytest.mark.usefixtures("warm")
+def test_an_error_in_a_later_step_names_the_line_of_the_script(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    late = "calls = []\n\ndef loss(task, y, t):\n    calls.append(y)\n    if len(calls) > 2:\n        1 / 0\n"
+    late += "    return ((y - t) ** 2).mean()\n\nTask.loss = loss\nrun_task(pytorch, Task)"
+    (tmp_path / "own.py").write_text(SCRIPT.format(framework="pytorch", end=late))
+    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))
+    done = hvdkit("train", "own.yaml", "--out", "run")
+    assert done.returncode == 1 and (tmp_path / "run" / "logs").is_dir(), done.stderr
+    told = f"failed at step 1: model.script: {tmp_path}/own.py, line 26, in loss: ZeroDivisionError: division by zero"
+    assert told in done.stderr, done.stderr
