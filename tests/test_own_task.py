@@ -28,7 +28,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker import evaluate, rehearsal, setup, train, user_code
+from hvdkit.worker import evaluate, sanity_check, setup, train, user_code
 
 REGRESSION = ROOT / "examples" / "regression.yaml"
 DOCUMENT = {
@@ -261,14 +261,14 @@ def test_the_other_examples_learn_on_two_ranks(
 
 
 class Spread(Own):
-    """A regression whose session is a stub: no framework is needed to rehearse it."""
+    """A regression whose session is a stub: no framework is needed to check it."""
 
     metrics = Metrics(("error",), lambda outputs, targets: (float(abs(outputs - targets).sum()),))
     loss = staticmethod(lambda outputs, targets: ((outputs - targets) ** 2).mean())
 
 
 class Stub:
-    """The parts of a session that a rehearsal uses, with the model x -> 2x."""
+    """The parts of a session that the sanity check uses, with the model x -> 2x."""
 
     def __init__(self, loss: Any) -> None:
         self.own_loss = loss
@@ -280,9 +280,9 @@ class Stub:
         return float(self.own_loss(outputs, targets))
 
 
-def rehearsed(task: Any, inputs: np.ndarray, targets: np.ndarray) -> list[str]:
+def checked(task: Any, inputs: np.ndarray, targets: np.ndarray) -> list[str]:
     split = ArraySplit(inputs, targets)
-    return rehearsal.rehearse(Stub(task.loss), task, Dataset(split, split, (), 10), 4)  # type: ignore[arg-type]
+    return sanity_check.sanity_check(Stub(task.loss), task, Dataset(split, split, (), 10), 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.check
@@ -299,21 +299,21 @@ def test_outputs_that_are_broadcast_against_targets_are_a_warning(loss: Any, err
     inputs = np.random.default_rng(0).standard_normal((10, 1)).astype(np.float32)
     changes = {"loss": staticmethod(loss), "metrics": Metrics(("error",), lambda y, t: (float(error(y, t)),))}
     task = type("Task", (Own,), changes)(Recipe.model_validate(DOCUMENT))
-    lines = rehearsed(task, inputs, inputs[:, 0])
+    lines = checked(task, inputs, inputs[:, 0])
     assert [line.partition(":")[0] for line in lines] == warned
     assert all("outputs of shape (4, 1) and targets of shape (4,) are broadcast to (4, 4)" in line for line in lines)
-    assert rehearsed(Spread(Recipe.model_validate(DOCUMENT)), inputs, inputs) == []
+    assert checked(Spread(Recipe.model_validate(DOCUMENT)), inputs, inputs) == []
 
 
 @pytest.mark.check
 def test_samples_and_labels_are_looked_at_before_training() -> None:
     recipe, ones = Recipe.model_validate(DOCUMENT), np.ones((6, 2), np.float32)
-    assert rehearsed(Spread(recipe), ones * [1, np.nan], ones) == [
+    assert checked(Spread(recipe), ones * [1, np.nan], ones) == [
         "samples: the training inputs have NaN or infinity",
         "samples: the validation inputs have NaN or infinity",
     ]
     classifier = type("Task", (Own,), {})(recipe)
-    assert rehearsed(classifier, ones, np.arange(6) % 2) == []
+    assert checked(classifier, ones, np.arange(6) % 2) == []
     for targets, got in [
         (np.arange(6), "from 0 to 1 (the model has 2 outputs), got 0 to 5"),
         (
@@ -322,9 +322,9 @@ def test_samples_and_labels_are_looked_at_before_training() -> None:
         ),
     ]:
         with pytest.raises(RequestError, match=re.escape(got)):
-            rehearsed(classifier, ones, targets)
+            checked(classifier, ones, targets)
     with pytest.raises(ValueError, match="no good") as caught:
-        rehearsed(type("Task", (Spread,), {"metrics": Metrics(("e",), refused)})(recipe), ones, ones)
+        checked(type("Task", (Spread,), {"metrics": Metrics(("e",), refused)})(recipe), ones, ones)
     what = user_code.described(caught.value, __file__)
     assert f"{__file__}, line {refused.__code__.co_firstlineno + 1}, in refused: ValueError: no good" in what
     assert "(in the metrics, with outputs of shape (4, 2) and targets of shape (4, 2)); the line is `raise Val" in what
@@ -404,6 +404,10 @@ def test_a_script_is_looked_for_beside_the_recipe_and_in_the_current_folder(
     assert script("model.script=own.py") == str(here / "own.py")
     assert script("model.script=only/a.py") == str(here / "only" / "a.py")
     assert script("model.script=no.py") == "no.py"
+    with pytest.raises(
+        RequestError, match=r"a YAML file with `model: {name: own, script: own\.py}`"
+    ):
+        loading.load(there / "own.py", [])
     recipe, _ = loading.load(DOCUMENT, [])
     assert recipe.model.script == str(here / "own.py")  # type: ignore[union-attr]
 

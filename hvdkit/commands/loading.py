@@ -24,6 +24,9 @@ def load(
     lines: list[str] = []
     beside = None
     if isinstance(recipe, Path):
+        if recipe.suffix == ".py":
+            example = f"model: {{name: own, script: {recipe.name}}}"
+            raise RequestError(f"{recipe}: expected a recipe, a YAML file with `{example}` (docs/own-model.md)")
         file = registry.locate(recipe)
         read, beside = schema.load(file, overrides, lines), file.parent
     else:

@@ -76,7 +76,10 @@ def _reason(fault: Any, key: list[str], kinds: _Kinds) -> str:
         expected = ", ".join(map(repr, by_value(choice, kinds)))
         return f"required key {key[0]}.{choice} is missing; expected one of {expected}"
     if kind in ("model_type", "model_attributes_type"):
-        return f"expected keys with values (a mapping), got {received}"
+        given = fault.get("input")
+        meant = [choice_of(kinds)] if kinds and isinstance(given, str) else []
+        hint = [f"; did you mean {'.'.join([*key, name])}={given}?" for name in meant if given in by_value(name, kinds)]
+        return f"expected keys with values (a mapping), got {received}{''.join(hint)}"
     if kind == "union_tag_invalid":
         tag = fault["ctx"]["tag"]
         return f"expected {fault['ctx']['expected_tags']}, got {brief(tag)}{nearest(tag, by_value(key[-1], kinds))}"

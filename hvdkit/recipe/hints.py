@@ -18,6 +18,10 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
+# What a recipe does not say of a model of the user's own.
+_OF_A_SCRIPT = {"best", "metrics", "samples", "unit"}
+
+
 def sections(annotation: Any) -> list[Any]:
     """The sections, pydantic models, that a key of this type can hold."""
     return [each for each in get_args(annotation) or [annotation] if hasattr(each, "model_fields")]
@@ -56,6 +60,8 @@ def unknown_key(path: Sequence[str], section: type[BaseModel], kinds: Sequence[A
     other = meant(leaf, root)
     if other and other.split(".") != list(path):
         return f"unknown key; did you mean {other!r}?"
+    if leaf in _OF_A_SCRIPT:
+        return "unknown key; the class in your script has it (docs/own-model.md)"
     known = sorted(section.model_fields)
     return f"unknown key{nearest(leaf, known) or '; known keys: ' + ', '.join(known)}"
 

@@ -78,10 +78,10 @@ def _train(
     initial = model_state(session.state())
     warnings: list[str] = []
     if setup.task.own:
-        from hvdkit.worker.rehearsal import rehearse
+        from hvdkit.worker.sanity_check import sanity_check
 
-        mine = rehearse(session, setup.task, dataset, recipe.batch_size)
-        warnings = adapter.allgather_object(mine, name="rehearsal")[0]
+        mine = sanity_check(session, setup.task, dataset, recipe.batch_size)
+        warnings = adapter.allgather_object(mine, name="sanity_check")[0]
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None
     progress, recounted, root = Progress(), False, 0

@@ -16,14 +16,14 @@ from hvdkit.tasks.task import Task
 _TOLERANCE = 1e-5  # relative, for sums of the same float32 values in another order
 
 
-def rehearse(session: Session, task: Task, dataset: Dataset, batch_size: int) -> list[str]:
+def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int) -> list[str]:
     """Call the model in evaluation mode, the metrics and the task's loss on one batch; no collective.
 
     Returns a warning for the loss, and for the metrics, if outputs and targets are broadcast against each other. Raises
     RequestError for outputs that are not one for each sample; what the user's code raises has a note that says where.
     """
     split = dataset.val if len(dataset.val) else dataset.train
-    if isinstance(split, BatchedSplit):
+    if isinstance(split, BatchedSplit) or not len(split):
         return []
     batch = split.batch(np.arange(batch_size) % len(split))
     targets = np.asarray(batch.targets)
