@@ -404,9 +404,7 @@ def test_a_script_is_looked_for_beside_the_recipe_and_in_the_current_folder(
     assert script("model.script=own.py") == str(here / "own.py")
     assert script("model.script=only/a.py") == str(here / "only" / "a.py")
     assert script("model.script=no.py") == "no.py"
-    with pytest.raises(
-        RequestError, match=r"a YAML file with `model: {name: own, script: own\.py}`"
-    ):
+    with pytest.raises(RequestError, match=r"a YAML file with `model: {name: own, script: own\.py}`"):
         loading.load(there / "own.py", [])
     recipe, _ = loading.load(DOCUMENT, [])
     assert recipe.model.script == str(here / "own.py")  # type: ignore[union-attr]
@@ -450,3 +448,18 @@ def test_an_error_in_a_later_step_names_the_line_of_the_script(hvdkit: Hvdkit, t
     assert done.returncode == 1 and (tmp_path / "run" / "logs").is_dir(), done.stderr
     told = f"failed at step 1: model.script: {tmp_path}/own.py, line 26, in loss: ZeroDivisionError: division by zero"
     assert told in done.stderr, done.stderr
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_frozen_layer_stays_as_it_is(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    frozen = "from torch import nn\ndef model(task):\n    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))\n"
+    frozen += "    nn.init.ones_(layers[0].weight)\n    layers[0].weight.requires_grad_(False)\n    return layers\n\n"
+    frozen += "Task.model = model\nTask.loss = lambda task, y, t: ((y - t) ** 2).mean()\nrun_task(pytorch, Task)"
+    (tmp_path / "own.py").write_text(SCRIPT.format(framework="pytorch", end=frozen))
+    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))
+    done = hvdkit("train", "own.yaml", "--out", "run", "optimizer.weight_decay=0.5")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["parameters"] == 3 + 4
+    kept = snapshots.read(tmp_path / "run" / "checkpoints" / "last").state
+    assert (kept["0.weight"] == 1).all() and "optimizer.mean.0.weight" not in kept
+    assert not (kept["1.weight"] == 0).all() and any(name.endswith(".1.weight") for name in kept)

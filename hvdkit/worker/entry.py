@@ -40,8 +40,19 @@ def run_task(adapter: Adapter, task: type[Own]) -> NoReturn:
             raise RequestError(f"run_task: expected a subclass of hvdkit.tasks.own.Own, got {task!r}")
         if not hasattr(adapter, "NAME"):
             raise RequestError(f"run_task: expected a module of hvdkit.adapters, got {adapter!r}")
+
+        def make(recipe: schema.Recipe) -> Own:
+            try:
+                made = task(recipe)
+            except TypeError as error:
+                error.add_note(f"in {task.__name__}(recipe)")
+                raise
+            if not hasattr(made, "recipe"):
+                raise RequestError(f"{task.__name__}.__init__: expected super().__init__(recipe) in it, got none")
+            return made
+
         try:
-            _run(adapter, Script(task.build, task), sys.argv[1:], heartbeat)
+            _run(adapter, Script(task.build, make), sys.argv[1:], heartbeat)
         except HvdkitError:
             raise
         except Exception as error:
@@ -73,6 +84,8 @@ def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
         status = _exit_status(work)
     except SystemExit as leaving:  # the shutdown is skipped here too: if it is slow, other ranks fail first
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -42,9 +42,10 @@ def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int
     if session.own_loss is None:
         return warnings
     _called("loss", shapes, lambda: session.mean_loss(outputs, targets))
+    remedy = f"give the targets the outputs' shape: targets[:, {0 if outputs.ndim == 1 else None}]"
     return warnings + [
         f"{name}: {shapes} are broadcast to ({batch_size}, {batch_size}), so each output is compared with each target; "
-        f"give the targets the outputs' shape, such as targets[:, None]"
+        f"{remedy}"
         for name, function in (
             ("loss", session.mean_loss),
             ("metrics", lambda outputs, targets: checked_sums(task.metrics, outputs, targets)),

@@ -48,7 +48,8 @@ class TrainableModel(EagerModel):
         self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         )
-        self.trained = dict(model.named_parameters())
+        # Without frozen ones, which weight decay would change.
+        self.trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
         self.buffers = {  # without PyTorch's count of batches, which nothing reads here
             name: tensor
