@@ -19,6 +19,7 @@ from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_result
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
 
@@ -113,7 +114,7 @@ def writer(folder: Path) -> str | None:
     from hvdkit.checkpoint.snapshots import last_record  # NumPy comes with it
 
     record = last_record(folder / "checkpoints")
-    return record.framework if record else None
+    return record.framework if record and record.framework in FRAMEWORKS else None
 
 
 def _size(path: Path) -> int:
