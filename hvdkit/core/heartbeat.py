@@ -71,7 +71,7 @@ class Heartbeat:
         self._rank = int(os.environ.get("HOROVOD_RANK", 0))
         self._name = os.environ.get("HVDKIT_TRACE", f"rank-{self._rank}")
         self._folder = Path(folder) if folder else None
-        self.step: int | None = None  # finished updates
+        self._step: int | None = None
         self.phase = STARTING
         self._beats = 0
         self._beat_file = -1
@@ -85,6 +85,11 @@ class Heartbeat:
                 faulthandler.register(signal.SIGUSR2, self._stack_file, all_threads=True)
                 self._beat_file = os.open(beats, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self.beat(STARTING)
+
+    @property
+    def updates(self) -> int:
+        """The number of finished updates that was reported last."""
+        return self._step or 0
 
     def asked_to_stop(self) -> bool:
         """Whether the launcher asks training to write a checkpoint and exit; without one, whether SIGTERM arrived."""
@@ -100,11 +105,11 @@ class Heartbeat:
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """Report the rank's current phase; costs a few microseconds. `step` counts finished updates."""
-        self.step = self.step if step is None else step
+        self._step = self._step if step is None else step
         self.phase = phase
         self._beats += 1
         if self._beat_file >= 0:
-            line = f"{self._beats} {-1 if self.step is None else self.step} {phase}"
+            line = f"{self._beats} {-1 if self._step is None else self._step} {phase}"
             with contextlib.suppress(OSError):
                 os.pwrite(self._beat_file, line.encode().ljust(BEAT_BYTES), 0)
 
@@ -121,7 +126,7 @@ class Heartbeat:
             "host": os.environ.get("HOROVOD_HOSTNAME", socket.gethostname()),
             "time": time.time(),
             "clock": time.monotonic(),  # the same clock as the rank agent's
-            "step": self.step,
+            "step": self._step,
             "kind": kind,
             "message": message,
         }

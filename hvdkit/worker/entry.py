@@ -68,7 +68,7 @@ def _own_fault(error: Exception, heartbeat: Heartbeat) -> Exception:
     if lost_a_peer(error) or not is_own(error, sys.argv[0]):
         return error
     traceback.print_exc()
-    kind = RunError if heartbeat.step else RequestError
+    kind = RunError if heartbeat.updates else RequestError
     return kind(f"model.script: {described(error, sys.argv[0], heartbeat.phase)}")
 
 
