@@ -1,6 +1,6 @@
 """A model with dropout, on a data set of hvdkit's: the handwritten digits of the recipes.
 
-hvdkit train examples/dropout.yaml --framework mxnet -np 2
+hvdkit train examples/dropout.yaml -np 2
 """
 
 from mxnet.gluon import nn

@@ -1,6 +1,6 @@
 """A model with two inputs: do two handwritten digits show the same number?
 
-hvdkit train examples/pairs.yaml --framework keras -np 2
+hvdkit train examples/pairs.yaml -np 2
 """
 
 import keras

@@ -1,6 +1,6 @@
 """A regression of your own: progression of diabetes from ten measurements (scikit-learn's diabetes data).
 
-hvdkit train examples/regression.yaml --framework pytorch -np 2
+hvdkit train examples/regression.yaml -np 2
 """
 
 import numpy as np

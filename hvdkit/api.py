@@ -69,7 +69,7 @@ def train(
     recipe: AnyRecipe,
     overrides: Settings = None,
     *,
-    framework: str = FRAMEWORK,
+    framework: str | None = None,
     np: int = 1,
     hosts: Names = None,
     rival: str | None = None,
@@ -83,6 +83,7 @@ def train(
 ) -> TrainResult:
     """Train a recipe under one framework, on `np` ranks; `hosts` is `"host:slots,…"` or a list of such parts.
 
+    Without a `framework` it is that of the run that is resumed, or of the recipe's script, else PyTorch.
     `log` names trackers: wandb, mlflow, tensorboard.
 
     Raises Stopped if SIGTERM ended training after a checkpoint.
@@ -101,6 +102,7 @@ def train(
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     discovery = as_path(host_discovery_script)
     placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, discovery)
+    framework = framework or (train_.writer(Path(out)) if resume and out else None)
     plan = replace(make_plan(loaded, framework, placement, rival), began=began)
     place = as_path(out) or paths.default_out(loaded.name, "train")
     with _claimed(place, overwrite, resume, [loaded.model.weights], dry=("of_train", plan, place, resume)) as folder:
@@ -118,14 +120,14 @@ def evaluate(
     checkpoint: PathLike,
     overrides: Settings = None,
     *,
-    framework: str = FRAMEWORK,
+    framework: str | None = None,
     np: int = 1,
     launcher: str = LAUNCHER,
     stall_timeout: float = STALL_TIMEOUT_S,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> EvaluationResult:
-    """Evaluate a checkpoint of any framework under any framework; of a run's folder the best one, else the last."""
+    """Evaluate a checkpoint, under its own framework or another; of a run's folder the best one, else the last."""
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement

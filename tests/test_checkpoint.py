@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
+from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.recipe.schema import Checkpointing
@@ -292,8 +293,24 @@ def test_where_no_checkpoint_can_be_used_nothing_is_started_over(tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the null adapter
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"the loss is no longer a number .*; lower optimizer"):
-        local_run(tmp_path / "run", local_recipe(optimizer={"name": "sgd", "learning_rate": 1e6, "weight_decay": 1e6}))
+    wild = {"name": "sgd", "learning_rate": 1e6, "weight_decay": 1e6}
+    with pytest.raises(RunError, match=r"the loss is no longer a number from step (\d+) on, .*; lower opti") as early:
+        local_run(tmp_path / "each", local_recipe(optimizer=wild, log_every=1))
+    with pytest.raises(RunError) as late:
+        local_run(tmp_path / "run", local_recipe(optimizer=wild, log_every=14, checkpoint=None))
+    assert str(early.value) == str(late.value), "the first such step, however seldom they are looked at"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loss_that_has_never_been_a_number_is_not_the_learning_rates(tmp_path: Path) -> None:
+    def broken(session: Any, batches: Any) -> np.ndarray:
+        return np.asarray(np.nan)
+
+    with (
+        mock.patch.object(Session, "train_step", broken),
+        pytest.raises(RunError, match=r"no longer a number from step 1 on, .*; look for NaN .* in the samples"),
+    ):
+        local_run(None, local_recipe())
 
 
 def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:

@@ -55,6 +55,15 @@ def test_metrics_have_a_row_for_each_line(real: Path, tmp_path: Path) -> None:
         assert all(same(cell, value_at(document, column)) for column, cell in row.items()), row
 
 
+def test_metrics_of_a_run_without_a_line_have_their_columns(real: Path, tmp_path: Path) -> None:
+    csv_files.save(tmp_path / "none.csv", csv_files.metrics([]), csv_files.METRICS)
+    assert read(tmp_path / "none.csv") == []
+    lines = list(read_metrics(real / "runs" / "pytorch-np2" / "metrics.jsonl"))
+    csv_files.save(tmp_path / "some.csv", csv_files.metrics(lines))
+    first, second = ((tmp_path / name).read_text().splitlines()[0].split(",") for name in ("none.csv", "some.csv"))
+    assert first == [name for name in second if not name.startswith("validation.")]
+
+
 def test_a_comparison_has_a_row_for_each_kind_of_run(real: Path, tmp_path: Path) -> None:
     change(real, several_rounds)
     document = json.loads((real / "compare.json").read_text())

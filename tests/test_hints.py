@@ -17,11 +17,12 @@ from conftest import ROOT, Hvdkit, run
 from resuming import local_recipe, local_run
 
 from hvdkit.cli import app
+from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.errors import RequestError
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
-from hvdkit.results.train import doubts, read_result
+from hvdkit.results.train import doubts, read_metrics, read_result
 
 DIGITS, IMAGENET = "resnet20-digits", "resnet50-imagenet"
 DRY = ("--dry-run", "--json")
@@ -38,6 +39,9 @@ DRY = ("--dry-run", "--json")
         (["optimizer.epochs=3"], "optimizer.epochs: unknown key; did you mean 'epochs'?"),
         (["data.path=/x"], "data.path: unknown key; it needs data.name=cifar10 or data.name=imagefolder"),
         (["model.script=x.py"], "model.script: unknown key; it needs model.name=own"),
+        (["checkpoint.best=mae"], "checkpoint.best: unknown key; the class in your script has it (docs/own-model.md)"),
+        (["metrics=[mae]"], "metrics: unknown key; the class in your script has it (docs/own-model.md)"),
+        (["optimizer=adamw"], "got 'adamw'; did you mean optimizer.name=adamw?"),
         (["optimizer.beta1=0.8"], "it needs optimizer.name=adamw or optimizer.name=lamb"),
         (["--epochs", "3"], "--epochs: keys of the recipe are given as key=value, without dashes; expected epochs=3"),
         (["--batch-size", 64, "--lr=0.1", "--tensorboard"],
@@ -235,7 +239,12 @@ def load(name: str, *overrides: str) -> tuple[schema.Recipe, list[str]]:
 def test_another_choice_leaves_out_what_belonged_to_the_former() -> None:
     recipe, notes = load(DIGITS, "optimizer.name=adamw")
     assert (recipe.optimizer.name, recipe.optimizer.learning_rate) == ("adamw", 0.05)
-    assert notes == ["optimizer.name=adamw: left out of the recipe: momentum (of optimizer sgd)"]
+    assert notes == [
+        "optimizer.name=adamw: left out of the recipe: momentum (of optimizer sgd)",
+        "optimizer.name=adamw: learning_rate is still the recipe's 0.05 for sgd; for adamw begin with "
+        "optimizer.learning_rate=0.001",
+    ]
+    assert len(load(DIGITS, "optimizer.name=adamw", "optimizer.learning_rate=0.05")[1]) == 1
     recipe, notes = load(IMAGENET, "data.name=digits", "schedule.decay=cosine", "optimizer.name=lars")
     assert (recipe.data.augment, recipe.schedule.milestones, recipe.optimizer.momentum) == ("none", [], 0.9)
     assert notes == [
@@ -313,8 +322,37 @@ def test_a_speed_that_says_little(tmp_path: Path) -> None:
     for steps, told in ((1, "1 step only"), (4, "4 steps only")):
         (line,) = doubts(sound.model_copy(update={"measured_steps": steps}))
         assert line == f"images/s was measured over {told}; train longer, or give a smaller warmup_steps"
-    (line,) = doubts(sound.model_copy(update={"measured_steps": 5, "noisy": True, "load": 0.34}))
-    assert line.startswith("noisy: other processes used 34 % of this machine's CPU time")
+    (line,) = doubts(sound.model_copy(update={"measured_steps": 5, "noisy": True, "load": 0.34, "idle_cores": None}))
+    assert line.startswith("noisy: other processes used 34 % of this machine's CPU time") and "threads=" not in line
+    crowded = {"measured_steps": 5, "noisy": True, "load": 0.6, "threads": 4, "idle_cores": 2.4}
+    (line,) = doubts(sound.model_copy(update=crowded))
+    assert "left 2.4 cores to each rank of 4 threads" in line and "threads=2 may be several times faster" in line
+    for enough in ({"threads": 2}, {"threads": 1, "idle_cores": 0.3}):
+        (line,) = doubts(sound.model_copy(update=crowded | enough))
+        assert "threads=" not in line
+
+
+def test_a_run_that_has_finished_says_so_and_how_to_train_longer(inside: Hvdkit, tmp_path: Path) -> None:
+    recipe = schema.load(registry.locate(Path(DIGITS)), ["epochs=2", "log_every=20"])
+    local_run(tmp_path / "run", recipe)
+    (tmp_path / "run" / "config.yaml").write_text(schema.dump(recipe))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result | {"framework": "pytorch", "noisy": False}))
+    resume = ("train", DIGITS, "--framework", "pytorch", "--out", "run", "--resume", "log_every=20")
+    done = inside(*resume, "epochs=2")
+    assert done.returncode == 0, done.stderr
+    place = tmp_path / "run"
+    longer = f"{place}: already finished: 2 epochs, 88 steps; nothing to do. To train longer: epochs=4"
+    assert done.stderr.splitlines() == [longer], "no epoch is shown again"
+
+
+def test_a_line_of_the_earlier_run_is_known_by_the_progress(tmp_path: Path) -> None:
+    result = local_run(tmp_path, local_recipe(epochs=2, steps=22))  # 15 updates an epoch
+    lines = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert result and [line.step for line in lines if not line.ends_epoch] == [4, 8, 12, 16, 20]
+    within, between = Progress(step=16, epoch=1, samples=96), Progress(step=15, epoch=1)
+    for progress, recounted, earlier in ((within, False, 5), (within, True, 4), (between, False, 4)):
+        assert [is_before(line, progress, recounted) for line in lines[:5]] == [place < earlier for place in range(5)]
 
 
 def test_a_run_that_kept_nothing_says_so(inside: Hvdkit, tmp_path: Path) -> None:

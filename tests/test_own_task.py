@@ -13,16 +13,22 @@ from conftest import ROOT, Hvdkit
 
 from hvdkit import adapters, tasks
 from hvdkit.checkpoint import snapshots
+from hvdkit.commands import evaluate as evaluate_
+from hvdkit.commands import loading, own_script
+from hvdkit.commands import plan as plans
+from hvdkit.commands import train as train_
 from hvdkit.core import tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import one_value
 from hvdkit.data.batches import ArraySplit
+from hvdkit.data.dataset import Dataset
 from hvdkit.errors import RequestError
+from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
 from hvdkit.tasks.task import Metrics
-from hvdkit.worker import evaluate, setup, train
+from hvdkit.worker import evaluate, sanity_check, setup, train, user_code
 
 REGRESSION = ROOT / "examples" / "regression.yaml"
 DOCUMENT = {
@@ -92,7 +98,7 @@ def test_own_data_needs_a_script_of_ones_own() -> None:
 def test_a_script_that_is_not_there_and_a_parity_that_cannot_be(hvdkit: Hvdkit) -> None:
     done = hvdkit("train", REGRESSION, "--framework", "pytorch", "model.script=nowhere.py")
     assert done.returncode == 2
-    assert "model.script: nowhere.py: no such file; expected a Python script" in done.stderr
+    assert "model.script: nowhere.py: no such file, neither beside the recipe nor in /" in done.stderr
     done = hvdkit("parity", REGRESSION, "--framework", "pytorch")
     assert done.returncode == 2 and "model own: parity needs the same model under every framework" in done.stderr
 
@@ -144,14 +150,29 @@ class Task(Own):
         (
             "tensorflow",
             "import torch",
-            "line 21: No module named 'torch'; expected a script for --framework tensor",
+            "line 21: ModuleNotFoundError: No module named 'torch'; the line is `import torch`; expected a sc",
         ),
         ("keras", "run_task(tensorflow, Task)", "it trains with tensorflow, got --framework keras; give --framework t"),
         ("pytorch", "", 'it ended without training; expected `if __name__ == "__main__": run_task(pytorch, …)` at its'),
-        ("pytorch", "run_task(pytorch, Tusk)", "line 21: NameError: name 'Tusk' is not defined; the rank's log has"),
+        (
+            "pytorch",
+            "run_task(pytorch, Tusk)",
+            "line 21: NameError: name 'Tusk' is not defined; the line is `run_t",
+        ),
         ("pytorch", "def (", "line 21: SyntaxError: invalid syntax"),
         ("pytorch", "run_task(pytorch, dict)", "run_task: expected a subclass of hvdkit.tasks.own.Own, got <class 'd"),
         ("pytorch", "run_task(pytorch, Task)", "loss: expected a tensor of one value, the mean over the batch, got "),
+        (
+            "pytorch",
+            "Task.loss = lambda task, y, t: y.absolutely()\nrun_task(pytorch, Task)",
+            "line 21, in <lambda>: AttributeError: 'Tensor' object has no attribute 'absolutely' (in the loss, with "
+            "outputs of shape (16, 1) and targets of shape (16, 1)); the line is `Task.loss = lambda task, y, t: y.abs",
+        ),
+        (
+            "pytorch",
+            "import torch\nTask.model = lambda task: torch.nn.Linear(5, 1)\nrun_task(pytorch, Task)",
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x3 and 5x1) (in the model, with inputs of sh",
+        ),
     ],
 )
 @pytest.mark.usefixtures("warm")
@@ -164,6 +185,7 @@ def test_a_script_that_cannot_train_is_a_line(
     done = hvdkit("train", "own.yaml", "--framework", framework, "--out", "run")
     assert done.returncode == 2, done.stdout + done.stderr
     assert told in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists(), "a refused request leaves nothing"
 
 
 def nothing(outputs: np.ndarray, targets: np.ndarray) -> tuple[float]:
@@ -180,10 +202,24 @@ def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
     [
         ({"model": Own.model}, "Task: expected a method `model` that returns the model, got none"),
         ({"samples": Own.samples}, "Task: expected a method `samples` that returns two splits for `data: {name: own}`"),
-        ({"samples": lambda task: 3}, "Task.samples: expected two splits, such as ArraySplit(inputs, targets), got 3"),
-        ({"best": "accuracy"}, "Task.best: expected one of its metrics (wrong), got 'accuracy'"),
+        (
+            {"samples": lambda task: 3},
+            "Task.samples: expected two splits, training and validation, such as",
+        ),
+        (
+            {"best": "accuracy"},
+            'with a minus sign where the lowest is the best, such as best = "-wrong"; got \'acc',
+        ),
         ({"metrics": Metrics(("wrong",), nothing)}, "metrics: expected a finite sum over the batch for each of wrong"),
         ({"metrics": Metrics(("wrong", "b"), one_sum)}, "for each of wrong, b, got 3.0"),
+        ({"metrics": Metrics("wrong", wrong)}, 'Task.metrics: expected Metrics(("name",), function), with a tuple'),  # type: ignore[arg-type]
+        ({"best": ""}, 'such as best = "-wrong"; none is set'),
+        ({"samples": lambda task: (np.ones(3), np.ones(3))}, "got a tuple of ndarray, ndarray"),
+        (
+            {"model": lambda task: None},
+            "Task.model: expected that it returns the model, got nothing; is `return`",
+        ),
+        ({"model": lambda task: dict}, "Task.model: expected that it returns the model, got the class dict; call it"),
     ],
 )
 def test_a_task_that_cannot_be_trained_is_a_line(changes: dict[str, Any], told: str) -> None:
@@ -222,3 +258,208 @@ def test_the_other_examples_learn_on_two_ranks(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["val_accuracy"] > least
     assert f" {result['unit']}/s, " in done.stdout
+
+
+class Spread(Own):
+    """A regression whose session is a stub: no framework is needed to check it."""
+
+    metrics = Metrics(("error",), lambda outputs, targets: (float(abs(outputs - targets).sum()),))
+    loss = staticmethod(lambda outputs, targets: ((outputs - targets) ** 2).mean())
+
+
+class Stub:
+    """The parts of a session that the sanity check uses, with the model x -> 2x."""
+
+    def __init__(self, loss: Any) -> None:
+        self.own_loss = loss
+
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        return 2 * inputs
+
+    def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        return float(self.own_loss(outputs, targets))
+
+
+def checked(task: Any, inputs: np.ndarray, targets: np.ndarray) -> list[str]:
+    split = ArraySplit(inputs, targets)
+    return sanity_check.sanity_check(Stub(task.loss), task, Dataset(split, split, (), 10), 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("loss", "error", "warned"),
+    [
+        (lambda y, t: ((y - t) ** 2).mean(), lambda y, t: abs(y - t).sum(), ["loss", "metrics"]),
+        (lambda y, t: ((y[:, 0] - t) ** 2).mean(), lambda y, t: abs(y - t).sum(), ["metrics"]),
+        (lambda y, t: ((y[:, 0] - t) ** 2).mean(), lambda y, t: abs(y[:, 0] - t).sum(), []),
+        (lambda y, t: ((y.squeeze() - t) ** 2).mean(), lambda y, t: abs(y.ravel() - t).sum(), []),
+    ],
+)
+def test_outputs_that_are_broadcast_against_targets_are_a_warning(loss: Any, error: Any, warned: list[str]) -> None:
+    inputs = np.random.default_rng(0).standard_normal((10, 1)).astype(np.float32)
+    changes = {"loss": staticmethod(loss), "metrics": Metrics(("error",), lambda y, t: (float(error(y, t)),))}
+    task = type("Task", (Own,), changes)(Recipe.model_validate(DOCUMENT))
+    lines = checked(task, inputs, inputs[:, 0])
+    assert [line.partition(":")[0] for line in lines] == warned
+    assert all("outputs of shape (4, 1) and targets of shape (4,) are broadcast to (4, 4)" in line for line in lines)
+    assert checked(Spread(Recipe.model_validate(DOCUMENT)), inputs, inputs) == []
+
+
+@pytest.mark.check
+def test_samples_and_labels_are_looked_at_before_training() -> None:
+    recipe, ones = Recipe.model_validate(DOCUMENT), np.ones((6, 2), np.float32)
+    assert checked(Spread(recipe), ones * [1, np.nan], ones) == [
+        "samples: the training inputs have NaN or infinity",
+        "samples: the validation inputs have NaN or infinity",
+    ]
+    classifier = type("Task", (Own,), {})(recipe)
+    assert checked(classifier, ones, np.arange(6) % 2) == []
+    for targets, got in [
+        (np.arange(6), "from 0 to 1 (the model has 2 outputs), got 0 to 5"),
+        (
+            np.ones(6),
+            "got float64 of shape (6,) for outputs of shape (4, 2); for other targets give a loss of you",
+        ),
+    ]:
+        with pytest.raises(RequestError, match=re.escape(got)):
+            checked(classifier, ones, targets)
+    with pytest.raises(ValueError, match="no good") as caught:
+        checked(type("Task", (Spread,), {"metrics": Metrics(("e",), refused)})(recipe), ones, ones)
+    what = user_code.described(caught.value, __file__)
+    assert f"{__file__}, line {refused.__code__.co_firstlineno + 1}, in refused: ValueError: no good" in what
+    assert "(in the metrics, with outputs of shape (4, 2) and targets of shape (4, 2)); the line is `raise Val" in what
+
+
+def refused(outputs: np.ndarray, targets: np.ndarray) -> tuple[float]:
+    raise ValueError("no good\n\nsecond line\nthird line")
+
+
+@pytest.mark.check
+def test_what_is_measured_follows_the_loss_and_the_targets() -> None:
+    recipe = Recipe.model_validate(DOCUMENT)
+
+    def opened(targets: np.ndarray, **more: Any) -> Own:
+        split = ArraySplit(np.ones((4, 2)), targets)
+        loss = staticmethod(lambda y, t: 0.0)
+        task: Own = type("Task", (Own,), {"samples": lambda task: (split, split), "loss": loss, **more})(recipe)
+        task.open_data(None)  # type: ignore[arg-type]
+        return task
+
+    labels, values = np.zeros(4, np.int64), np.zeros((4, 1))
+    assert [(task.metrics.names, task.best) for task in (opened(labels), opened(values))] == [
+        (("accuracy",), "accuracy"),
+        ((), "-loss"),
+    ]
+    mine = Metrics(("error",), nothing)
+    assert opened(values, metrics=mine).best == "-loss" and opened(values, metrics=mine, best="error").best == "error"
+    with pytest.raises(RequestError, match=r"best checkpoint, one of error, loss, with a minus sign .*; got 'errors'"):
+        opened(values, metrics=mine, best="errors")
+
+
+@pytest.mark.check
+def test_samples_are_arrays_of_numbers_or_become_them() -> None:
+    split = ArraySplit([[1.0], [2.0]], [0, 1])  # type: ignore[arg-type]
+    assert split.batch(np.array([1])).inputs.tolist() == [[2.0]] and split.targets.tolist() == [0, 1]
+    with pytest.raises(RequestError, match="ArraySplit: expected targets that are numbers, got the dtype object"):
+        ArraySplit(np.ones(1), np.array([{}]))
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ("from hvdkit.adapters import keras\n", "keras"),
+        ("from hvdkit.adapters import mxnet as adapter, loading\n", "mxnet"),
+        ("def f():\n    import hvdkit.adapters.pytorch as it\n", "pytorch"),
+        ("from hvdkit.adapters.tensorflow import training\n", "tensorflow"),
+        ("from hvdkit.adapters import keras, pytorch\n", None),
+        ("import torch\n", None),
+        ("def (\n", None),
+    ],
+)
+def test_a_script_says_for_which_framework_it_is(text: str, framework: str | None, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(text)
+    model = {"name": "own", "script": str(tmp_path / "own.py")}
+    assert own_script.framework_of(Recipe.model_validate({**DOCUMENT, "model": model})) == framework
+
+
+@pytest.mark.check
+def test_a_script_is_looked_for_beside_the_recipe_and_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        (folder / "only").mkdir(parents=True)
+        (folder / "own.py").touch()
+    (here / "only" / "a.py").touch()
+    (there / "own.yaml").write_text(json.dumps(DOCUMENT))
+    monkeypatch.chdir(here)
+
+    def script(*overrides: str) -> str:
+        recipe, _ = loading.load(there / "own.yaml", list(overrides))
+        assert isinstance(recipe.model, schema.OwnModel)
+        return recipe.model.script
+
+    assert script() == script(f"model.script={there / 'own.py'}") == str(there / "own.py")
+    assert script("model.script=own.py") == str(here / "own.py")
+    assert script("model.script=only/a.py") == str(here / "only" / "a.py")
+    assert script("model.script=no.py") == "no.py"
+    with pytest.raises(RequestError, match=r"a YAML file with `model: {name: own, script: own\.py}`"):
+        loading.load(there / "own.py", [])
+    recipe, _ = loading.load(DOCUMENT, [])
+    assert recipe.model.script == str(here / "own.py")  # type: ignore[union-attr]
+
+
+@pytest.mark.check
+def test_a_checkpoint_runs_under_the_framework_that_has_written_it(
+    inside: Hvdkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter: Any = adapters.load("local")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "own.py").write_text("from hvdkit.adapters import mxnet\n")
+    own = {**DOCUMENT, "model": {**DOCUMENT["model"], "script": str(tmp_path / "own.py")}}  # type: ignore[dict-item]
+    script = setup.Script(Sides.build, Sides)
+    train.train(adapter, script, Recipe.model_validate(own), tmp_path / "run", Heartbeat())
+    for kept in (tmp_path / "run" / "checkpoints").glob("step-*/checkpoint.json"):
+        kept.write_text(json.dumps(json.loads(kept.read_text()) | {"framework": "mxnet"}))
+    last = tmp_path / "run" / "checkpoints" / "last"
+    assert train_.writer(tmp_path / "run") == "mxnet" and train_.writer(tmp_path) is None
+    assert evaluate_.plan(last, [], None, Placement()).framework == "mxnet"
+    wrong = f"model.script: {tmp_path}/own.py: it trains with mxnet, got --framework keras; give --framework mxnet, or"
+    for command in (("evaluate", "run"), ("train", "run/config.yaml", "--out", "new")):
+        (tmp_path / "run" / "config.yaml").write_text(json.dumps(own))
+        done = inside(*command, "--framework", "keras")
+        assert done.returncode == 2 and done.stderr.startswith(wrong), done.stderr
+    # hvdkit's own models are evaluated under another framework if that one is not here
+    builtin = schema.load(ROOT / "recipes" / "resnet20-digits.yaml")
+    assert plans.of_checkpoint(builtin, "mxnet", None, Placement(), "evaluate").framework == "mxnet"
+    monkeypatch.setattr(plans, "_has_runtime", lambda framework: framework == "keras")
+    assert plans.of_checkpoint(builtin, "mxnet", None, Placement(), "evaluate").framework == "keras"
+    assert plans.of_checkpoint(builtin, "mxnet", "pytorch", Placement(), "evaluate").framework == "pytorch"
+
+
+@pytest.mark.usefixtures("warm")
+def test_an_error_in_a_later_step_names_the_line_of_the_script(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    late = "calls = []\n\ndef loss(task, y, t):\n    calls.append(y)\n    if len(calls) > 2:\n        1 / 0\n"
+    late += "    return ((y - t) ** 2).mean()\n\nTask.loss = loss\nrun_task(pytorch, Task)"
+    (tmp_path / "own.py").write_text(SCRIPT.format(framework="pytorch", end=late))
+    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))
+    done = hvdkit("train", "own.yaml", "--out", "run")
+    assert done.returncode == 1 and (tmp_path / "run" / "logs").is_dir(), done.stderr
+    told = f"failed at step 1: model.script: {tmp_path}/own.py, line 26, in loss: ZeroDivisionError: division by zero"
+    assert told in done.stderr, done.stderr
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_frozen_layer_stays_as_it_is(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    frozen = "from torch import nn\ndef model(task):\n    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))\n"
+    frozen += "    nn.init.ones_(layers[0].weight)\n    layers[0].weight.requires_grad_(False)\n    return layers\n\n"
+    frozen += "Task.model = model\nTask.loss = lambda task, y, t: ((y - t) ** 2).mean()\nrun_task(pytorch, Task)"
+    (tmp_path / "own.py").write_text(SCRIPT.format(framework="pytorch", end=frozen))
+    (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))
+    done = hvdkit("train", "own.yaml", "--out", "run", "optimizer.weight_decay=0.5")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["parameters"] == 3 + 4
+    kept = snapshots.read(tmp_path / "run" / "checkpoints" / "last").state
+    assert (kept["0.weight"] == 1).all() and "optimizer.mean.0.weight" not in kept
+    assert not (kept["1.weight"] == 0).all() and any(name.endswith(".1.weight") for name in kept)

@@ -327,6 +327,16 @@ def test_a_run_shows_the_time_left_once_it_is_known(clock: Clock, capsys: pytest
     assert lines[-1] == "a: step 100/100, 99 images/s, loss 1.000, rate 0.1", "nothing is left"
 
 
+def test_a_warning_comes_before_the_line_that_brings_it(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunProgress(["a"], clock=clock) as progress:
+        progress.watch("a")(_line(1, 100).model_copy(update={"warnings": ["loss: odd", "samples: NaN"]}))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: loss: odd",
+        "warning: samples: NaN",
+        "a: step 1/100, 99 images/s, loss 1.000, rate 0.1",
+    ]
+
+
 def test_the_steps_before_a_resumed_run_took_no_time(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(["a"], clock=clock) as progress:
         see = progress.watch("a")

@@ -253,6 +253,23 @@ def test_markdown_has_the_table_and_what_was_found(real: Path) -> None:
     assert "\n\n\n" not in markdown and len(markdown) < 20_000
 
 
+def test_metrics_of_a_task_of_ones_own_are_columns_and_curves(real: Path) -> None:
+    place = real / "runs" / "pytorch-np2"
+    own = {"val_accuracy": None, "val_loss": 0.25, "validation": {"mae": 0.125, "loss": 0.25}, "unit": "patients"}
+    result = json.loads((place / "result.json").read_text())
+    (place / "result.json").write_text(json.dumps(result | own))
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    changed = [line | own if line["ends_epoch"] else line for line in lines]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    made = page.make(collect.read(place), "")
+    row = dict(zip(made.results.columns, [cell.text for cell in made.results.rows[0]], strict=True))
+    assert (row["mae"], row["validation loss"]) == ("0.1250", "0.2500") and "accuracy" not in row
+    assert "validation mae 0.1250, validation loss 0.2500" in made.findings[0].text
+    (learning,) = [section for section in made.sections if section.key == "learning"]
+    assert learning.title == "Loss and metrics" and learning.charts[0].table.columns[-1] == "mae"
+    assert "mae 0.1250" in str(learning.charts[0])
+
+
 def spoiled(key: str, value: object) -> Callable[[dict[str, Any]], None]:
     return lambda document: document["runs"][0].update({key: value})
 

@@ -152,6 +152,8 @@ def test_wandb_gets_settings_metrics_summary_and_files(folder: Path) -> None:
     assert found.summary["peak_rss_mib"] == result.peak_rss_mib
     (artifact,) = found.artifacts
     assert {entry.path for entry in artifact.manifest.contents} == {"result.json", "recipe.yaml"}
+    for entry in artifact.manifest.contents:  # which `wandb sync` uploads
+        assert Path(entry.local_path).is_relative_to(folder / "tracking" / "wandb") and Path(entry.local_path).exists()
     assert found.exits == [0]
 
 
@@ -236,6 +238,15 @@ def test_a_tracker_that_cannot_be_opened_is_refused_without_its_password(
         logged(folder, "mlflow", until=1)
     assert SECRET not in str(raised.value) and "\n" not in str(raised.value)
     assert not (folder / "tracking").exists(), "nothing is left of it"
+
+
+def test_what_one_tracker_refuses_the_others_do_not_announce(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    said: list[str] = []
+    remedy = r"^--log mlflow: no run can be opened: .*; set MLFLOW_ALLOW_FILE_STORE=true, or MLFLOW_TRACKING_URI="
+    with pytest.raises(RequestError, match=remedy), Trackers(["wandb", "mlflow"], said.append) as opened:
+        opened.begin(begun(folder))
+    assert said == [] and not (folder / "tracking").exists()
 
 
 @pytest.mark.check

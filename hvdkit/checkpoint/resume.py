@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,17 @@ def resumed(
     if not found_state:
         return Progress(), False, root, {}
     progress = Progress(**found_state["progress"])
-    theirs = found_state["recipe"]
-    before = theirs["batch_size"] * found_state["np"], theirs["accumulate"]
-    recounted = before != (recipe.batch_size * mesh.data.size, recipe.accumulate)
+    recounted = recounts(found_state["recipe"], found_state["np"], recipe, mesh.data.size)
     if recounted:
         # The schedule counts updates of the new size. The samples of the epoch decide how many updates are left.
         plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
         progress.step = plan.step_at(progress.epoch, progress.samples)
     return progress, recounted, root, found_state["rest"]
+
+
+def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> bool:
+    """Whether updates of the recipe on `size` ranks have another size than those of the checkpoint's recipe on `np`."""
+    return (theirs["batch_size"] * np, theirs["accumulate"]) != (recipe.batch_size * size, recipe.accumulate)
 
 
 def check_classes(record: Record, dataset: Dataset) -> None:
@@ -122,6 +126,6 @@ def _of_another_kind(key: str, mine: dict[str, Any], theirs: dict[str, Any]) -> 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
     """The settings that determine training, by dotted key; without paths of files and numbers of reader threads."""
-    elsewhere = ("data.path", "data.workers", "model.weights")
+    elsewhere = ("data.path", "data.workers", "model.weights", "model.script")
     settings = flat(recipe).items()
     return {key: value for key, value in settings if key.partition(".")[0] not in _FREE and key not in elsewhere}

@@ -159,6 +159,14 @@ def _read_tensors(path: Path, expected: str) -> State:
         raise RequestError(f"{path}: no safetensors file ({error}); use another checkpoint") from None
 
 
+def last_record(folder: Path) -> Record | None:
+    """The record of the newest checkpoint in `folder`; None if there is none, or it cannot be read."""
+    try:
+        return Record.model_validate_json(read_bounded(folder / _LAST / RECORD))
+    except (OSError, ValidationError):
+        return None
+
+
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest valid checkpoint in `folder`, and one line for each later one that is not valid."""
     complaints: list[str] = []

@@ -28,6 +28,8 @@ from hvdkit.cli.options import (
     RecipeFile,
     Rivals,
     StallTimeout,
+    TrainedFramework,
+    WritersFramework,
     preview,
     relative,
     show,
@@ -49,7 +51,7 @@ Out = Annotated[Path | None, typer.Option(help="the run's folder", show_default=
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    framework: Framework = FRAMEWORK,
+    framework: TrainedFramework = None,
     np: Ranks = 1,
     hosts: Hosts = None,
     rival: Annotated[
@@ -93,14 +95,14 @@ def train(
 def evaluate(
     checkpoint: CheckpointFolder,
     overrides: Overrides = None,
-    framework: Framework = FRAMEWORK,
+    framework: WritersFramework = None,
     np: Ranks = 1,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Evaluate a checkpoint of any framework under any framework."""
+    """Evaluate a checkpoint, under the framework that trained it or another one."""
     from hvdkit import api
 
     result = api.evaluate(

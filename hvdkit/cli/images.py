@@ -14,7 +14,7 @@ def predict_images(
     checkpoint: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT_DIR", help="such as runs/photos")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="JPEG or PNG files, or folders of them")],
     framework: Annotated[
-        str | None, typer.Option(help="pytorch, tensorflow, keras or mxnet", show_default="the first that is built")
+        str | None, typer.Option(help="pytorch, tensorflow, keras or mxnet", show_default="that of the checkpoint")
     ] = None,
     top: Annotated[int, typer.Option(help="number of classes to show for each picture")] = 3,
     out: Annotated[Path | None, typer.Option(help="a folder for predict-images.json", show_default="none")] = None,

@@ -31,8 +31,19 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[key=value]...", help="such as epochs=2", autocompletion=completion.overrides),
 ]
-Framework = Annotated[
-    str, typer.Option(help="pytorch, tensorflow, keras or mxnet", autocompletion=completion.frameworks)
+_FRAMEWORK = "pytorch, tensorflow, keras or mxnet"
+Framework = Annotated[str, typer.Option(help=_FRAMEWORK, autocompletion=completion.frameworks)]
+WritersFramework = Annotated[
+    str | None,
+    typer.Option(help=_FRAMEWORK, show_default="that of the checkpoint", autocompletion=completion.frameworks),
+]
+TrainedFramework = Annotated[
+    str | None,
+    typer.Option(
+        help=_FRAMEWORK,
+        show_default="pytorch, or that of the script or of the run to resume",
+        autocompletion=completion.frameworks,
+    ),
 ]
 Frameworks = Annotated[
     list[str] | None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvdkit import tasks
 from hvdkit.checkpoint import snapshots
-from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.commands.plan import Plan, launch, of_checkpoint
 from hvdkit.core.state import check_fits, model_state
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
@@ -16,16 +16,19 @@ from hvdkit.tasks.task import state_shapes
 
 
 def plan(
-    folder: Path, overrides: list[str], framework: str, placement: Placement, overrides_from: str = "overrides"
+    folder: Path, overrides: list[str], framework: str | None, placement: Placement, overrides_from: str = "overrides"
 ) -> Plan:
-    """Check the checkpoint, its recipe with `overrides`, and the run. Raises RequestError."""
+    """Check the checkpoint, its recipe with `overrides`, and the run. Raises RequestError.
+
+    Without a `framework` it is the one that has written the checkpoint.
+    """
     found = snapshots.read(folder)
     record = found.record
     recipe = schema.revise(
         record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides, overrides_from=overrides_from
     )
     recipe = recipe.model_copy(update={"elastic": None})  # how many ranks trained it does not bind these
-    plan = make_plan(recipe, framework, placement, use="evaluate")
+    plan = of_checkpoint(recipe, record.framework, framework, placement, "evaluate")
     shapes = state_shapes(tasks.choose(recipe).architecture(plan.samples.shape if plan.samples else None))
     if shapes:  # a model of the user's own has no table
         check_fits(shapes, model_state(found.state))

@@ -25,10 +25,19 @@ def load(
     RequestError with all faults; `overrides_from` is where the overrides come from.
     """
     lines: list[str] = []
+    beside = None
     if isinstance(recipe, Path):
-        read = schema.load(registry.locate(recipe), overrides, lines, overrides_from)
+        if recipe.suffix == ".py":
+            example = f"model: {{name: own, script: {recipe.name}}}"
+            raise RequestError(f"{recipe}: expected a recipe, a YAML file with `{example}` (docs/own-model.md)")
+        file = registry.locate(recipe)
+        read, beside = schema.load(file, overrides, lines, overrides_from), file.parent
     else:
         read = schema.revise(dict(recipe), "recipe", overrides, lines, overrides_from)
+    if isinstance(read.model, schema.OwnModel):
+        from hvdkit.commands import own_script
+
+        read = own_script.located(read, beside, overrides)
     if not isinstance(read.data, schema.ImageFolder):
         return read, lines
     from hvdkit.tasks import duration, folder  # NumPy comes with it

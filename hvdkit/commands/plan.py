@@ -12,19 +12,21 @@ from pathlib import Path
 from hvdkit import paths
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
-from hvdkit.commands import checks
+from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
 from hvdkit.core import tuning
 from hvdkit.core.precision import unsupported
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.counts import Counts
-from hvdkit.errors import Faults, RunError
+from hvdkit.defaults import FRAMEWORK
+from hvdkit.errors import Faults, HvdkitError, RunError
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import OwnModel, Recipe
 from hvdkit.results.train import MetricLine
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.runtimes.store import Runtime, find
 
 Watch = Callable[[MetricLine], None]
@@ -71,10 +73,15 @@ class Plan:
 
 
 def make_plan(
-    recipe: Recipe, framework: str, placement: Placement, rival: str | None = None, use: Use = "train"
+    recipe: Recipe, framework: str | None, placement: Placement, rival: str | None = None, use: Use = "train"
 ) -> Plan:
-    """Check framework, runtime, placement, baseline, and the data by its `use`. Raises RequestError with all faults."""
+    """Check framework, runtime, placement, baseline, and the data by its `use`. Raises RequestError with all faults.
+
+    Without a `framework` it is that of the recipe's script, or else the default.
+    """
     np, elastic = placement.np, recipe.elastic
+    theirs = own_script.framework_of(recipe)
+    framework = framework or theirs or FRAMEWORK
     faults = Faults()
     with faults.collected():
         runtime = find(framework)
@@ -92,14 +99,35 @@ def make_plan(
         faults.append("HOROVOD_CYCLE_TIME: expected not to be set in an elastic run; Horovod mixes it up as ranks join")
     if rival is not None:
         faults += registry.check([rival], [framework], [np])
-    if isinstance(recipe.model, OwnModel) and not (script := _own(recipe.model)).is_file():
-        faults.append(f"model.script: {script}: no such file; expected a Python script (docs/own-model.md)")
+    if isinstance(recipe.model, OwnModel) and not (script := own_script.location(recipe.model)).is_file():
+        where = "" if script.is_absolute() else f", neither beside the recipe nor in {Path.cwd()}"
+        faults.append(f"model.script: {script}: no such file{where}; expected a Python script (docs/own-model.md)")
+    elif theirs not in (None, framework):
+        faults.append(own_script.wrong_framework(script, theirs, framework))
     with faults.collected():
         found = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None)
     faults.report()
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
     return Plan(recipe, framework, runtime, placement, rival=rival, samples=found)
+
+
+def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Placement, use: Use) -> Plan:
+    """The run of a checkpoint's recipe, under the framework that is `given`, or else under its `writer`'s.
+
+    hvdkit's own models run under another framework if the writer's has no runtime here.
+    """
+    others = () if isinstance(recipe.model, OwnModel) else FRAMEWORKS
+    built = (each for each in (writer, *others) if _has_runtime(each))
+    return make_plan(recipe, given or next(built, writer), placement, use=use)
+
+
+def _has_runtime(framework: str) -> bool:
+    try:
+        find(framework)
+    except HvdkitError:
+        return False
+    return True
 
 
 def launch(
@@ -142,12 +170,8 @@ def program(plan: Plan) -> list[str]:
     if plan.script is not None:
         return [str(plan.script)]
     if isinstance(model, OwnModel):
-        return [str(paths.program("own_script")), plan.framework, str(_own(model))]
+        return [str(paths.program("own_script")), plan.framework, str(own_script.location(model))]
     return [str(paths.script(plan.framework, model.SCRIPT))]
-
-
-def _own(model: OwnModel) -> Path:
-    return Path(model.script).expanduser()
 
 
 def environment(plan: Plan) -> dict[str, str]:

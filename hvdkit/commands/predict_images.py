@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.checkpoint import snapshots
-from hvdkit.commands.plan import Plan, launch, make_plan
+from hvdkit.commands.plan import Plan, launch, of_checkpoint
 from hvdkit.data import imagefolder, pictures, pixels
-from hvdkit.errors import Faults, HvdkitError, RequestError
+from hvdkit.errors import Faults, HvdkitError
 from hvdkit.files import open_regular, write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.predict_images import ImagePredictions, read_predictions
-from hvdkit.runtimes.pins import FRAMEWORKS
 
 _BATCH = 32  # pictures at once
 FILE = "predict-images.json"
@@ -35,7 +34,7 @@ class Request:
 
 def check(given: Path, images: Sequence[Path], framework: str | None, top: int) -> Request:
     """Check a checkpoint's or a run's folder `given`, and the pictures: files, or folders of which all images are
-    taken. Without a `framework` it is the first one whose runtime is built. Raises RequestError with all faults."""
+    taken. Without a `framework` it is the one that has written the checkpoint. Raises RequestError with all faults."""
     faults = Faults([f"--top {top}: expected 1 or more"] if top < 1 else [])
     imagefolder.check_pillow()
     files = [file for image in images for file in _files(image, faults)]
@@ -47,10 +46,8 @@ def check(given: Path, images: Sequence[Path], framework: str | None, top: int) 
         model = recipe.model
         if isinstance(model, schema.Model):  # what it was trained from need not be there any more
             model = model.model_copy(update={"weights": None, "new_head": False})
-        else:
-            framework = framework or record.framework  # a script is one framework's
         changed = {"model": model, "elastic": None, "batch_size": min(_BATCH, max(1, len(files)))}
-        plan = _first_that_can(recipe.model_copy(update=changed), [framework] if framework else list(FRAMEWORKS))
+        plan = of_checkpoint(recipe.model_copy(update=changed), record.framework, framework, Placement(), "none")
     faults.report()
     return Request(plan, checkpoint.absolute(), files, min(top, len(how.class_names)))
 
@@ -72,17 +69,6 @@ def run(request: Request, folder: Path | None) -> ImagePredictions:
         arguments = ["--predict-images", str(place / "request.json"), "--out", str(place)]
         launch(request.plan, place / "config.yaml", arguments, place / "logs")
         return read_predictions(place / FILE)
-
-
-def _first_that_can(recipe: schema.Recipe, frameworks: Sequence[str]) -> Plan:
-    """The run under the first framework that can do it. Raises the first one's fault if none can."""
-    first: HvdkitError | None = None
-    for framework in frameworks:
-        try:
-            return make_plan(recipe, framework, Placement(), use="none")
-        except HvdkitError as error:
-            first = first or error
-    raise first or RequestError("--framework: expected one")
 
 
 def _files(image: Path, faults: list[str]) -> list[Path]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hvdkit
 from hvdkit.commands import tune
 from hvdkit.commands.plan import MetricsTail, Plan, Watch, launch
+from hvdkit.core.step_plan import is_before
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.files import write_atomic
 from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
 from hvdkit.results.train import MetricLine, TrainResult, read_metrics, read_result
+from hvdkit.runtimes.pins import FRAMEWORKS
 from hvdkit.tracking import trackers as tracking
 from hvdkit.tracking.trackers import Trackers
 
@@ -37,23 +42,29 @@ def run(
     config, metrics, result = (folder / name for name in ("config.yaml", "metrics.jsonl", "result.json"))
     before = {path: path.read_bytes() for path in (config, result) if path.exists()}
     lines = _size(metrics)
+    earlier: Callable[[MetricLine], bool] = lambda line: False  # noqa: E731 - whether the run that is resumed wrote it
     if resume:
         done = finished(plan, folder)
         if done:
+            _say([_nothing_to_do(folder, done, plan.recipe)])
             return done
-        from hvdkit.checkpoint.resume import pick  # NumPy comes with it
+        from hvdkit.checkpoint.resume import pick, recounts  # NumPy comes with it
 
         found, complaints = pick(folder / "checkpoints", plan.recipe)
-        step = f"step {found.record.progress.step}" if found else "the beginning: there is no checkpoint"
-        for line in [*complaints, f"{folder}: goes on from {step}"]:
-            print(line, file=sys.stderr, flush=True)
+        step = "the beginning: there is no checkpoint"
+        if found:
+            progress = found.record.progress
+            step = f"step {progress.step}, epoch {min(progress.epoch + 1, plan.recipe.epochs)}/{plan.recipe.epochs}"
+            recounted = recounts(found.record.recipe, found.record.np, plan.recipe, plan.np)
+            earlier = partial(is_before, progress=progress, recounted=recounted)
+        _say([*complaints, f"{folder}: goes on from {step}"])
         result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change
     plan = tune.measured(plan, folder)
     write_atomic(config, schema.dump(plan.recipe))
 
     def see(line: MetricLine) -> None:
         trackers.log(line)
-        if watch:
+        if watch and not earlier(line):
             watch(line)
 
     tail = MetricsTail(metrics, see)
@@ -79,7 +90,31 @@ def run(
     if not result.exists():
         kept = sorted((folder / "checkpoints").glob("step-*"))
         raise Stopped(f"stopped by SIGTERM behind {kept[-1] if kept else 'no checkpoint'}; go on with --resume")
-    return read_result(result)
+    ended = read_result(result)
+    if result in before and not ended.measured_steps:  # the earlier run had ended, so its figures are those that hold
+        write_atomic(result, before[result])
+        ended = read_result(result)
+        _say([_nothing_to_do(folder, ended, plan.recipe)])
+    return ended
+
+
+def _nothing_to_do(folder: Path, done: TrainResult, recipe: Recipe) -> str:
+    longer = f"steps={2 * done.steps}" if recipe.steps else f"epochs={2 * done.epochs}"
+    epochs = f"{done.epochs} epoch{'s' if done.epochs > 1 else ''}"
+    return f"{folder}: already finished: {epochs}, {done.steps} steps; nothing to do. To train longer: {longer}"
+
+
+def _say(lines: list[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def writer(folder: Path) -> str | None:
+    """The framework that has written the newest checkpoint of the run in the folder; None if there is none."""
+    from hvdkit.checkpoint.snapshots import last_record  # NumPy comes with it
+
+    record = last_record(folder / "checkpoints")
+    return record.framework if record and record.framework in FRAMEWORKS else None
 
 
 def _size(path: Path) -> int:
@@ -87,7 +122,8 @@ def _size(path: Path) -> int:
 
 
 def _save_csv(folder: Path) -> None:
-    csv_files.save(folder / "metrics.csv", csv_files.metrics(read_metrics(folder / "metrics.jsonl")))
+    lines = read_metrics(folder / "metrics.jsonl")
+    csv_files.save(folder / "metrics.csv", csv_files.metrics(lines), csv_files.METRICS)
 
 
 def tracked(plan: Plan, folder: Path, group: str | None = None) -> tracking.Run:

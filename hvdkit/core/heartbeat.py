@@ -72,6 +72,7 @@ class Heartbeat:
         self._name = os.environ.get("HVDKIT_TRACE", f"rank-{self._rank}")
         self._folder = Path(folder) if folder else None
         self._step: int | None = None
+        self.phase = STARTING
         self._beats = 0
         self._beat_file = -1
         self._catches = self._signalled = False
@@ -84,6 +85,11 @@ class Heartbeat:
                 faulthandler.register(signal.SIGUSR2, self._stack_file, all_threads=True)
                 self._beat_file = os.open(beats, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self.beat(STARTING)
+
+    @property
+    def updates(self) -> int:
+        """The number of finished updates that was reported last."""
+        return self._step or 0
 
     def asked_to_stop(self) -> bool:
         """Whether the launcher asks training to write a checkpoint and exit; without one, whether SIGTERM arrived."""
@@ -100,6 +106,7 @@ class Heartbeat:
     def beat(self, phase: str, step: int | None = None) -> None:
         """Report the rank's current phase; costs a few microseconds. `step` counts finished updates."""
         self._step = self._step if step is None else step
+        self.phase = phase
         self._beats += 1
         if self._beat_file >= 0:
             line = f"{self._beats} {-1 if self._step is None else self._step} {phase}"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
-from hvdkit.core.step_plan import Progress
+from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.core.usage import NOISY, Snapshot, load_of_others, machine, pinned, started_at
 from hvdkit.errors import RunError
 from hvdkit.files import read_bounded, write_atomic
@@ -131,6 +131,7 @@ def gather(adapter: Adapter, recipe: Recipe, mesh: Mesh, clock: StepClock, sampl
         "peak_rss_mib": max(row["rss_mib"] for row in rows),
         "load": load,
         "noisy": load > NOISY,
+        "idle_cores": round((os.cpu_count() or 1) * (1 - load) / len(here), 2),
         "pinned": [row["cores"] for row in rows] if pinned() is not None else None,
     }
     return Measurement(
@@ -172,8 +173,7 @@ class MetricsFile:
                 line = MetricLine.model_validate_json(text)
             except ValidationError:
                 continue  # a killed run may leave an incomplete last line
-            before = line.step < progress.step or (line.step == progress.step and not line.ends_epoch)
-            if line.epoch < progress.epoch or (before and not recounted):
+            if is_before(line, progress, recounted):
                 kept[text] = line
         self._file.close()
         write_atomic(self._path, "".join(f"{text}\n" for text in kept))

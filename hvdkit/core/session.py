@@ -49,11 +49,18 @@ def one_value(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         found = loss(outputs, targets)
         shape = getattr(found, "shape", None)
         if shape is None or any(size != 1 for size in shape):
-            got = f"a {type(found).__name__}" if shape is None else f"the shape {tuple(shape)}"
+            got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"
             raise RequestError(f"loss: expected a tensor of one value, the mean over the batch, got {got}")
         return found
 
     return checked
+
+
+def one_tensor(outputs: Any) -> Any:
+    """The outputs of a model. Raises RequestError unless they are one tensor."""
+    if getattr(outputs, "shape", None) is None:
+        raise RequestError(f"model: expected one tensor as its output, got a {type(outputs).__name__}")
+    return outputs
 
 
 class Session:
@@ -72,8 +79,11 @@ class Session:
         precision: str = "fp32",
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
-        self.trainable = adapter.bind(model, loss if isinstance(loss, Loss) else one_value(loss), precision)
+        self.own_loss = None if isinstance(loss, Loss) else one_value(loss)
+        self.trainable = adapter.bind(model, self.own_loss or loss, precision)
         self.trainable.session = self
+        if not self.trainable.parameters:
+            raise RequestError("model: expected parameters to train, got a model without any")
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision)
         parameters = sorted(self.trainable.parameters.items())
@@ -180,6 +190,15 @@ class Session:
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """The model's outputs in the parameters' dtype for inputs (n, …), in evaluation mode."""
         return self.trainable.predict(inputs)
+
+    def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        """The `own_loss` of outputs that `predict` has returned, and of their targets. Nothing is learned from it."""
+        assert self.own_loss
+        if np.issubdtype(targets.dtype, np.floating):
+            targets = targets.astype(outputs.dtype)  # as in training
+        adapter = self.adapter
+        found = self.own_loss(adapter.from_numpy(outputs), adapter.from_numpy(np.ascontiguousarray(targets)))
+        return float(adapter.to_numpy(found).mean())
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate of the next updates."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hvdkit.core.schedule import LearningRate, learning_rate
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
+from hvdkit.results.train import MetricLine
 
 if TYPE_CHECKING:  # the command line counts steps and starts without NumPy
     from hvdkit.data import Shard
@@ -114,3 +115,12 @@ class Progress:
     def position(self) -> tuple[int, int]:
         """(epoch, samples): comparable between runs with updates of different sizes."""
         return self.epoch, self.samples
+
+
+def is_before(line: MetricLine, progress: Progress, recounted: bool) -> bool:
+    """Whether a line of metrics.jsonl belongs to the training before `progress`.
+
+    If updates are `recounted` from there on, only those of complete epochs do.
+    """
+    before = line.step < progress.step or (line.step == progress.step and not line.ends_epoch)
+    return line.epoch < progress.epoch or (before and not recounted)

@@ -20,7 +20,7 @@ from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Dataset, Split
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
-from hvdkit.results.train import MetricLine, scores
+from hvdkit.results.train import MetricLine, scores, shown_scores
 from hvdkit.tasks.task import Metrics, Task
 
 LOOK_S = 5.0  # between two checks whether a rank was asked to stop
@@ -72,6 +72,7 @@ class Loop:
         self.step_samples: list[int] = []  # samples of all ranks, for each update in clock.seconds
         self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
         self._unread: list[Tensor] = []  # losses still on the device
+        self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
         self.enter_epoch(self.progress.epoch)
 
     @property
@@ -129,7 +130,7 @@ class Loop:
             self._report("comparing ranks", progress.step)
             check_ranks(self._adapter, self._session, self._mesh, progress.step)  # timed as part of the next step
         stopping = bool(self._stopping and self._stopping.wanted(progress.step, self.clock.seconds))
-        if _due(self._recipe.log_every, progress.step):
+        if _due(self._recipe.log_every, progress.step) or self.warnings:
             self._read_losses()
             self._write(progress.line_loss / progress.line_steps, self._speed(progress.line_steps))
             progress.line_loss, progress.line_steps = 0.0, 0
@@ -157,9 +158,7 @@ class Loop:
         self._write(progress.train_loss, speed, ends_epoch=True, **scores(progress.validation))
         if self._mesh.is_root:
             summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {self._task.unit}/s"
-            if progress.validation:
-                best = self._task.best.removeprefix("-")
-                summary += f", validation {best} {progress.validation[best]:.4f}"
+            summary += shown_scores(progress.validation)
             print(f"epoch {progress.epoch + 1}/{self.epochs}: {summary}", flush=True)
         settings = self._recipe.checkpoint
         if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
@@ -173,7 +172,14 @@ class Loop:
         merge_statistics(self._adapter, self._session, self._mesh)
         split, batch_size = self._dataset.val, self._recipe.batch_size
         on_batch = partial(self._report, "evaluation", self.progress.step)
-        return evaluate(self._adapter, self._session, self._task.metrics, split, batch_size, self._mesh.shard, on_batch)
+        metrics_of, shard = self._task.metrics, self._mesh.shard
+        found = evaluate(self._adapter, self._session, metrics_of, split, batch_size, shard, on_batch)
+        if lost := [name for name, value in found.items() if not np.isfinite(value)]:  # JSON cannot represent it
+            raise RunError(
+                f"the validation after step {self.progress.step} is no longer a number ({', '.join(lost)}); lower "
+                "optimizer.learning_rate, or use the checkpoint before"
+            )
+        return found
 
     def _checkpoint(self) -> None:
         if self._keep is None:
@@ -189,20 +195,32 @@ class Loop:
 
     def _read_losses(self) -> None:
         """Fetch the losses left on the device, averaged over all ranks."""
-        local = sum(float(self._adapter.to_numpy(loss).mean()) for loss in self._unread)
-        sums = metrics.reduce_sums(self._adapter, loss=local)
+        local = [float(self._adapter.to_numpy(loss).mean()) for loss in self._unread]
+        sums = metrics.reduce_sums(self._adapter, loss=sum(local))
         mean, steps = sums["loss"] / self._mesh.data.size, len(self._unread)
         if not np.isfinite(mean):
-            rate = self.rate(max(0, self.progress.step - 1))
-            raise RunError(
-                f"the loss is no longer a number within the {steps} step(s) before step {self.progress.step}, learning "
-                f"rate {rate:.3g}; lower optimizer.learning_rate, or give schedule.warmup_epochs or optimizer.clip_norm"
-            )
+            raise self._ran_away(local)
         self.progress.line_loss += mean
         self.progress.line_steps += steps
         self.progress.epoch_loss += mean
         self.progress.epoch_steps += steps
         self._unread.clear()
+
+    def _ran_away(self, losses: list[float]) -> RunError:
+        """The error for losses, of the newest updates, that are no longer numbers on some rank; collective."""
+        first = next((place for place, loss in enumerate(losses) if not np.isfinite(loss)), len(losses) - 1)
+        mine = self._adapter.from_numpy(np.array([first], np.float64))
+        (earliest,) = self._adapter.allreduce([mine], op="min", name="ran_away")
+        self._report("end of step", self.progress.step)
+        step = self.progress.step - len(losses) + 1 + int(self._adapter.to_numpy(earliest)[0])
+        remedy = "lower optimizer.learning_rate, or give schedule.warmup_epochs or optimizer.clip_norm"
+        if step == 1:  # of the initial weights, so the learning rate is not the cause
+            remedy = (
+                "look for NaN or infinity in the samples, and for log(0) or a division by 0 in the model or the loss"
+            )
+        remedy = "; ".join([remedy, *self.warnings])
+        rate = self.rate(step - 1)
+        return RunError(f"the loss is no longer a number from step {step} on, learning rate {rate:.3g}; {remedy}")
 
     def _speed(self, steps: int) -> float:
         """Samples per second over all ranks in the last `steps` steps of this process, measured by this rank."""
@@ -210,6 +228,7 @@ class Loop:
         return sum(self.step_samples[-steps:]) / sum(seconds) if seconds else 0.0
 
     def _write(self, loss: float, speed: float, **rest: Any) -> None:
+        warnings, self.warnings = self.warnings, []
         self._metrics_file.write(
             MetricLine(
                 step=self.progress.step,
@@ -220,6 +239,7 @@ class Loop:
                 images_per_second=speed,
                 bytes_per_step=self._strategy.bytes_per_step,
                 unit=self._task.unit,
+                warnings=warnings or None,
                 **rest,
             )
         )
@@ -326,17 +346,31 @@ def summed(
     shard: Shard,
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, float], int]:
-    """The sums of the metrics over the split's samples, and the number of samples; collective, like `evaluate`."""
-    sums, total = np.zeros(len(metrics_of.names)), 0
+    """The sums of the metrics over the split's samples, and the number of samples; collective, like `evaluate`.
+
+    A session with a loss of the user's own adds that as `loss`, unless a metric has the name.
+    """
+    sums, total, loss = np.zeros(len(metrics_of.names)), 0, 0.0
+    adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
     for batch, valid in data_.evaluation_batches(split, batch_size, shard.rank, shard.size):
         on_batch()
-        outputs = session.predict(batch.inputs)[:valid]
-        part = np.asarray(metrics_of.sums(outputs, batch.targets[:valid]), float)
-        if part.shape != sums.shape or (np.isfinite(outputs).all() and not np.isfinite(part).all()):
-            expected = f"a finite sum over the batch for each of {', '.join(metrics_of.names)}"
-            raise RequestError(f"metrics: expected {expected}, got {part.tolist()}")
-        sums += part
+        outputs, targets = session.predict(batch.inputs)[:valid], batch.targets[:valid]
+        sums += checked_sums(metrics_of, outputs, targets)
         total += valid
-    found = metrics.reduce_sums(adapter, **dict(zip(metrics_of.names, sums.tolist(), strict=True)), count=total)
+        if adds_loss:
+            loss += valid * session.mean_loss(outputs, targets)
+    named = dict(zip(metrics_of.names, sums.tolist(), strict=True)) | ({"loss": loss} if adds_loss else {})
+    found = metrics.reduce_sums(adapter, **named, count=total)
     count = round(found.pop("count"))
     return found, count
+
+
+def checked_sums(metrics_of: Metrics, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The sums of the metrics over a batch. Raises RequestError unless there is a finite one for each name."""
+    found = np.asarray(metrics_of.sums(outputs, targets), float)
+    found = found.reshape(1) if found.shape == () and len(metrics_of.names) == 1 else found
+    whole = found.shape == (len(metrics_of.names),)
+    if not whole or (np.isfinite(outputs).all() and not np.isfinite(found).all()):
+        expected = f"a finite sum over the batch for each of {', '.join(metrics_of.names)}"
+        raise RequestError(f"metrics: expected {expected}, got {found.tolist()}")
+    return found

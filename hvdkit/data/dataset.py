@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -111,12 +112,17 @@ class BatchedSplit(Split, Protocol):
 
 @dataclass(frozen=True)
 class ArraySplit:
-    """A split held in memory; `inputs` as in `Batch`. Raises RequestError if lengths differ."""
+    """A split held in memory; `inputs` as in `Batch`. What is no array, such as a list or a tensor, becomes one.
+
+    Raises RequestError for arrays of anything but numbers, and if lengths differ.
+    """
 
     inputs: Inputs
     targets: np.ndarray
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", mapped(partial(_numbers, "inputs"), self.inputs))
+        object.__setattr__(self, "targets", _numbers("targets", self.targets))
         shapes = [np.shape(each) for each in (*arguments(self.inputs), self.targets)]
         if len({shape[:1] for shape in shapes}) != 1:
             inputs = " and ".join(map(str, shapes[:-1]))
@@ -130,6 +136,13 @@ class ArraySplit:
     def batch(self, indices: np.ndarray) -> Batch:
         """The samples at `indices`, in that order."""
         return Batch(mapped(lambda each: each[indices], self.inputs), self.targets[indices])
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    found = values if isinstance(values, np.ndarray) else np.asarray(values)
+    if found.dtype.kind not in "biuf":
+        raise RequestError(f"ArraySplit: expected {name} that are numbers, got the dtype {found.dtype}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ _KEYS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     },
     ("schedule", "scale"): {"linear": {"base_batch_size": int}, "none": {}},
 }  # fmt: skip
+# A learning rate to begin with. AdamW divides a gradient by its size, so a rate for SGD is too large for it: ResNet-20
+# got to 45 % of the digits in two epochs with 0.05, to 91 % with 0.001.
+_RATES = {"adamw": 0.001}
 _DEFAULTS = {("optimizer", "name"): "sgd", ("schedule", "decay"): "cosine", ("schedule", "scale"): "linear"}
 
 
@@ -47,4 +50,14 @@ def leave_out(document: dict[str, Any], before: dict[str, Any], given: Collectio
             del now[key]
         if left:
             lines.append(f"{section}.{choice}={new}: left out of the recipe: {', '.join(left)} (of {section} {old})")
+        if section == "optimizer" and old not in _RATES and new in _RATES and f"{section}.learning_rate" not in given:
+            lines += _rate_hint(new, old, now.get("learning_rate"))
     return lines
+
+
+def _rate_hint(new: str, old: str, rate: Any) -> list[str]:
+    """A line if a learning rate for `old` is far above what is usual for `new`."""
+    if not isinstance(rate, int | float) or rate < 10 * _RATES[new]:
+        return []
+    usual = f"optimizer.learning_rate={_RATES[new]}"
+    return [f"optimizer.name={new}: learning_rate is still the recipe's {rate} for {old}; for {new} begin with {usual}"]

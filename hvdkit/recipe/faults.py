@@ -91,6 +91,8 @@ def _reason(fault: Any, key: list[str], kinds: _Kinds, root: type[BaseModel]) ->
         return f"required key {key[0]}.{choice} is missing; expected one of {expected}"
     if kind in ("model_type", "model_attributes_type"):
         other = fitting(key[0], value, root) if len(key) == 1 and isinstance(value, str) else None
+        if other is None and kinds and isinstance(value, str) and value in by_value(choice_of(kinds), kinds):
+            other = f"{'.'.join([*key, choice_of(kinds)])}={value}"
         return f"expected keys with values (a mapping), got {received}{f'; did you mean {other}?' if other else ''}"
     if kind == "union_tag_invalid":
         tag, known = fault["ctx"]["tag"], by_value(key[-1], kinds)

@@ -17,6 +17,9 @@ from hvdkit.recipe.data import by_value
 from hvdkit.recipe.yaml_files import brief
 from hvdkit.runtimes.pins import FRAMEWORKS
 
+# What a recipe does not say of a model of the user's own.
+_OF_A_SCRIPT = {"best", "metrics", "samples", "unit"}
+
 
 def sections(annotation: Any) -> list[Any]:
     """The sections, pydantic models, that a key of this type can hold."""
@@ -128,6 +131,8 @@ def unknown_key(
     if other and other.split(".") != list(path):
         same = (_flag(leaf, _text(value)) if isinstance(value, bool) else None) or translated(other, value)
         return f"unknown key; did you mean {f'{other}={same}' if same else repr(other)}?"
+    if leaf in _OF_A_SCRIPT:
+        return "unknown key; the class in your script has it (docs/own-model.md)"
     found = typed(leaf, value, root) if len(path) == 1 and not isinstance(value, dict | list) else None
     if found:
         return f"unknown key; {_instead(found[0])}"

@@ -75,7 +75,7 @@ class OwnModel(Strict):
     new_head: ClassVar[bool] = False
 
     name: Literal["own"]
-    script: Location = Field(description="Python file that trains it under one framework; see docs/own-model.md")
+    script: Location = Field(description="Python file that trains it, beside the recipe or in the current folder")
     classes: Classes = Field("auto", description="for data sets of hvdkit; auto as for its models")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="handed to the script as they are")
 

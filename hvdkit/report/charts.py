@@ -25,7 +25,7 @@ from hvdkit.report.canvas import (
 )
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import FLOOR, clipped, reference
-from hvdkit.report.rounds import Estimate, Group, efficiency, interval
+from hvdkit.report.rounds import Estimate, Group, efficiency, interval, own_metrics, titled
 from hvdkit.report.tabular import Cell, number, percent
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import MetricLine
@@ -33,6 +33,7 @@ from hvdkit.results.train import MetricLine
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_MOST_METRICS = 6  # panels below the loss
 _PERCENTILES = (5, 25, 50, 75, 90, 95, 99)
 _FAINT = 0.45  # opacity of the alternatives
 _DOTS = (0, (1, 2))  # a dotted line
@@ -252,11 +253,16 @@ class Charts:
                 yield self._learning(np, members)
 
     def _learning(self, np: int, members: list[Group]) -> Chart:
-        rates = [sum(line.val_accuracy is not None for line in group.runs[0].lines) for group in members]
-        rated = max(rates) > 1
+        epochs = max(sum(line.ends_epoch for line in group.runs[0].lines) for group in members)
+        rated = any(line.val_accuracy is not None for group in members for line in group.runs[0].lines)
+        own = own_metrics(run for group in members for run in group.runs)
+        # One point is no curve.
+        shown_names = [*(["accuracy"] if rated else []), *own][: _MOST_METRICS if epochs > 1 else 0]
         columns = ["framework", "epoch", "training loss", "validation loss", "accuracy"]
-        with drawing(330 if rated else 230, f"learning-{np}", f"Loss and accuracy, {ranks(np)}", columns) as canvas:
-            panels = canvas.figure.subplots(2 if rated else 1, 1, sharex=True, squeeze=False)[:, 0]
+        columns += [name for name in own if name != "loss"]
+        title = f"Loss and {'accuracy' if rated or not own else 'metrics'}, {ranks(np)}"
+        with drawing(230 + 100 * len(shown_names), f"learning-{np}", title, columns) as canvas:
+            panels = canvas.figure.subplots(1 + len(shown_names), 1, sharex=True, squeeze=False)[:, 0]
             for group in members:
                 style = self._line(group.label)
                 ends = [line for line in group.runs[0].lines if line.ends_epoch]
@@ -267,23 +273,28 @@ class Charts:
                 panels[0].plot(places, losses, **loss_style, clip_on=False, label=brief(group.label))
                 for place, line in zip(places, within, strict=True):
                     canvas.point(panels[0], place, line.loss, f"{group.label}, step {line.step}: loss {line.loss:.4f}")
-                accuracies = [(line, line.val_accuracy) for line in ends if line.val_accuracy is not None]
-                if accuracies and rated:
-                    shown = [_epoch(line, group) for line, _ in accuracies], [100 * rate for _, rate in accuracies]
-                    panels[-1].plot(*shown, **style, clip_on=False, label=brief(group.label))
-                for line, rate in accuracies if rated else ():
-                    text = f"{group.label}, epoch {line.epoch + 1}: accuracy {100 * rate:.2f} %"
-                    canvas.point(panels[-1], _epoch(line, group), 100 * rate, text)
+                for axes, name in zip(panels[1:], shown_names, strict=True):
+                    unit, factor = (" %", 100.0) if name == "accuracy" else ("", 1.0)
+                    scores = [(line, factor * score) for line in ends if (score := _score(line, name)) is not None]
+                    if scores:
+                        places, values = [_epoch(line, group) for line, _ in scores], [score for _, score in scores]
+                        axes.plot(places, values, **style, clip_on=False, label=brief(group.label))
+                    for line, score in scores:
+                        value = f"{score:.2f} %" if unit else f"{score:.4f}"
+                        text = f"{group.label}, epoch {line.epoch + 1}: {titled(name)} {value}"
+                        canvas.point(axes, _epoch(line, group), score, text)
                 for line in ends:
                     figures = [number(line.epoch + 1), number(line.loss, 4), number(line.val_loss, 4)]
-                    canvas.table.rows.append([Cell(group.label), *figures, percent(line.val_accuracy, 2)])
+                    extra = [number(_score(line, name), 4) for name in own if name != "loss"]
+                    canvas.table.rows.append([Cell(group.label), *figures, percent(line.val_accuracy, 2), *extra])
             low, high = panels[0].dataLim.intervaly
             fit(panels[0], [low, high], 0.2 * high)
             panels[0].set_ylabel("training loss")
             panels[-1].set_xlabel("epoch")
-            if rated:
-                panels[-1].set_ylabel("accuracy, %")
-                fit(panels[-1], panels[-1].dataLim.intervaly, 2, 100.5)
+            for axes, name in zip(panels[1:], shown_names, strict=True):
+                axes.set_ylabel("accuracy, %" if name == "accuracy" else titled(name))
+                if name == "accuracy":
+                    fit(axes, axes.dataLim.intervaly, 2, 100.5)
             for axes in panels:
                 axes.set_xlim(0, max(1.0, axes.get_xlim()[1]))
                 whole_numbers(axes)
@@ -395,6 +406,10 @@ def _losses(group: Group) -> list[MetricLine]:
     lines = group.runs[0].lines
     within = [line for line in lines if not line.ends_epoch]
     return within if len(within) > 1 else list({line.step: line for line in lines}.values())
+
+
+def _score(line: MetricLine, name: str) -> float | None:
+    return line.val_accuracy if name == "accuracy" else (line.validation or {}).get(name)
 
 
 def _epoch(line: MetricLine, group: Group) -> float:

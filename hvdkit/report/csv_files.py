@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +31,24 @@ _FIGURES = (
 )  # fmt: skip
 
 
-def save(path: Path, rows: Iterable[Row]) -> None:
+# The columns of metrics.csv before there is a line.
+METRICS = (
+    "step", "total_steps", "epoch", "ends_epoch", "loss", "learning_rate", "images_per_second", "bytes_per_step",
+    "val_accuracy", "val_loss", "unit", "warnings",
+)  # fmt: skip
+
+
+def save(path: Path, rows: Iterable[Row], empty: Sequence[str] = ()) -> None:
     """Write rows below a line of column names, the columns in the order in which rows have them first.
 
-    Without rows there is no file. Raises RunError if it cannot be written.
+    Without rows the columns are those in `empty`, and there is no file if it is empty too. Raises RunError if it cannot
+    be written.
     """
     flat = [_flat(row) for row in rows]
-    if not flat:
+    columns = list(dict.fromkeys(column for row in flat for column in row)) or list(empty)
+    if not columns:
         path.unlink(missing_ok=True)
         return
-    columns = list(dict.fromkeys(column for row in flat for column in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()

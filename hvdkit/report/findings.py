@@ -12,7 +12,7 @@ from hvdkit.report.parity import reference
 from hvdkit.report.rounds import Group, efficiency, ratio
 from hvdkit.results import intervals
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
-from hvdkit.results.train import doubts
+from hvdkit.results.train import doubts, shown_scores
 
 _CONFIDENT = 0.9  # a finding with less confidence comes with a caution
 
@@ -92,7 +92,9 @@ def why_accuracies_differ(found: Found, groups: list[Group]) -> str:
 
 def _single(group: Group) -> Finding:
     result = group.first
-    rate = "" if result.val_accuracy is None else f", accuracy {100 * result.val_accuracy:.2f} %"
+    rate = shown_scores(result.validation)
+    if not rate and result.val_accuracy is not None:  # of an earlier version
+        rate = f", accuracy {100 * result.val_accuracy:.2f} %"
     speed = f"{result.images_per_second:,.1f} {result.unit}/s"
     text = f"{speed}, step {result.step_ms_p50:.1f} ms, loss {result.train_loss:.4f}{rate}"
     return Finding("plain", f"{group.framework}, {ranks(group.np)}", f"{text}. One run: no interval.")

@@ -25,7 +25,7 @@ from hvdkit.report.findings import Finding, above_one, findings, why_accuracies_
 from hvdkit.report.parallel import call_all
 from hvdkit.report.parity import deviations, parity_table, reference
 from hvdkit.report.reproduce import Command
-from hvdkit.report.rounds import Group, grouped
+from hvdkit.report.rounds import Group, grouped, own_metrics
 from hvdkit.report.tables import baseline_table, machine_table, results_table, runs_table, tuning_table
 from hvdkit.report.tabular import Table
 from hvdkit.results import intervals
@@ -170,7 +170,9 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     if any(run.lines for run in found.runs):
         unread = "fewer than two points were logged (log_every=1 logs each step)"
     text = [] if drawn["learning"] else [f"No curves: {unread}."]
-    learning = Section("learning", "Loss and accuracy", text, drawn["learning"])
+    rated = any(run.result.val_accuracy is not None for run in found.runs)
+    title = "Loss and accuracy" if rated or not own_metrics(found.runs) else "Loss and metrics"
+    learning = Section("learning", title, text, drawn["learning"])
     table = tuning_table(found)
     text = [] if table.rows else ["Nothing was tuned: every setting is the recipe's."]
     tuning = Section("tuning", "Tuning", text, [], [table] if table.rows else [])

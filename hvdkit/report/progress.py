@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from hvdkit.bars import SILENCE_S, Bars
-from hvdkit.results.train import MetricLine
+from hvdkit.results.train import MetricLine, shown_scores
 from hvdkit.time_left import TimeLeft
 
 # Start and end of a run take this share of the time of a run with one rank, whatever the number of ranks.
@@ -45,8 +45,9 @@ class RunProgress(Bars):
             if first is None:
                 first, left = line.step, TimeLeft({title: 1.0}, clock=self._clock)
             left.done(title, (line.step - first) / max(1, line.total_steps - first))
-            shown = line.validation or {} if line.val_accuracy is None else {"accuracy": line.val_accuracy}
-            scores = "".join(f", {name} {value:.4f}" for name, value in shown.items())
+            for warning in line.warnings or []:
+                self._print(f"warning: {warning}", timed=False)
+            scores = shown_scores(line.validation)
             speed = f"{line.images_per_second:.0f} {line.unit}/s"
             step = f"step {line.step}/{line.total_steps}"
             text = f"{step}, {speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{scores}"

@@ -72,6 +72,12 @@ class Group:
         values = self.values(key)
         return median(values) if values else None
 
+    def score(self, name: str) -> float | None:
+        """The median of a validation metric over the rounds that have it."""
+        found = [(run.result.validation or {}).get(name) for run in self.runs]
+        values = [value for value in found if value is not None]
+        return median(values) if values else None
+
     @property
     def speed(self) -> Estimate:
         """Images per second."""
@@ -81,6 +87,17 @@ class Group:
     def steps(self) -> list[float]:
         """The measured steps of all rounds on their slowest rank, in ms."""
         return [value for run in self.runs for value in run.result.step_ms]
+
+
+def own_metrics(runs: Iterable[Run]) -> list[str]:
+    """The validation metrics to show beside accuracy: a task's own, and the loss of one without accuracy."""
+    found = dict.fromkeys(name for run in runs for name in run.result.validation or {})
+    return [name for name in found if name != "accuracy" and (name != "loss" or "accuracy" not in found)]
+
+
+def titled(metric: str) -> str:
+    """A metric's name for a column, beside the training loss."""
+    return "validation loss" if metric == "loss" else metric
 
 
 def by_kind(runs: Iterable[Run]) -> dict[Kind, Group]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Found
 from hvdkit.report.parity import verdict
-from hvdkit.report.rounds import Estimate, Group, efficiency
+from hvdkit.report.rounds import Estimate, Group, efficiency, own_metrics, titled
 from hvdkit.report.tabular import Cell, Table, number, percent
 from hvdkit.results.compare import BaselineRow, Comparison
 from hvdkit.results.train import TrainResult
@@ -23,6 +24,11 @@ def results_table(groups: list[Group], comparison: Comparison | None) -> Table:
         leads = parity and checked == "0e+00" and group.framework == parity.reference and group.rival in (None, "plain")
         return Cell("reference" if leads else checked, bad=checked == "FAILED")
 
+    own = own_metrics(run for group in groups for run in group.runs)
+    rated: dict[str, Callable[[Group], Cell | str]] = {
+        "accuracy": lambda group: percent(group.middle("val_accuracy"), 2),
+        **{titled(name): partial(_score, name) for name in own},
+    }
     columns: dict[str, Callable[[Group], Cell | str]] = {
         "framework": lambda group: group.label,
         "ranks": lambda group: number(group.np),
@@ -31,13 +37,17 @@ def results_table(groups: list[Group], comparison: Comparison | None) -> Table:
         "efficiency": lambda group: _share(efficiency(group, groups)),
         "step p50, ms": lambda group: number(group.middle("step_ms_p50"), 1),
         "p90, ms": lambda group: number(group.middle("step_ms_p90"), 1),
-        "accuracy": lambda group: percent(group.middle("val_accuracy"), 2),
+        **rated,
         "peak memory, MiB": lambda group: number(group.middle("peak_rss_mib")),
         "parity": errors,
     }
     if comparison is None:
         columns = {name: cell for name, cell in columns.items() if name not in ("n", "efficiency", "parity")}
-    return Table.of("results", groups, columns).without_empty({"efficiency", "accuracy"})
+    return Table.of("results", groups, columns).without_empty({"efficiency", "accuracy", *rated})
+
+
+def _score(name: str, group: Group) -> Cell:
+    return number(group.score(name), 4)
 
 
 def runs_table(found: Found) -> Table:

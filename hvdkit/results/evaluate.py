@@ -36,9 +36,11 @@ class EvaluationResult(Figures, Result):
     @property
     def line(self) -> str:
         """The result in a line."""
-        found = ", ".join(f"{name} {value:.6g}" for name, value in (self.metrics or {}).items())
+        shown, parts = dict(self.metrics or {}), []
         if self.accuracy is not None and self.loss is not None:
-            found = f"correct {self.correct} of {self.total} ({100 * self.accuracy:.2f} %), loss {self.loss:.6f}"
+            parts = [f"correct {self.correct} of {self.total} ({100 * self.accuracy:.2f} %)", f"loss {self.loss:.6f}"]
+            shown = {name: value for name, value in shown.items() if name not in ("accuracy", "loss")}
+        found = ", ".join([*parts, *(f"{name} {value:.6g}" for name, value in shown.items())])
         return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}: {found}"
 
 

@@ -24,6 +24,19 @@ def scores(validation: dict[str, float]) -> dict[str, Any]:
     return {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
 
 
+def shown_scores(validation: dict[str, float] | None) -> str:
+    """The validation metrics for the end of a line, such as `, validation mae 0.2175`.
+
+    Accuracy is in percent. With it, the loss is left out.
+    """
+    shown = dict(validation or {})
+    texts = [f"accuracy {100 * accuracy:.2f} %"] if (accuracy := shown.pop("accuracy", None)) is not None else []
+    if texts:
+        shown.pop("loss", None)
+    texts += [f"{name} {value:.4f}" for name, value in shown.items()]
+    return "".join(f", validation {text}" for text in texts)
+
+
 FEW_STEPS = 5  # fewer measured ones make a speed by chance
 
 
@@ -33,9 +46,10 @@ class MetricLine(Figures):
     `step` counts finished updates out of `total_steps`, `epoch` counts from 0. `loss` is the mean over all ranks and
     the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
     `images_per_second` is measured by rank 0's clock. `validation` has the task's metrics by name at the end of an
-    epoch; those of a classifier are `val_accuracy` and `val_loss` (without label smoothing) too. `bytes_per_step` is
-    what one rank sends of gradients and weights for an update, on average since the process started. `unit` names the
-    samples in the plural; where it is not images, `images_per_second` counts those.
+    epoch; accuracy and loss are `val_accuracy` and `val_loss` too (cross-entropy without label smoothing, or the task's
+    own loss). `bytes_per_step` is what one rank sends of gradients and weights for an update, on average since the
+    process started. `unit` names the samples in the plural; where it is not images, `images_per_second` counts those.
+    `warnings` are lines for the user, in the first line only.
     """
 
     step: Count
@@ -50,6 +64,7 @@ class MetricLine(Figures):
     val_loss: float | None = None
     validation: dict[str, float] | None = None
     unit: str = "images"
+    warnings: list[str] | None = None
 
 
 class Recovery(Figures):
@@ -80,8 +95,8 @@ class TrainResult(Figures, Result):
     spaced if there are more. `cpu_s_per_image` is the CPU time of all ranks and threads over the measured steps'
     images. `startup_s` is the time from the command's start to the end of the slowest rank's first step. `load` is the
     share of CPU time (on rank 0's machine, 0 to 1) that other processes used after the warm-up, `noisy` is whether it
-    was more than a tenth. `pinned` are the cores by rank, an empty list for a rank without cores of its own, None
-    without pinning.
+    was more than a tenth, `idle_cores` the cores that they left to each rank there. `pinned` are the cores by rank, an
+    empty list for a rank without cores of its own, None without pinning.
 
     `corrupt_images` counts the files, over all ranks, that could not be read and were replaced by others. With
     `native_pipeline` the batches came from the user's own code, so frameworks may have trained on different ones.
@@ -130,6 +145,7 @@ class TrainResult(Figures, Result):
     startup_s: float | None = None
     load: float | None = None
     noisy: bool = False
+    idle_cores: float | None = None
     pinned: list[list[int]] | None = None
     train_loss: float
     val_accuracy: float | None
@@ -178,8 +194,8 @@ class TrainResult(Figures, Result):
 
 def result_lines(result: TrainResult) -> str:
     """The result in a line, and a second one if images were corrupt."""
-    scores = "".join(f", validation {name} {value:.4f}" for name, value in (result.validation or {}).items())
-    if result.val_accuracy is not None:
+    scores = shown_scores(result.validation)
+    if not scores and result.val_accuracy is not None:  # of an earlier version
         scores = f", validation accuracy {100 * result.val_accuracy:.2f} %"
     if result.corrupt_images:
         scores += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
@@ -202,6 +218,12 @@ def doubts(result: TrainResult) -> list[str]:
         lines.append(
             f"noisy: other processes used {share}, so {result.unit}/s says little; repeat it on a quiet machine"
         )
+        if result.idle_cores is not None and result.threads > max(1.0, result.idle_cores):
+            threads = max(1, int(result.idle_cores))
+            lines[-1] += (
+                f". They left {result.idle_cores:.1f} cores to each rank of {result.threads} threads; threads wait for "
+                f"each other, so on a busy machine threads={threads} may be several times faster"
+            )
     return lines
 
 

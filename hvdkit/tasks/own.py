@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, OwnData, OwnModel, Recipe
-from hvdkit.tasks.image_classification import METRICS
-from hvdkit.tasks.task import Layer, Metrics
+from hvdkit.tasks.image_classification import ACCURACY, METRICS
+from hvdkit.tasks.task import NO_METRICS, Layer, Metrics
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,21 +25,37 @@ class Own:
     `compute_dtype` that of the activations; PyTorch and MXNet models are cast, and need not regard them.
     """
 
+    own = True
     unit = "samples"
     metrics: Metrics = METRICS
-    best = "accuracy"  # the metric of which the best checkpoint has the highest, with a minus sign the lowest
+    # The metric of which the best checkpoint has the highest, with a minus sign the lowest. Empty: accuracy if it is
+    # measured, else the lowest loss.
+    best = ""
     loss: Callable[[Any, Any], Any] | None = None  # (outputs, targets) -> mean loss; None: the recipe's cross-entropy
 
     def __init__(self, recipe: Recipe) -> None:
         if not isinstance(recipe.model, OwnModel):
             raise RequestError(f"model.name: expected own for a script of your own, got {recipe.model.name}")
-        if self.best.removeprefix("-") not in self.metrics.names:
-            known = ", ".join(self.metrics.names)
-            raise RequestError(f"{type(self).__name__}.best: expected one of its metrics ({known}), got {self.best!r}")
+        self._check_metrics()
         if self.loss is not None and recipe.loss != Loss():
             raise RequestError(f"loss: expected none in the recipe, as {type(self).__name__} has a loss of its own")
         self.recipe, self.options = recipe, recipe.model.options
         self.dtype = self.compute_dtype = "float32"
+
+    def _check_metrics(self) -> None:
+        name, metrics = type(self).__name__, self.metrics
+        if not (isinstance(metrics, Metrics) and isinstance(metrics.names, tuple) and callable(metrics.sums)):
+            expected = 'Metrics(("name",), function), with a tuple of names and a function (outputs, targets) -> sums'
+            raise RequestError(f"{name}.metrics: expected {expected}, got {metrics!r:.80}")
+        names = [*metrics.names, *(["loss"] if self.loss is not None and "loss" not in metrics.names else [])]
+        self.best = self.best or ("accuracy" if "accuracy" in names else "-loss")
+        if self.best.removeprefix("-") not in names:
+            known = ", ".join(names)
+            got = f"got {self.best!r}" if type(self).best else "none is set"
+            raise RequestError(
+                f"{name}.best: expected the metric of the best checkpoint, one of {known}, with a minus sign where the "
+                f'lowest is the best, such as best = "-{names[0]}"; {got}'
+            )
 
     def model(self) -> Any:
         """The model, in the framework's own way. Its initial weights are those of rank 0."""
@@ -61,10 +77,15 @@ class Own:
         if not isinstance(recipe.data, OwnData):
             return open_dataset(recipe.data, int(recipe.model.classes), recipe.seed, shard, recipe.batch_size)
         splits = self.samples()
-        if not (isinstance(splits, tuple) and len(splits) == 2 and all(hasattr(each, "batch") for each in splits)):
-            name = f"{type(self).__name__}.samples"
-            raise RequestError(f"{name}: expected two splits, such as ArraySplit(inputs, targets), got {splits!r:.60}")
+        if not (isinstance(splits, tuple | list) and len(splits) == 2 and all(map(_is_split, splits))):
+            raise RequestError(
+                f"{type(self).__name__}.samples: expected two splits, training and validation, such as "
+                f"`return ArraySplit(x[100:], y[100:]), ArraySplit(x[:100], y[:100])`, got {_brief(splits)}"
+            )
         train, val = splits
+        if self.loss is not None and self.metrics is METRICS:  # whose loss is another one
+            self.metrics = ACCURACY if _has_labels(train) else NO_METRICS
+            self.best = self.best if "accuracy" in self.metrics.names else "-loss"
         return Dataset(train, val, (), int(recipe.model.classes))
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> OwnArchitecture:
@@ -76,9 +97,34 @@ class Own:
 
     @staticmethod
     def build(architecture: OwnArchitecture) -> Any:
-        """The model of a table from `architecture`."""
+        """The model of a table from `architecture`. Raises RequestError if `model` returns none."""
         architecture.task.dtype, architecture.task.compute_dtype = architecture.dtype, architecture.compute_dtype
-        return architecture.task.model()
+        model = architecture.task.model()
+        if model is None or isinstance(model, type):
+            got = "nothing; is `return` missing?" if model is None else f"the class {model.__name__}; call it"
+            raise RequestError(
+                f"{type(architecture.task).__name__}.model: expected that it returns the model, got {got}"
+            )
+        return model
+
+
+def _is_split(split: Any) -> bool:
+    return hasattr(split, "batch") and hasattr(split, "__len__")
+
+
+def _has_labels(split: Split) -> bool:
+    """Whether the targets are labels, one whole number for each sample."""
+    import numpy as np
+
+    targets = split.batch(np.arange(1)).targets if len(split) else np.zeros(1)
+    return targets.ndim == 1 and bool(np.issubdtype(targets.dtype, np.integer))
+
+
+def _brief(value: Any) -> str:
+    """What `samples` has returned, in a few words."""
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of " + (", ".join(type(each).__name__ for each in value[:6]) or "nothing")
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True)

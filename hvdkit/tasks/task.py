@@ -69,6 +69,9 @@ class Metrics:
     sums: Callable[[np.ndarray, np.ndarray], tuple[float, ...]]
 
 
+NO_METRICS = Metrics((), lambda outputs, targets: ())
+
+
 class Task(Protocol):
     """What a recipe trains: samples, a model, and metrics.
 
@@ -76,6 +79,7 @@ class Task(Protocol):
     `best` is kept as the best one; with a minus sign before its name, the one with the lowest.
     """
 
+    own: bool  # whether its code is the user's
     unit: str
     metrics: Metrics
     best: str

@@ -47,7 +47,14 @@ class Tracker(Protocol):
 class Wandb:
     """W&B, set up by its own environment variables (WANDB_MODE, WANDB_PROJECT, ...) or `wandb login`."""
 
+    def __init__(self) -> None:
+        # For files to upload, which a later `wandb sync` needs, and for W&B's logs; else they go to the home folder.
+        places = {"WANDB_DATA_DIR": "wandb", "WANDB_CACHE_DIR": ""}
+        self._places = {name: inner for name, inner in places.items() if name not in os.environ}
+
     def open(self, run: Mapping[str, Any], known: str | None) -> tuple[str, str]:
+        place = os.environ.get("WANDB_DIR", run["folder"])
+        os.environ |= {name: str(Path(place) / inner) for name, inner in self._places.items()}
         import wandb
 
         settings: dict[str, Any] = {"console": "off", "silent": True}
@@ -58,7 +65,7 @@ class Wandb:
             project=os.environ.get("WANDB_PROJECT", "hvdkit"),
             name=os.environ.get("WANDB_NAME", run["name"]),
             group=os.environ.get("WANDB_RUN_GROUP", run["group"]),
-            dir=os.environ.get("WANDB_DIR", run["folder"]),
+            dir=place,
             id=known,
             resume="allow" if known else None,
             settings=wandb.Settings(**settings),
@@ -79,7 +86,7 @@ class Wandb:
         if files:
             artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
             for name, path in files.items():
-                artifact.add_file(path, name=name)
+                artifact.add_file(path, name=name, skip_cache=True)
             self._run.log_artifact(artifact)
         self._run.finish(exit_code={"finished": 0, "failed": 1, "killed": 255}[status])  # 255: W&B's for Ctrl-C
 

@@ -127,6 +127,8 @@ class Trackers:
         for client in self._clients:
             with faults.collected():
                 client.wait_opened()
+        for client in [] if faults else self._clients:
+            client.announce()
         self._run, self._newest = run, (-1, False)
         if faults:
             self.end("failed")  # where others are open
@@ -174,7 +176,7 @@ class _Client:
         self._selector = selectors.DefaultSelector()
         self._unsent, self._unread = b"", b""
         self._answers: set[str] = set()
-        self._fault, self._runs = "", 0
+        self._fault, self._where, self._runs = "", "", 0
 
     @property
     def _alive(self) -> bool:
@@ -208,7 +210,14 @@ class _Client:
             remedy = "check its settings (docs/results.md), or leave the option out"
             if "sqlite" in fault:  # what mlflow-skinny says of MLflow's default
                 remedy = f"run `{sys.executable} -m pip install mlflow`, or set MLFLOW_TRACKING_URI to a server"
+            if "filesystem tracking backend" in fault:  # MLflow's, without a server; it names no remedy here
+                remedy = "set MLFLOW_ALLOW_FILE_STORE=true, or MLFLOW_TRACKING_URI=sqlite:////…/mlflow.db"
             raise RequestError(f"--log {self._name}: no run can be opened: {fault}; {remedy}")
+
+    def announce(self) -> None:
+        """Say where the run can be seen; one address is enough for a whole comparison."""
+        if self._runs == 1:
+            self._say(f"{self._name}: {self._where}")
 
     def wait_ended(self, seconds: float) -> None:
         """Wait until the run has ended."""
@@ -243,8 +252,7 @@ class _Client:
             answer = json.loads(text)
             self._answers |= answer.keys()
             self._fault = answer.get("fault", self._fault)
-            if "opened" in answer and self._runs == 1:  # one address is enough for a whole comparison
-                self._say(f"{self._name}: {answer['opened']}")
+            self._where = answer.get("opened", self._where)
             if "warning" in answer:
                 self._say(f"{self._name}: {answer['warning']}")
         if not data:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdkit.core.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
-from hvdkit.errors import HvdkitError, RequestError, Stopped
+from hvdkit.errors import HvdkitError, RequestError, RunError, Stopped
 from hvdkit.recipe import schema
 from hvdkit.worker.setup import Script
 
@@ -38,9 +38,38 @@ def run_task(adapter: Adapter, task: type[Own]) -> NoReturn:
 
         if not (isinstance(task, type) and issubclass(task, Own)):
             raise RequestError(f"run_task: expected a subclass of hvdkit.tasks.own.Own, got {task!r}")
-        _run(adapter, Script(task.build, task), sys.argv[1:], heartbeat)
+        if not hasattr(adapter, "NAME"):
+            raise RequestError(f"run_task: expected a module of hvdkit.adapters, got {adapter!r}")
+
+        def make(recipe: schema.Recipe) -> Own:
+            try:
+                made = task(recipe)
+            except TypeError as error:
+                error.add_note(f"in {task.__name__}(recipe)")
+                raise
+            if not hasattr(made, "recipe"):
+                raise RequestError(f"{task.__name__}.__init__: expected super().__init__(recipe) in it, got none")
+            return made
+
+        try:
+            _run(adapter, Script(task.build, make), sys.argv[1:], heartbeat)
+        except HvdkitError:
+            raise
+        except Exception as error:
+            raise _own_fault(error, heartbeat) from error
 
     end_as_rank(run)
+
+
+def _own_fault(error: Exception, heartbeat: Heartbeat) -> Exception:
+    """The error to report for one in a task of the user's own: before the first update it is a fault of the request."""
+    from hvdkit.worker.user_code import described, is_own
+
+    if lost_a_peer(error) or not is_own(error, sys.argv[0]):
+        return error
+    traceback.print_exc()
+    kind = RunError if heartbeat.updates else RequestError
+    return kind(f"model.script: {described(error, sys.argv[0], heartbeat.phase)}")
 
 
 def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
@@ -55,6 +84,8 @@ def end_as_rank(work: Callable[[Heartbeat], None]) -> NoReturn:
         status = _exit_status(work)
     except SystemExit as leaving:  # the shutdown is skipped here too: if it is slow, other ranks fail first
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

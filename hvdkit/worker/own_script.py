@@ -14,9 +14,10 @@ import traceback
 from typing import NoReturn
 
 import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
-from hvdkit.core.heartbeat import Heartbeat, first_line
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.worker.entry import end_as_rank
+from hvdkit.worker.user_code import described
 
 
 def main(framework: str, script: str, arguments: list[str]) -> NoReturn:
@@ -31,28 +32,16 @@ def main(framework: str, script: str, arguments: list[str]) -> NoReturn:
         fault = error
     except Exception as error:
         traceback.print_exc()
-        fault = RequestError(f"model.script: {_place(error, script)}: {_reason(error, framework)}")
+        what = described(error, script)
+        if isinstance(error, ModuleNotFoundError):
+            what += f"; expected a script for --framework {framework}, and its modules in that runtime "
+            what += f"({sys.executable} -m pip install …)"
+        fault = RequestError(f"model.script: {what}")
 
     def fail(heartbeat: Heartbeat) -> None:
         raise fault
 
     end_as_rank(fail)
-
-
-def _place(error: Exception, script: str) -> str:
-    """The script, with the line that failed."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
-    return f"{script}, line {lines[-1]}" if lines else script
-
-
-def _reason(error: Exception, framework: str) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        install = f"{sys.executable} -m pip install …"
-        return f"{error}; expected a script for --framework {framework}, and its modules in that runtime ({install})"
-    what = error.msg if isinstance(error, SyntaxError) else first_line(error)
-    return f"{type(error).__name__}: {what}; the rank's log has the traceback"
 
 
 if __name__ == "__main__":

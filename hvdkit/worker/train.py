@@ -76,6 +76,12 @@ def _train(
     strategy = setup.strategy(recipe)
     session = setup.session(recipe, strategy)
     initial = model_state(session.state())
+    warnings: list[str] = []
+    if setup.task.own:
+        from hvdkit.worker.sanity_check import sanity_check
+
+        mine = sanity_check(session, setup.task, dataset, recipe.batch_size)
+        warnings = adapter.allgather_object(mine, name="sanity_check")[0]
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None
     progress, recounted, root = Progress(), False, 0
@@ -116,6 +122,9 @@ def _train(
         commit=keeper.commit if commits else None,
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
     )
+    loop.warnings = warnings
+    if mesh.is_root:
+        print("".join(f"warning: {each}\n" for each in warnings), end="", flush=True)
     started = time.perf_counter()
     try:
         session.fit(loop)

@@ -15,6 +15,7 @@ import numpy as np
 from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowModel
 from hvdkit.core import trace_events
 from hvdkit.core.seam import AnyLoss, Hooks
+from hvdkit.core.session import one_tensor
 from hvdkit.core.state import canonical_name
 from hvdkit.errors import RequestError
 
@@ -44,7 +45,7 @@ class TrainableModel(TensorFlowModel):
         model.optimizer.build(model.trainable_variables)
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
-        return tf.cast(self.model(_listed(inputs), training=training), self.dtype)
+        return tf.cast(one_tensor(self.model(_listed(inputs), training=training)), self.dtype)
 
     def loss(self, inputs: tf.Tensor, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return self.model.compute_loss(x=_listed(inputs), y=targets, y_pred=logits)
@@ -54,7 +55,7 @@ class TrainableModel(TensorFlowModel):
         return self._loss(logits, self.as_dtype(targets))
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model.predict_on_batch(_listed(inputs)), self.dtype)
+        return np.asarray(one_tensor(self.model.predict_on_batch(_listed(inputs))), self.dtype)
 
     def fit(self, hooks: Hooks) -> None:
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.

@@ -13,6 +13,7 @@ from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, UpdateKernel
+from hvdkit.core.session import one_tensor
 from hvdkit.core.state import canonical_name
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
@@ -73,7 +74,7 @@ class TrainableModel(EagerModel):
         return logits, loss, {name: parameter.grad() for name, parameter in self._trained.items()}
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model(*arguments(mapped(self._put, inputs))).asnumpy())
+        return np.asarray(one_tensor(self.model(*arguments(mapped(self._put, inputs)))).asnumpy())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         """SGD by multi-tensor kernels; with single operations, a small model's update takes a tenth of its step.

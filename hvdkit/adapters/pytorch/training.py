@@ -15,6 +15,7 @@ from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, UpdateKernel
+from hvdkit.core.session import one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
@@ -47,7 +48,8 @@ class TrainableModel(EagerModel):
         self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         )
-        self.trained = dict(model.named_parameters())
+        # Without frozen ones, which weight decay would change.
+        self.trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.parameters = {name: parameter.detach() for name, parameter in self.trained.items()}
         self.buffers = {  # without PyTorch's count of batches, which nothing reads here
             name: tensor
@@ -80,7 +82,7 @@ class TrainableModel(EagerModel):
         self.model.train()
         with self._autocast():
             logits = self.forward(*arguments(inputs))
-        logits = logits.to(self._dtype)
+        logits = one_tensor(logits).to(self._dtype)
         return logits, self._criterion(logits, targets)
 
     def gradients(self) -> dict[str, torch.Tensor]:
@@ -94,7 +96,7 @@ class TrainableModel(EagerModel):
         self.model.eval()
         with torch.inference_mode(), self._autocast():
             logits = self.model(*arguments(mapped(self._put, inputs)))
-        return np.array(logits.to(self._dtype).cpu())
+        return np.array(one_tensor(logits).to(self._dtype).cpu())
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:

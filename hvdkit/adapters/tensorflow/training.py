@@ -13,6 +13,7 @@ from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel
+from hvdkit.core.session import one_tensor
 from hvdkit.core.state import canonical_name, check_distinct
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
@@ -106,7 +107,7 @@ class ModuleModel(TrainableModel):
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         given = arguments(mapped(self.as_dtype, inputs))
-        return tf.cast(self.model(*given, training=training), self.dtype)
+        return tf.cast(one_tensor(self.model(*given, training=training)), self.dtype)
 
 
 def unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,0 +1,61 @@
+"""What is known of a script of the user's own (`model.script`) before it runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+from hvdkit.recipe.schema import OwnModel, Recipe
+from hvdkit.runtimes.pins import FRAMEWORKS
+
+_ADAPTERS = "hvdkit.adapters"
+
+
+def located(recipe: Recipe, folder: Path | None, overrides: Iterable[str]) -> Recipe:
+    """The recipe with the absolute path of its script, if there is one and it is found.
+
+    It is looked for beside the recipe, in `folder`, then in the current folder; if `overrides` name it, the other way
+    round.
+    """
+    if not isinstance(recipe.model, OwnModel):
+        return recipe
+    places = [folder or Path(), Path()]
+    if any(text.partition("=")[0].strip() in ("model", "model.script") for text in overrides):
+        places.reverse()
+    found = next((path for place in places if (path := place / location(recipe.model)).is_file()), None)
+    if found is None:
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"script": str(found.resolve())})})
+
+
+def location(model: OwnModel) -> Path:
+    """The script's path."""
+    return Path(model.script).expanduser()
+
+
+def framework_of(recipe: Recipe) -> str | None:
+    """The framework whose adapter the recipe's script imports; None without a script, or with none or several."""
+    if not isinstance(recipe.model, OwnModel):
+        return None
+    try:
+        tree = ast.parse(location(recipe.model).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None  # the rank says what is wrong with it
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == _ADAPTERS:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            found |= {name.split(".")[2] for name in modules if name.startswith(f"{_ADAPTERS}.")}
+    known = found & set(FRAMEWORKS)
+    return known.pop() if len(known) == 1 else None
+
+
+def wrong_framework(script: Path | str, theirs: str, given: str) -> str:
+    """The message for a script that is started under another framework than its own."""
+    return (
+        f"model.script: {script}: it trains with {theirs}, got --framework {given}; "
+        f"give --framework {theirs}, or a script for {given}"
+    )
