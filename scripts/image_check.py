@@ -152,7 +152,7 @@ def ready() -> tuple[str, list[str]]:
     bundled = int(asked.stdout.split(".")[0]) < 23  # from then on BuildKit's client is a plugin
     if not bundled and subprocess.run([client, "buildx", "version"], capture_output=True).returncode:
         raise ValueError(
-            f"needs BuildKit, and {client} has no buildx: install docker-buildx, or set DOCKER=/usr/bin/docker"
+            f"needs BuildKit, and {client} has no buildx: install docker-buildx, or name another client in DOCKER"
         )
     if subprocess.run([client, "compose", "version"], capture_output=True).returncode == 0:
         return client, [client, "compose"]
