@@ -81,7 +81,7 @@ cluster-check: runtimes ## Install Slurm and Open MPI (root, Debian) and run the
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-image-check: bootstrap ## Run the Dockerfile's CPU targets in a fresh Debian tree, no Docker needed (root, debootstrap)
+image-check: bootstrap ## Build the Dockerfile's CPU targets with Docker, train in each and over two containers
 	@$(BIN)/python scripts/image_check.py $(TARGETS)
 
 clean: ## Remove .venv, .runtimes, runs and caches in this folder; compiled wheels stay in the user's cache
