@@ -67,8 +67,17 @@ def keras_does_not_choose_xla(hvd: types.ModuleType) -> None:
         assert model(hvd.DistributedOptimizer(optimizers.SGD(0.1))).jit_compile is False
     finally:
         tf.config.list_physical_devices = listed
-    with raises(ValueError, match="jit_compile=False"):
-        fit(model(hvd.DistributedOptimizer(optimizers.SGD(0.1)), jit_compile=True), hvd.rank())
+
+
+@once
+def xla_compiles_a_model_if_asked_to(hvd: types.ModuleType) -> None:
+    alone = model(optimizers.Adam(0.01, clipnorm=0.1))
+    alone.fit(*everyones_data(), batch_size=16, verbose=0, shuffle=False)
+    for arguments in ({}, {"groups": 1}):
+        together = model(hvd.DistributedOptimizer(optimizers.Adam(0.01, clipnorm=0.1), **arguments), jit_compile=True)
+        fit(together, hvd.rank())
+        assert together.jit_compile is True
+        same(together.get_weights(), alone.get_weights(), 2e-5)
 
 
 @once
