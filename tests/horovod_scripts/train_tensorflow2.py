@@ -32,7 +32,7 @@ def training_step(images, labels, first_batch):
     # Start all ranks from rank 0's state: after the first step, when all variables are there.
     if first_batch:
         hvd.broadcast_variables(model.variables, root_rank=0)
-        hvd.broadcast_variables(optimizer.variables, root_rank=0)
+        hvd.broadcast_variables(optimizer.variables(), root_rank=0)
 
 
 step = 0
