@@ -161,6 +161,15 @@ def test_a_user_may_refuse_an_mpi_that_is_there(monkeypatch: pytest.MonkeyPatch)
     assert "HOROVOD_WITH_MPI" not in refused
 
 
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_mpi_without_headers_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    for name in ("mpicxx", "mpirun"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho 'MPI 1'\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.mpi.__wrapped__() == ("MPI 1" if status == 0 else None)
+
+
 def test_a_gpu_build_takes_nccl_for_all_and_never_beside_a_single_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     nvcc, nccl = cuda.Found("13.0", Path("/cuda")), cuda.Found("2.27", Path("/nccl"))
     monkeypatch.setattr(cuda, "find", lambda python=None: cuda.Cuda(nvcc, nccl))

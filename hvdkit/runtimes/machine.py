@@ -48,8 +48,11 @@ def make() -> str | None:
 
 @functools.cache
 def mpi() -> str | None:
-    """The version of the MPI that Horovod would be built with; None without its compiler mpicxx."""
-    if shutil.which("mpicxx") is None:
+    """The version of the MPI that Horovod would be built with; None without its compiler mpicxx and its headers.
+
+    Debian's openmpi-bin has the one, but not the others.
+    """
+    if output(["mpicxx", "-E", "-include", "mpi.h", "-x", "c++", "/dev/null"]) is None:
         return None
     return _version("mpirun") or _version("mpicxx") or "unknown"
 
