@@ -39,8 +39,8 @@ CHECK = {
 # others are done.
 LONGEST = (
     "train", "faults", "checkpoint_runs", "elastic", "contract", "rivals", "launch_horovod", "run_tests", "parity",
-    "horovod_keras", "profile_runs", "package_install", "plain", "data_runs", "examples", "events", "export", "link",
-    "report",
+    "horovod_front_ends", "profile_runs", "package_install", "plain", "data_runs", "examples", "events", "export",
+    "link", "report",
 )  # fmt: skip
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,13 +17,21 @@ from typing import Any
 import numpy as np
 
 RANKS = 2
-# The framework's tensor from an array, and the array from a tensor.
+# The framework's tensor from an array, and the array from a tensor. NumPy has no bfloat16: it is put from float32, and
+# read as such.
 ARRAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "torch": (lambda torch, array: torch.from_numpy(array.copy()), lambda tensor: tensor.numpy()),
-    "tensorflow": (lambda tf, array: tf.constant(array), lambda tensor: tensor.numpy()),
-    "mxnet": (lambda mx, array: mx.nd.array(array, dtype=array.dtype), lambda tensor: tensor.asnumpy()),
+    "torch": (
+        lambda torch, array, dtype: torch.from_numpy(array.copy()).to(getattr(torch, dtype)),
+        lambda torch, tensor: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(),
+    ),
+    "tensorflow": (
+        lambda tf, array, dtype: tf.cast(tf.constant(array), dtype),
+        lambda tf, tensor: (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy(),
+    ),
+    "mxnet": (lambda mx, array, dtype: mx.nd.array(array, dtype=dtype), lambda mx, tensor: tensor.asnumpy()),
 }
 REDUCED = ("float16", "float32", "float64", "int32", "int64")
+BFLOAT16 = {"torch": ("bfloat16",), "tensorflow": ("bfloat16",)}
 MOVED = ("uint8",)  # torch's binding reduces no bytes
 
 
@@ -36,17 +44,19 @@ class Proof:
 
     def __init__(self, framework: Any, hvd: Any) -> None:
         self.hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
-        put, self._get = ARRAYS[framework.__name__]
-        self._put = lambda array: put(framework, array)
+        put, get = ARRAYS[framework.__name__]
+        self._put = lambda array, dtype="float32": put(framework, array, dtype)
+        self._get = lambda tensor: get(framework, tensor)
+        self._reduced = REDUCED + BFLOAT16.get(framework.__name__, ())
         self._right = 0
 
     def check(self) -> int:
         """Run all collectives; returns how many results were right. Raises WrongResult."""
-        for dtype in (*REDUCED, *MOVED):
-            own = self._put(self._array(4, dtype, self.rank))
+        for dtype in (*self._reduced, *MOVED):
+            own = self._put(self._array(4, dtype, self.rank), dtype)
             every = [self._array(4, dtype, rank) for rank in range(self.size)]
             part = slice(2 * self.rank, 2 * self.rank + 2)
-            if dtype in REDUCED:
+            if dtype in self._reduced:
                 self._reduce(dtype, own, every, part)
             self._move(dtype, own, every, part)
         average = self.hvd.allreduce(self._put(np.full(3, 2 * self.rank, np.float32)), name="proof.mean")
@@ -55,7 +65,7 @@ class Proof:
         return self._right
 
     def _reduce(self, dtype: str, own: Any, every: list[np.ndarray], part: slice) -> None:
-        hvd, total = self.hvd, np.sum(every, 0, dtype=dtype)
+        hvd, total = self.hvd, np.sum(every, 0, dtype=every[0].dtype)
         results = {"sum": total, "min": np.minimum(*every), "max": np.maximum(*every), "product": np.prod(every, 0)}
         for op, wanted in results.items():
             name = f"proof.{dtype}.{op}"
@@ -67,7 +77,7 @@ class Proof:
 
     def _move(self, dtype: str, own: Any, every: list[np.ndarray], part: slice) -> None:
         hvd, name = self.hvd, f"proof.{dtype}"
-        rows = self._put(self._array(self.rank + 1, dtype, self.rank))  # unequal lengths
+        rows = self._put(self._array(self.rank + 1, dtype, self.rank), dtype)  # unequal lengths
         wanted = np.concatenate([self._array(rank + 1, dtype, rank) for rank in range(self.size)])
         self._same(f"{name}.gather", hvd.allgather(rows, name=f"{name}.gather"), wanted)
         self._same(f"{name}.broadcast", hvd.broadcast(own, self.size - 1, name=f"{name}.broadcast"), every[-1])
@@ -87,7 +97,7 @@ class Proof:
 
     @staticmethod
     def _array(rows: int, dtype: str, rank: int) -> np.ndarray:
-        return (np.arange(3 * rows).reshape(rows, 3) % 5 + rank).astype(dtype)
+        return (np.arange(3 * rows).reshape(rows, 3) % 5 + rank).astype("float32" if dtype == "bfloat16" else dtype)
 
     def _same(self, name: str, got: Any, wanted: Any) -> None:
         found, expected = self._get(got), np.asarray(wanted)

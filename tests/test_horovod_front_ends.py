@@ -1,4 +1,7 @@
-"""Horovod's own Keras front ends under Keras 3 (hvdkit/runtimes/patches): two ranks run tests/horovod_keras_rank.py."""
+"""Horovod's own TensorFlow and Keras front ends under Keras 3 (hvdkit/runtimes/patches).
+
+Two ranks run all cases of tests/horovod_front_ends.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,16 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
 
-RANK = ROOT / "tests" / "horovod_keras_rank.py"
-FRONT_ENDS = {"case": ("horovod.keras", "horovod.tensorflow.keras"), "once": ("horovod.tensorflow.keras",)}
+FOLDER = ROOT / "tests" / "horovod_front_ends"
+FRONT_ENDS = {
+    "case": ("horovod.keras", "horovod.tensorflow.keras"),
+    "once": ("horovod.tensorflow.keras",),
+    "plain": ("horovod.tensorflow",),
+}
 CASES = [
     (front_end, name)
-    for kind, name in re.findall(r"^@(case|once)\ndef (\w+)", RANK.read_text(), re.MULTILINE)
+    for file in sorted(FOLDER.glob("*_cases.py"))
+    for kind, name in re.findall(r"^@(case|once|plain)\ndef (\w+)", file.read_text(), re.MULTILINE)
     for front_end in FRONT_ENDS[kind]
 ]
 
@@ -25,11 +33,11 @@ CASES = [
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], str]]:
     """For each rank, what became of each case of each front end."""
-    folder = tmp_path_factory.mktemp("keras")
+    folder = tmp_path_factory.mktemp("front-ends")
     # Where a case fails on one rank only, the other one does not wait for it for ever.
     limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "60", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "120"}
     environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | limits
-    direct.run(Job(find("tensorflow").python, [str(RANK)], 2, parse_hosts(None, 2), environment, folder))
+    direct.run(Job(find("tensorflow").python, [str(FOLDER / "rank.py")], 2, parse_hosts(None, 2), environment, folder))
     return [_outcomes(folder / f"rank-{rank}.log") for rank in range(2)]
 
 
@@ -40,7 +48,7 @@ def _outcomes(log: Path) -> dict[tuple[str, str], str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("front_end", "name"), CASES)
-def test_keras(outcomes: list[dict[tuple[str, str], str]], front_end: str, name: str) -> None:
+def test_front_end(outcomes: list[dict[tuple[str, str], str]], front_end: str, name: str) -> None:
     for rank, of_rank in enumerate(outcomes):
         outcome = of_rank.get((front_end, name), "was not reached")
         assert outcome == "passed", f"rank {rank}: {outcome}"

@@ -1,0 +1,40 @@
+"""One rank of two that tries Horovod's TensorFlow and Keras front ends: `python rank.py [CASE ...]`.
+
+Prints a line `case FRONT_END NAME OUTCOME` for each case: `passed`, or the failure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from cases import CASES
+
+for file in sorted(Path(__file__).parent.glob("*_cases.py")):
+    importlib.import_module(file.stem)
+
+
+def main() -> None:
+    chosen = sys.argv[1:]
+    for name in ("horovod.tensorflow", "horovod.keras", "horovod.tensorflow.keras"):
+        front_end = importlib.import_module(name)
+        front_end.init()
+        for one, front_ends in CASES:
+            if name not in front_ends or (chosen and one.__name__ not in chosen):
+                continue
+            started = time.monotonic()
+            try:
+                one(front_end)
+                outcome = "passed"
+            except Exception:
+                outcome = repr(traceback.format_exc())
+            print(f"case {name} {one.__name__} {outcome}", flush=True)
+            print(f"{time.monotonic() - started:.1f} s", flush=True)
+    front_end.shutdown()
+
+
+if __name__ == "__main__":
+    main()

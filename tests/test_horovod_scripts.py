@@ -1,0 +1,38 @@
+"""Plain scripts in the steps of Horovod's documentation train under `horovodrun`, one for each framework."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from hvdkit.runtimes.store import find
+
+RUNTIMES = {
+    "pytorch": "pytorch",
+    "tensorflow1": "tensorflow",
+    "tensorflow2": "tensorflow",
+    "keras3": "tensorflow",
+    "mxnet": "mxnet",
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("script", RUNTIMES)
+def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str) -> None:
+    python = find(RUNTIMES[script]).python
+    path = ROOT / "tests" / "horovod_scripts" / f"train_{script}.py"
+    command = [python.parent / "horovodrun", "--gloo", "-np", "2", python, path]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found = dict(re.findall(r"trained (\d) (\S+ \S+)$", done.stdout, re.MULTILINE))
+    assert set(found) == {"0", "1"}, done.stdout[-2000:]
+    accuracy, _ = map(float, found["0"].split())
+    assert accuracy > 0.9, found
+    assert found["0"] == found["1"], "the ranks have different weights, but saw different data"
+    assert list(tmp_path.glob("checkpoint*")), "rank 0 saves the model"
