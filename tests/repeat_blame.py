@@ -84,7 +84,7 @@ def repeat(number: int, launcher: str, framework: str) -> dict[str, Any]:
         hosts = parse_hosts(None, 2)
         job = Job(runtime.python, arguments, 2, hosts, dict(runtime.environment), Path(folder) / "logs")
         try:
-            LAUNCHERS[launcher](job)
+            LAUNCHERS[launcher].run(job)
             named, said = None, "nothing was wrong"
         except RankFailure as failure:
             named, said = (failure.rank, failure.exit_code, failure.signal), str(failure)

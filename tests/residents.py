@@ -45,7 +45,7 @@ class Ranks:
 
     def _run(self, job: Job) -> None:
         try:
-            LAUNCHERS["direct"](job)
+            LAUNCHERS["direct"].run(job)
         except HvdkitError as failure:
             self.failure = failure
 

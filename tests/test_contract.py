@@ -48,7 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
             environment=runtime.environment | {"OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
             log_dir=folder / "logs",
         )
-        LAUNCHERS["direct"](job)
+        LAUNCHERS["direct"].run(job)
         return json.loads((folder / "report.json").read_text()), dict(np.load(folder / "report.npz"))
 
     return outcome

@@ -39,7 +39,7 @@ def test_own_network_learns_on_two_ranks(framework: str, tmp_path: Path) -> None
         environment=runtime.environment | {"OMP_NUM_THREADS": "1"},
         log_dir=tmp_path,
     )
-    LAUNCHERS["direct"](job)
+    LAUNCHERS["direct"].run(job)
     epochs = EPOCH.findall(job.log(0).read_text())
     assert len(epochs) == 10
     assert float(epochs[-1][1]) > ACCURACY

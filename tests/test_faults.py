@@ -52,7 +52,7 @@ def failed(framework: str, fault: str, folder: Path, recipe: Path, mark: str, la
         stall_timeout_s=12,
     )
     with pytest.raises(RankFailure) as caught:
-        LAUNCHERS[launcher](job)
+        LAUNCHERS[launcher].run(job)
     assert "Traceback" not in str(caught.value).partition("its log")[0]
     assert not marked(mark), "all ranks must be gone by now"
     assert not list(folder.rglob("*.failure.json.*")), "nothing half-written"

@@ -19,7 +19,7 @@ from resuming import local_recipe, local_run
 from hvdkit.cli import app
 from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.errors import RequestError
-from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.launchers import Launcher
 from hvdkit.recipe import registry, schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.train import doubts, read_metrics, read_result
@@ -296,7 +296,7 @@ def test_every_command_takes_the_number_of_ranks_by_both_names(option: str, insi
 
 def test_before_a_run(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setitem(LAUNCHERS, "direct", lambda job, tick: (tmp_path / "started").touch())
+    monkeypatch.setattr(Launcher, "run", lambda self, job, tick: (tmp_path / "started").touch())
     crowd = "-np 2: more ranks than this machine's 1 core; they wait for each other, so speeds say little"
     done = inside("train", DIGITS, "-np", 2)
     assert (tmp_path / "started").exists()

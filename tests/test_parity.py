@@ -94,7 +94,7 @@ def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
             environment=find(framework).environment | {"OMP_NUM_THREADS": "1"},
             log_dir=folder / "logs" / framework,
         )
-        LAUNCHERS["direct"](job)
+        LAUNCHERS["direct"].run(job)
 
     def verdict(framework: str, fault: str) -> Parity:
         ran(framework)

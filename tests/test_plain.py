@@ -31,7 +31,7 @@ def test_two_steps_on_two_ranks(framework: str, tmp_path: Path) -> None:
         environment=runtime.environment | {"OMP_NUM_THREADS": "1"},
         log_dir=tmp_path,
     )
-    LAUNCHERS["direct"](job)
+    LAUNCHERS["direct"].run(job)
     result = json.loads(out.read_text())
     assert result["parameters"] == 272_474
     assert result["steps"] == 2

@@ -25,7 +25,7 @@ from hvdkit.data import counts
 from hvdkit.data.batches import open_dataset
 from hvdkit.errors import RequestError, RunError
 from hvdkit.launch.job import Job
-from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.launchers import Launcher
 from hvdkit.recipe.schema import Cifar10, Digits, ImageFolder
 from hvdkit.results import profile as profiles
 from hvdkit.runtimes import machine
@@ -131,11 +131,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would start ranks raises `Started`; the machine has no GPU."""
 
-    def start(job: Job, on_tick: Any = None) -> None:
+    def start(self: Launcher, job: Job, on_tick: Any = None) -> None:
         raise Started("started")
 
-    for name in LAUNCHERS:
-        monkeypatch.setitem(LAUNCHERS, name, start)
+    monkeypatch.setattr(Launcher, "run", start)
     monkeypatch.setattr(machine, "gpus", list)
     monkeypatch.setattr(checks, "_AMD", Path("/dev/nothing"))
 
@@ -193,12 +192,12 @@ def test_a_resumed_run_that_is_refused_stays_as_it_was(
 ) -> None:
     before = resumable(tmp_path)
 
-    def refuse(job: Job, on_tick: Any = None) -> None:
+    def refuse(self: Launcher, job: Job, on_tick: Any = None) -> None:
         if trained:
             (tmp_path / "metrics.jsonl").write_text("{}\n")
         raise RequestError("image 7 is none")
 
-    monkeypatch.setitem(LAUNCHERS, "direct", refuse)
+    monkeypatch.setattr(Launcher, "run", refuse)
     done = inside("train", "resnet20-digits", "--out", tmp_path, "--resume", "epochs=9")
     assert done.returncode == 2 and done.stderr.endswith("image 7 is none\n")
     after = {name: (tmp_path / name).read_bytes() for name in before if (tmp_path / name).exists()}
