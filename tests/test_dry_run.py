@@ -179,7 +179,7 @@ def test_a_task_of_the_users_own(inside: Hvdkit, tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()
     done = inside("train", DIGITS, "model={name: own, script: mine.py}", "data.name=own", "--dry-run")
     about = " ".join(done.stdout.partition("\n\n")[2].split())
-    assert "steps only the ranks know how many; 32 samples a batch memory not known: only the script" in about
+    assert "steps only the ranks know how many; 32 samples per batch memory not known: only the script" in about
     done = inside("train", DIGITS, "model={name: own, script: mine.py}", "data.name=own", "steps=9", "--dry-run")
     assert "at most 9; 32 samples a batch" in done.stdout
 
