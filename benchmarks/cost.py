@@ -63,7 +63,7 @@ def run(framework: str, _: int, side: str, folder: Path) -> dict[str, Any]:
         environment=runtime.environment | harness.ONE_THREAD,
         log_dir=folder / "logs",
     )
-    LAUNCHERS["direct"](job)
+    LAUNCHERS["direct"].run(job)
     return dict(json.loads(result.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""Horovod's wheel for many environments: builds and proves each, and writes benchmarks/horovod-matrix.md.
+"""Horovod's wheel for many environments: builds and tests each, and writes benchmarks/horovod-matrix.md.
 
     python benchmarks/horovod_matrix.py [ROW…]
 
@@ -48,7 +48,7 @@ def main(names: list[str]) -> None:
 
 
 def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:
-    """One environment: its versions, the seconds of build and proof, the size of the wheel in bytes, the result."""
+    """One environment: its versions, the seconds of build and test, the size of the wheel in bytes, the result."""
     with tempfile.TemporaryDirectory(prefix="hvdkit-matrix-") as scratch:
         folder = Path(scratch)
         base, python = interpreter(version), folder / "env" / "bin" / "python"
@@ -65,13 +65,13 @@ def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:
         if done.returncode:
             return taken | {"result": done.stderr.strip().splitlines()[-1][:300]}
         if _run(python, "-m", "pip", "freeze") != before:
-            return taken | {"result": "proved, but the environment changed"}
+            return taken | {"result": "tested, but the environment changed"}
         made = next(folder.glob("*.whl"))
         _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", made)
         for pin in pins.RUNTIMES.values():  # as its user imports it
             if any(pin.module in one for one in packages):
                 _run(python, "-c", f"import horovod.{pin.module} as hvd; hvd.init(); assert hvd.size() == 1")
-        return taken | {"size": made.stat().st_size, "result": "proved, installed, imported"}
+        return taken | {"size": made.stat().st_size, "result": "tested, installed, imported"}
 
 
 def interpreter(version: str) -> Path:
@@ -92,9 +92,9 @@ def page(done: dict[str, dict[str, object]]) -> str:
     lines = [
         "# Horovod for many environments",
         "",
-        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, proves",
+        "`make horovod-matrix` makes each environment, builds a wheel for it by `hvdkit horovod wheel --cpu`, tests",
         "it on two processes (every collective, all elements checked), installs it there and imports it. The seconds,",
-        f"of one build and its proof, are of two cores of a shared machine with {machine.compiler()}.",
+        f"of one build and its test, are of two cores of a shared machine with {machine.compiler()}.",
         "",
         "| environment | Python | versions | seconds | wheel | result |",
         "|:---|:---|:---|---:|---:|:---|",

@@ -181,7 +181,7 @@ def test_a_task_of_the_users_own(inside: Hvdkit, tmp_path: Path) -> None:
     about = " ".join(done.stdout.partition("\n\n")[2].split())
     assert "steps only the ranks know how many; 32 samples per batch memory not known: only the script" in about
     done = inside("train", DIGITS, "model={name: own, script: mine.py}", "data.name=own", "steps=9", "--dry-run")
-    assert "at most 9; 32 samples a batch" in done.stdout
+    assert "at most 9; 32 samples per batch" in done.stdout
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(inside: Hvdkit, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_ranks_that_meet_now_and_then(hvdkit: Hvdkit, recipe: Path, tmp_path: Pa
     (one,) = made.communications
     assert (one.operation, one.bytes) == ("allreduce", gradients)
     assert made.bytes_per_step == pytest.approx(gradients / 3, rel=0.1), "of a run whose warm-up is no whole round"
-    assert "1 communication every 3 steps" in done.stdout
+    assert "1 collective every 3 steps" in done.stdout
     exposed, compression = made.step.exposed_communication_ms, made.step.compression_ms
     assert exposed.mean > 0 and exposed.median == 0, "two steps of three send nothing"
     assert compression and compression.mean > 0

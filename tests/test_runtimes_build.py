@@ -417,7 +417,7 @@ def test_the_wheel_key_knows_the_installed_framework_and_numpy(name: str) -> Non
 )
 def test_the_patches_fit_the_released_horovod(tmp_path: Path, versions: dict[str, str]) -> None:
     log = Log(tmp_path / "log", Cancellation())
-    source = wheel._unpack(wheel.sdist(Path(sys.executable), tmp_path, log), tmp_path)
+    source = wheel.unpack(wheel.sdist(Path(sys.executable), tmp_path, log), tmp_path)
     chosen = patches.chosen(versions)
     patches.apply(source, chosen)
     assert len(chosen) > 10

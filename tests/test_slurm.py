@@ -125,7 +125,7 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: P
     wait_for(lambda: "PENDING" in call(slurm, ["scontrol", "show", "job", job], tmp_path).stdout, said)
     call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], tmp_path)  # else Slurm waits two minutes
     wait_for((run / "result.json").exists, said)
-    assert re.search(r"^\S+/run: goes on from step \d+$", said(), re.MULTILINE), "appended to the same log"
+    assert re.search(r"^\S+/run: goes on from step \d+, epoch \d/4$", said(), re.MULTILINE), "appended to the same log"
     results = [json.loads((each / "result.json").read_text()) for each in (run, unbroken)]
     assert results[0]["first_step"] > 0
     assert len({result["final_weights_sha256"] for result in results}) == 1

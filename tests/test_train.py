@@ -195,7 +195,7 @@ REFUSED = [
     (["-np", "3", "-H", "localhost:2"], "-H offers 2 slots"),
     (["-H", "a b:2"], "-H: 'a b:2'"),
     (["-H", "localhost:2;id"], "-H:"),
-    (["--launcher", "mpirun"], "--launcher mpirun: expected one of direct, horovodrun"),
+    (["--launcher", "pbs"], "--launcher pbs: expected one of auto, direct, horovodrun, mpirun, slurm"),
     (["epochs=x", "sede=1"], "epochs: expected a whole number, got 'x'"),
     (["--out", "file"], "is a file"),
     (["--out", "taken"], "the folder is not empty"),

@@ -124,7 +124,7 @@ def read(folder: Path) -> Checkpoint:
     try:
         record = Record.model_validate_json(read_bounded(path))
     except OSError as error:
-        if not os.path.lexists(path) and not (folder / MODEL).exists():
+        if not os.path.lexists(path) and not os.path.lexists(folder / MODEL):
             raise RequestError(_none(folder)) from None
         raise RequestError(
             f"{path}: cannot be read ({error.strerror}); expected a run's folder, or a checkpoint's such as "

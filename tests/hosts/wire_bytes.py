@@ -77,7 +77,7 @@ def main(framework: str) -> None:
             | {"HOROVOD_CYCLE_TIME": "20", "OMP_NUM_THREADS": "1", "WIRE_FRAMEWORK": framework, "WIRE_ROWS": str(rows)},
             log_dir=Path(folder) / "logs",
         )
-        LAUNCHERS["direct"](job)
+        LAUNCHERS["direct"].run(job)
         sys.stdout.write(rows.read_text() + "\n")
 
 
