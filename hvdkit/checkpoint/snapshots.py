@@ -92,6 +92,10 @@ def locate(path: Path) -> Path:
 
     A path that is neither is returned as it is, for `read` to report. Raises RequestError for a run that kept none.
     """
+    try:
+        path.lstat()
+    except OSError:  # there is none, or the system refuses to look at it
+        return path
     if (path / RECORD).exists():
         return path
     for name in (_BEST, _LAST):
@@ -107,9 +111,10 @@ def locate(path: Path) -> Path:
 
 def _none(path: Path) -> str:
     """The message for a path at which there is neither a run nor a checkpoint."""
-    found = "neither a run nor a checkpoint is in it" if path.is_dir() else "no such folder"
-    if os.path.lexists(path) and not path.is_dir():
-        found = "is a file"
+    there = os.path.lexists(path)  # raises nothing, even for a name that is too long
+    found = (
+        "no such folder" if not there else "neither a run nor a checkpoint is in it" if path.is_dir() else "is a file"
+    )
     runs = sorted(Path("runs").glob(f"*/checkpoints/{_LAST}"), key=lambda each: each.lstat().st_mtime)
     here = f"; the newest run here is {runs[-1].parent.parent}" if runs else ""
     return (
