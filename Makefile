@@ -65,7 +65,7 @@ horovod-matrix: bootstrap ## Horovod's wheel for nine environments, each tested:
 bench-network: runtimes ## Training over a slow network: rates, methods, accuracy; an hour, needs a quiet machine
 	@$(BIN)/python benchmarks/network.py
 
-programs: # Chromium, Open MPI, Slurm: Debian's packages, where root may install them; elsewhere the tests name them
+programs: # Chromium, for tests of pages, where root may install it; elsewhere the tests name it
 	@$(PYTHON) scripts/test_programs.py
 
 check: lint ## Check style and types, and run the tests that start no ranks: under 3 minutes, needs no runtime
@@ -75,7 +75,7 @@ test: runtimes programs ## Run every test, over real processes
 	@$(BIN)/python scripts/run_tests.py
 
 cluster-check: runtimes ## Install Slurm and Open MPI (root, Debian) and run the tests of launchers with them
-	@$(PYTHON) scripts/test_programs.py --services
+	@$(PYTHON) scripts/test_programs.py --clusters
 	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py
 
 lint: bootstrap ## Check style and types

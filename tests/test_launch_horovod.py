@@ -49,7 +49,7 @@ def python() -> str:
 @pytest.fixture(params=["direct", "horovodrun", "mpirun"])
 def launcher(request: pytest.FixtureRequest) -> str:
     if request.param == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("needs Open MPI: sudo apt-get install openmpi-bin")
+        pytest.skip("needs Open MPI: sudo make cluster-check")
     return str(request.param)
 
 
