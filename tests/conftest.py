@@ -32,7 +32,7 @@ CHECK = {
     "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "dockerfile",
     "documents", "dry_run", "hints", "horovod_cuda", "horovod_target", "images", "launch_hosts", "mesh", "paths",
     "predict", "profile", "progress", "quick", "refused", "report_files", "runtimes_patches", "schemas", "simulator",
-    "simulator_costs", "submit", "sync", "tuning", "validation",
+    "simulator_costs", "stalls", "submit", "sync", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

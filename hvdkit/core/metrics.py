@@ -44,6 +44,15 @@ def peak_rss_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def rss_mib() -> float | None:
+    """The resident memory of this process now, in MiB; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * resource.getpagesize() / 2**20
+
+
 class StepClock:
     """Seconds from the end of one step to the end of the next, including input, without the pauses between epochs.
 

@@ -238,6 +238,7 @@ class Loop:
                 learning_rate=self.rate(self.progress.step - 1),
                 images_per_second=speed,
                 bytes_per_step=self._strategy.bytes_per_step,
+                rss_mib=metrics.rss_mib(),
                 unit=self._task.unit,
                 warnings=warnings or None,
                 **rest,

@@ -22,7 +22,8 @@ from hvdkit.launch.agent.reports import MARK, RANKS
 from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
-from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.diagnosis.stalls import Stall
+from hvdkit.launch.job import HANG_SHARE, SETTLE_SHARE, Job, Tick
 from hvdkit.launch.listener import Listener
 from hvdkit.launch.termination import caught_signals
 
@@ -34,8 +35,6 @@ _LAUNCHER_GRACE_S = 1.0
 # An agent that takes this much longer than its grace is killed. It needs rank_agent.AFTERMATH_S and a walk through
 # /proc, on a busy machine too.
 _MARGIN_S = 5.0
-# An agent reports a hang after the first share of the timeout; in the second share the other agents report theirs.
-_HANG_SHARE, _SETTLE_SHARE = 0.85, 0.1
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def agent_command(python: str, role: str, job: Job, command: list[str]) -> list[
     Without site packages it starts in 0.05 s.
     """
     grace_s = job.grace_s + (0.0 if role in RANKS else _LAUNCHER_GRACE_S)
-    settings = [str(job.log_dir.absolute()), str(grace_s), str(_HANG_SHARE * job.stall_timeout_s)]
+    settings = [str(job.log_dir.absolute()), str(grace_s), str(HANG_SHARE * job.stall_timeout_s)]
     return [python, "-I", "-S", str(_AGENT), role, *settings, *command]
 
 
@@ -97,6 +96,7 @@ class Agents:
         self._ranks: dict[str, tuple[int, str]] = {}  # rank and host, by name
         self._pids: dict[str, int] = {}
         self.hangs: dict[str, Hang] = {}
+        self.stalls: dict[str, Stall] = {}  # the last that each rank's Horovod has named
         self.ends: dict[str, exits.RankEnd] = {}
         self.launcher_end: dict[str, Any] | None = None
         if listener is not None:
@@ -184,7 +184,7 @@ class Agents:
     def hangs_settled(self) -> bool:
         """Whether ranks hang, and other agents have had the time to report theirs."""
         first = min((hang.noticed_at for hang in self.hangs.values()), default=float("inf"))
-        return time.monotonic() > first + _SETTLE_SHARE * self._job.stall_timeout_s
+        return time.monotonic() > first + SETTLE_SHARE * self._job.stall_timeout_s
 
     @property
     def all_gone(self) -> bool:
@@ -217,6 +217,8 @@ class Agents:
         elif event == "hung":
             if report["phase"] != WAITING:
                 self.hangs[name] = Hang.read(report, self._host(report), received)
+        elif event == "stalled":
+            self.stalls[name] = Stall.read(report, received)
         elif event == "resumed":
             self.hangs.pop(name, None)
         elif event == "link down":

@@ -9,14 +9,18 @@ from pathlib import Path
 
 from hvdkit.core.heartbeat import STOP
 from hvdkit.errors import RequestError
+from hvdkit.launch.agent import stalls
 from hvdkit.launch.hosts import Host, place
 from hvdkit.launch.slots import Slot
 
 Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
+STACKS = "stacks.txt"  # where ranks were that hang
 _LOGS = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log")
 # A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
+# An agent reports a hang after the first share of the timeout; in the second share the other agents report theirs.
+HANG_SHARE, SETTLE_SHARE = 0.85, 0.1
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,18 @@ class Job:
     def base_environment(self) -> dict[str, str]:
         """The environment of every rank under any launcher; a user's HOROVOD_* settings stay in force."""
         return {
+            **self._stall_checks(),
             **os.environ,
             **self.environment,
             "PYTHONUNBUFFERED": "1",
             "HVDKIT_RANK_DIR": str(self.log_dir.absolute()),
         }
+
+    def _stall_checks(self) -> dict[str, str]:
+        """Horovod names the ranks that do not join a collective before the agents report the others as hanging."""
+        if not self.stall_timeout_s:
+            return {}
+        return {stalls.VARIABLE: str(max(1, int(HANG_SHARE * self.stall_timeout_s / (stalls.CHECKS + 0.5))))}
 
 
 def prepare(job: Job) -> None:
@@ -98,7 +109,7 @@ def prepare(job: Job) -> None:
         raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STOP):
+        for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STACKS, STOP):
             for old in job.log_dir.glob(pattern):
                 old.unlink()
     except OSError as error:

@@ -67,7 +67,7 @@ class _Ranks(Agents):
             if partition is not None:
                 return partition
             if self.hangs:
-                return hang_failure(self._job, list(self.hangs.values()), ends)
+                return hang_failure(self._job, self.hangs.values(), ends, self.stalls.values())
         launcher = self.launcher_end
         explained = verdict is not None and (verdict.end.known or verdict.lost_by)
         if launcher is not None and launcher["exit_code"] != 0 and not explained:

@@ -34,7 +34,7 @@ _FIGURES = (
 # The columns of metrics.csv before there is a line.
 METRICS = (
     "step", "total_steps", "epoch", "ends_epoch", "loss", "learning_rate", "images_per_second", "bytes_per_step",
-    "val_accuracy", "val_loss", "unit", "warnings",
+    "rss_mib", "val_accuracy", "val_loss", "unit", "warnings",
 )  # fmt: skip
 
 

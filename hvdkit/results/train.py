@@ -48,7 +48,8 @@ class MetricLine(Figures):
     `images_per_second` is measured by rank 0's clock. `validation` has the task's metrics by name at the end of an
     epoch; accuracy and loss are `val_accuracy` and `val_loss` too (cross-entropy without label smoothing, or the task's
     own loss). `bytes_per_step` is what one rank sends of gradients and weights for an update, on average since the
-    process started. `unit` names the samples in the plural; where it is not images, `images_per_second` counts those.
+    process started. `rss_mib` is the resident memory of rank 0's process then. `unit` names the samples in the plural;
+    where it is not images, `images_per_second` counts those.
     `warnings` are lines for the user, in the first line only.
     """
 
@@ -60,6 +61,7 @@ class MetricLine(Figures):
     learning_rate: float
     images_per_second: float
     bytes_per_step: float | None = None
+    rss_mib: float | None = None
     val_accuracy: float | None = None
     val_loss: float | None = None
     validation: dict[str, float] | None = None

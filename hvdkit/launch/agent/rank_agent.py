@@ -6,8 +6,8 @@ Every rank has an agent as its parent, on the host where the rank runs. The agen
 - writes the command's output to FOLDER/rank-<r>.log (worker-<place>.log under an elastic launcher);
 - reports on its standard output, which leads to the launcher (`MARK` + JSON, one line each), that the rank has started,
   how it ended, with the record that it may have left in FOLDER/rank-<r>.failure.json, and that no process is left;
-- reports too when the rank has made no progress for HANG_S seconds (watchdog.py; 0: never) and when it goes on, or that
-  its host's network interface is down (link_monitor.py);
+- reports too when the rank has made no progress for HANG_S seconds (watchdog.py; 0: never) and when it goes on, that
+  its host's network interface is down (link_monitor.py), or which ranks did not join a collective (stalls.py);
 - ends the rank on SIGTERM, and as soon as nobody reads its standard output any more (the launcher was killed, the ssh
   connection broke): SIGTERM to its process group, SIGKILL after GRACE_S seconds, at once when asked again;
 - gives the rank a folder of its own for temporary files and removes it: a rank that is killed leaves its files behind,
@@ -52,6 +52,7 @@ if not __package__:
 from hvdkit.launch.agent.link_monitor import LinkMonitor
 from hvdkit.launch.agent.process_tree import descendants, kill
 from hvdkit.launch.agent.reports import MARK, Reports, write_line
+from hvdkit.launch.agent.stalls import StallReader
 from hvdkit.launch.agent.watchdog import Watchdog
 
 TAIL_BYTES = 8192
@@ -143,7 +144,9 @@ class RankAgent:
         self.kill_at: float | None = None
         self.look_at = 0.0
         self.link = LinkMonitor(None if reports.rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
+        self.stalls = StallReader()
         self.frozen = False
+        self.activity: dict[str, Any] | None = None  # of the rank, when it was asked to end
         self.connected = stat.S_ISSOCK(os.fstat(1).st_mode)  # to the launcher
 
     def run(self, command: list[str]) -> int:
@@ -292,7 +295,7 @@ class RankAgent:
         """End the command as far as was asked: first by SIGTERM; asked again or after the grace, by SIGKILL."""
         if self.stop_requests and self.stopped_at is None:
             self.stopped_at = time.monotonic()
-            self.frozen = self.watchdog.frozen()
+            self.frozen, self.activity = self.watchdog.frozen(), self.watchdog.activity()
             self.stop_requests -= 1
             self.kill_at = self.stopped_at + self.grace_s
             with contextlib.suppress(ProcessLookupError):
@@ -340,6 +343,7 @@ class RankAgent:
             "signal": os.WTERMSIG(status) if by_signal else None,
             "stopped": self.stopped_at is not None,
             "frozen": self.frozen,
+            "activity": self.activity,
             "after_stop": self.stopped_at is not None and failed_at > self.stopped_at,
             "seconds": ended_at - self.started_at,
             "failed_at": failed_at,
@@ -377,6 +381,8 @@ class RankAgent:
                 return True
             if self.reports.rank is None:
                 data = self._pass_on_reports(data)
+            elif missing := self.stalls.read(data):
+                self.reports.send("stalled", missing=missing)
             self._keep(data)
 
     def _pass_on_reports(self, data: bytes) -> bytes:

@@ -19,7 +19,7 @@ from hvdkit.launch.agent.process_tree import stat
 # A rank that computes without a heartbeat (a first step that compiles, say) hangs only after so many timeouts.
 BUSY_FACTOR = 10
 BUSY_SHARE = 0.2  # of a core; Horovod's own thread takes a few hundredths, a rank on a crowded machine gets no more
-STACK_WAIT_S = 0.3
+STACK_WAIT_S, STACK_LOOK_S = 0.3, 0.02
 FRAMES = 12
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -67,11 +67,20 @@ class Watchdog:
         if self._reported or still_s < self._timeout_s * (BUSY_FACTOR if busy else 1):
             return None
         self._reported = True
+        return "hung", {"seconds": still_s, **self._activity(beat, state)}
+
+    def activity(self) -> dict[str, Any] | None:
+        """`step`, `phase`, `frozen` and `frames` now; None for a rank that writes no heartbeat, or has ended."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return self._activity(self._beat_path.read_bytes(), self._process()[0])
+        return None
+
+    def _activity(self, beat: bytes, state: str) -> dict[str, Any]:
         facts: dict[str, Any] = {"step": None, "phase": None}
         with contextlib.suppress(ValueError):
             _, step, phase = beat.decode().split(" ", 2)
             facts = {"step": int(step) if int(step) >= 0 else None, "phase": phase.strip()}
-        return "hung", {**facts, "seconds": still_s, "frozen": state == "T", "frames": self._frames(state)}
+        return {**facts, "frozen": state == "T", "frames": self._frames(state)}
 
     def frozen(self) -> bool:
         """Whether a signal (SIGSTOP) or a debugger holds the process."""
@@ -92,9 +101,18 @@ class Watchdog:
             # Only what is printed from here on is of this hang.
             start = self._stack_path.stat().st_size
             os.kill(self._pid, signal.SIGUSR2)
-            time.sleep(STACK_WAIT_S)
-            text = self._stack_path.read_text(errors="replace")[start:]
+            text = self._printed(start)
             main_thread = re.split(r"^(?:Current t|T)hread ", text, flags=re.MULTILINE)[-1]
             found = [f"{m['name']} ({m['file']}:{m['line']})" for m in _FRAME.finditer(main_thread)]
             return found[:FRAMES]
         return []
+
+    def _printed(self, start: int) -> str:
+        """What comes into the file of stacks behind `start`, until no more does."""
+        text, enough = "", time.monotonic() + STACK_WAIT_S
+        while time.monotonic() < enough:
+            time.sleep(STACK_LOOK_S)
+            before, text = text, self._stack_path.read_text(errors="replace")[start:]
+            if text and text == before:
+                break
+        return text

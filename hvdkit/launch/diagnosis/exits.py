@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import Any
 from hvdkit.core.heartbeat import LOST_A_PEER, SAID_BY_HOROVOD
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
+from hvdkit.launch.agent import stalls
 from hvdkit.launch.job import Job
 
 _TAIL_LINES = 15
@@ -96,6 +97,7 @@ class RankEnd:
     name: str = ""  # of its files; rank-<r> where it is empty
     address: str | None = None  # of its host's link
     unanswered: Collection[str] = ()  # addresses that did not answer its host any more
+    activity: Mapping[str, Any] | None = None  # of the watchdog, when it was asked to end
 
     @property
     def known(self) -> bool:
@@ -152,11 +154,12 @@ def shown_tail(log: str, tail: str) -> str:
 
     At most 15 lines of 400 characters. A crash is shown from its beginning, as Python prints the innermost call first.
     """
-    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in tail.rstrip().split("\n")]
+    said = stalls.without(tail).rstrip()
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in said.split("\n")]
     crash = next((place for place, line in enumerate(lines) if line.startswith(_CRASH)), len(lines) - _TAIL_LINES)
     lines = lines[max(0, crash) :][:_TAIL_LINES]
     if not any(lines):
-        return f"{log}, is empty"
+        return f"{log}, {'has only warnings of this wait' if tail.strip() else 'is empty'}"
     return f"{log}, ends:\n" + "\n".join("    " + line[:_LINE_LIMIT] for line in lines)
 
 

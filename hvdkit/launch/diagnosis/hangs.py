@@ -1,23 +1,35 @@
-"""Which rank hangs, where, and the error that names it."""
+"""Which rank hangs, where, and the error that names it, with the collective that the others wait in."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hvdkit.errors import RunError
+from hvdkit.files import write_atomic
 from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, rank_failure
-from hvdkit.launch.job import Job
+from hvdkit.launch.diagnosis.stalls import Stall, open_collectives
+from hvdkit.launch.job import STACKS, Job
+
+# Files that are not the user's: packages, the standard library, hvdkit's own.
+_NOT_THEIRS = re.compile(r"/(site|dist)-packages/|/lib/python3|/hvdkit/(?!.*/recipes/)|\(<")
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A rank that has made no progress for `seconds`, and where. `frames` are innermost first (watchdog.py)."""
+    """A rank that has made no progress for `seconds`, and where. `frames` are innermost first (watchdog.py).
+
+    `seconds` is None for a rank that others wait for, and that made progress until it was ended.
+    """
 
     rank: int
     host: str
     step: int | None
     phase: str
-    seconds: float
+    seconds: float | None
     frozen: bool
     frames: list[str]
     noticed_at: float  # by the launcher's monotonic clock
@@ -27,6 +39,18 @@ class Hang:
         """From an agent's report."""
         same = {key: report[key] for key in ("rank", "step", "phase", "seconds", "frozen", "frames")}
         return cls(host=host, noticed_at=received, **same)
+
+    @classmethod
+    def of_end(cls, end: RankEnd) -> Hang | None:
+        """What a rank did when it was ended; None where that is not known."""
+        if end.activity is None:
+            return None
+        return cls.read({**end.activity, "rank": end.rank, "seconds": None}, end.host, end.reported_at)
+
+    @property
+    def since(self) -> float:
+        """When it stopped making progress, by the launcher's monotonic clock."""
+        return self.noticed_at - (self.seconds or 0.0)
 
     @property
     def waiting(self) -> bool:
@@ -51,21 +75,52 @@ class Hang:
         if self.frozen:
             return "frozen by a signal (SIGSTOP, or a debugger)"
         executing = f", executing {self.frames[0]}" if self.frames else ""
-        return f"in phase {self.phase!r}{executing}"
+        theirs = next((frame for frame in self.frames if not _NOT_THEIRS.search(frame)), None)
+        called = f", called in {theirs}" if theirs and theirs != self.frames[0] else ""
+        return f"in phase {self.phase!r}{executing}{called}"
+
+    @property
+    def state(self) -> str:
+        """Whether it makes progress, where, and what it does."""
+        where = "before its first step" if self.step is None else f"at step {self.step}"
+        if self.seconds is None:
+            return f"goes on {where}, {self.doing}"
+        return f"{where}: no progress for {self.seconds:.0f} s, {self.doing}"
 
 
-def hang_failure(job: Job, hangs: list[Hang], ends: list[RankEnd]) -> RankFailure:
-    """The error that names the rank that hangs, or the ranks where nothing distinguishes one."""
-    hangs = sorted(hangs, key=lambda hang: (hang.order, hang.rank))
-    first = hangs[0]
-    alike = [hang for hang in hangs if hang.order == first.order]
-    others = sorted(hangs[len(alike) :], key=lambda hang: hang.rank)
+def hang_failure(job: Job, hangs: Collection[Hang], ends: list[RankEnd], stalls: Iterable[Stall] = ()) -> RankFailure:
+    """The error that names the rank that hangs, or the ranks where nothing distinguishes one.
+
+    Where Horovod has said which collective some ranks did not enter (`stalls`), it names that and blames one of them.
+    The stacks of all these ranks are in logs/stacks.txt.
+    """
+    began = min(hang.since for hang in hangs)
+    waits = open_collectives(stall for stall in stalls if stall.received >= began)
+    missing = {rank for each in waits for rank in each.missing}
+    hung = {hang.rank for hang in hangs}
+    others_wait_for = [found for end in ends if end.rank in missing - hung and (found := Hang.of_end(end))]
+
+    def order(hang: Hang) -> tuple[Any, ...]:
+        frozen, *rest = hang.order
+        return frozen, hang.rank not in missing, *rest
+
+    known = sorted([*hangs, *others_wait_for], key=lambda hang: (order(hang), hang.rank))
+    first = known[0]
+    alike = [hang for hang in known if order(hang) == order(first)]
+    others = sorted(known[len(alike) :], key=lambda hang: hang.rank)
+    parts = [each.text(hung, {end.rank: end.host for end in ends}) for each in waits]
     who = ", ".join(f"rank {hang.rank} on {hang.host}" for hang in alike)
-    where = "before its first step" if first.step is None else f"at step {first.step}"
-    parts = [
-        f"{who} {'hangs' if len(alike) == 1 else 'hang'} {where}: no progress for {first.seconds:.0f} s, {first.doing}"
-    ]
-    if first.waiting:
+    verb = "" if first.seconds is None else "hangs " if len(alike) == 1 else "hang "
+    parts.append(f"{who} {verb}{first.state}")
+    if first.waiting and not waits:
         parts.append("it waits for another rank")
     parts += [f"rank {hang.rank} on {hang.host} waits {hang.doing}" for hang in others[:8]]
+    with suppress(RunError):  # a full disk, say
+        write_atomic(job.log_dir / STACKS, "\n".join(map(_stack, sorted(known, key=lambda hang: hang.rank))))
+        parts.append(f"their stacks: {job.log_dir / STACKS}")
     return rank_failure(job, "; ".join(parts), ends[first.rank])
+
+
+def _stack(hang: Hang) -> str:
+    frames = hang.frames or ["no stack: it is frozen, or does not answer"]
+    return "".join([f"rank {hang.rank} on {hang.host}, {hang.state}\n", *(f"    {frame}\n" for frame in frames)])

@@ -1,0 +1,56 @@
+"""What Horovod's stall inspector prints: the collectives that only some ranks entered, and who is missing.
+
+Rank 0 of a process set prints it (horovod/common/stall_inspector.cc), every HOROVOD_STALL_CHECK_TIME_SECONDS:
+
+    [2026-11-23 18:00:00.123456: W /…/stall_inspector.cc:107] One or more tensors were submitted to be reduced, …
+    Missing ranks:
+    1: [allreduce.gradients.0, allreduce.gradients.1, ...]
+
+Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+VARIABLE = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+# A tensor that is in Horovod's response cache is dropped from it first and then timed anew: four checks at most.
+CHECKS = 4
+_BEGIN = "Missing ranks:"
+_RANK = re.compile(r"(?P<rank>\d+)!?: \[(?P<names>.*)\]")
+_SAID = re.compile(r"^\[[^\]]*stall_inspector\.cc:\d+\].*\n(Missing ranks:\n(\d+!?: \[.*\]\n?)*)?", re.MULTILINE)
+_LONGEST_LINE = 65536  # characters
+
+
+class StallReader:
+    """Finds the inspector's messages in a rank's output."""
+
+    def __init__(self) -> None:
+        self._unfinished = ""
+        self._missing: dict[int, list[str]] | None = None  # while a message is read
+
+    def read(self, output: bytes) -> dict[int, list[str]] | None:
+        """The tensors that each missing rank did not submit, at most six a rank; None where nothing new is said.
+
+        A message may come in parts; what is returned then has all the ranks named so far.
+        """
+        *lines, self._unfinished = (self._unfinished + output.decode("utf-8", "replace")).split("\n")
+        self._unfinished = self._unfinished[-_LONGEST_LINE:]
+        found = None
+        for line in lines:
+            if line == _BEGIN:
+                self._missing = {}
+            elif self._missing is not None:
+                match = _RANK.fullmatch(line)
+                if match is None:
+                    self._missing = None
+                else:
+                    names = match["names"].replace(" ...", "").split(", ")
+                    self._missing[int(match["rank"])] = names
+                    found = dict(self._missing)
+        return found
+
+
+def without(text: str) -> str:
+    """A rank's output without the inspector's whole messages, which hide what the rank printed before it waited."""
+    return _SAID.sub("", text)

@@ -1,0 +1,148 @@
+"""Collectives that only some ranks entered: what Horovod prints, and the error that the launcher makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdkit.launch import supervise
+from hvdkit.launch.agent.stalls import VARIABLE, StallReader, without
+from hvdkit.launch.diagnosis.exits import RankFailure
+from hvdkit.launch.diagnosis.stalls import shown
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import HANG_SHARE, STACKS, Job
+
+PRINTED = b"""step 7
+[2026-11-23 18:00:00.123456: W /build/horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be \
+reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 11 seconds.
+Missing ranks:
+1: [allreduce.a, allreduce.b[0], allreduce.c ...]
+2!: [allreduce.a]
+epoch 1
+3: [nothing that the inspector said]
+"""
+NAMES = {1: ["allreduce.a", "allreduce.b[0]", "allreduce.c"], 2: ["allreduce.a"]}
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
+def test_what_horovod_prints_is_found_however_it_is_cut(size: int) -> None:
+    reader = StallReader()
+    found = [reader.read(PRINTED[start : start + size]) for start in range(0, len(PRINTED), size)]
+    assert [each for each in found if each][-1] == NAMES
+
+
+def test_other_output_says_nothing_and_takes_no_memory() -> None:
+    reader = StallReader()
+    assert reader.read(b"1: [allreduce.a]\n\xff\xfe") is None
+    for _ in range(100):
+        assert reader.read(b"." * 65536) is None
+    assert len(reader._unfinished) <= 65536
+
+
+def test_a_log_is_shown_without_the_inspectors_messages() -> None:
+    assert without(PRINTED.decode()) == "step 7\nepoch 1\n3: [nothing that the inspector said]\n"
+    assert without(PRINTED.decode().replace("stall_inspector", "other")) == PRINTED.decode().replace(
+        "stall_inspector", "other"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("allreduce.gradients", "allreduce 'gradients'"),
+        ("grouped_allreduce.gradients.0", "allreduce 'gradients.0'"),
+        ("HorovodAllgather_sizes_0", "allgather 'sizes_0'"),
+        ("gradients", "collective 'gradients'"),
+    ],
+)
+def test_a_tensor_is_named_with_its_collective(name: str, said: str) -> None:
+    assert shown(name) == said
+
+
+class Ranks:
+    """Four ranks on two hosts, and what their agents report, ten seconds after each other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 1000.0
+        self.job = Job(Path("python"), [], 4, [Host("h1", 2), Host("h2", 2)], {}, folder)
+        self.ranks = supervise._Ranks(self.job)
+
+    def note(self, event: str, rank: int, **facts: Any) -> None:
+        self.now += 10
+        self.ranks.note({"event": event, "rank": rank, "name": f"rank-{rank}", "clock": self.now} | facts, self.now)
+
+    def hung(self, rank: int, phase: str, *frames: str, step: int = 7) -> None:
+        self.note("hung", rank, step=step, phase=phase, seconds=50.0, frozen=False, frames=frames)
+
+    def ended(self, rank: int, activity: dict[str, Any] | None = None) -> None:
+        facts = {"exit_code": None, "signal": 15, "stopped": True, "frozen": False, "after_stop": False, "tail": ""}
+        facts |= {"seconds": 5.0, "failed_at": self.now, "failure": None, "log_error": None, "host": "?"}
+        self.note("ended", rank, activity=activity, **facts)
+
+    def fault(self) -> RankFailure:
+        for rank in range(4):
+            if f"rank-{rank}" not in self.ranks.ends:
+                self.ended(rank)
+        found = self.ranks.fault()
+        assert isinstance(found, RankFailure)
+        return found
+
+
+WAITS = ("synchronize (/x/site-packages/horovod/torch/mpi_ops.py:1310)", "step (/home/me/train.py:40)")
+
+
+def test_the_collective_is_named_with_who_waits_who_is_missing_and_where_they_are(tmp_path: Path) -> None:
+    """Rank 2 evaluates, so it makes progress: what it does is known from when it is ended."""
+    ranks = Ranks(tmp_path)
+    for rank in (0, 1, 3):
+        ranks.hung(rank, "step", *WAITS)
+    ranks.note("stalled", 0, missing={"2": [f"allreduce.gradients_{number}of9" for number in range(1, 7)]})
+    activity = {"step": 7, "phase": "evaluating", "frozen": False}
+    ranks.ended(2, activity | {"frames": ["dot (/x/site-packages/numpy/core.py:9)", "check (/home/me/train.py:88)"]})
+    error = ranks.fault()
+    assert (error.rank, error.host, error.exit_status) == (2, "h2", 1)
+    message = str(error)
+    assert message.startswith(
+        "allreduce 'gradients' waits: ranks 0, 1, 3 entered it, rank 2 on h2 did not; rank 2 on h2 goes on at step 7, "
+        "in phase 'evaluating', executing dot (/x/site-packages/numpy/core.py:9), called in check "
+        "(/home/me/train.py:88); rank 0 on h1 waits in phase 'step', executing synchronize"
+    ), message
+    stacks = (tmp_path / STACKS).read_text()
+    assert str(tmp_path / STACKS) in message
+    assert [line.split()[1] for line in stacks.splitlines() if line.startswith("rank")] == ["0", "1", "2", "3"]
+    assert "    check (/home/me/train.py:88)\n" in stacks
+
+
+def test_each_side_of_a_wrong_order_is_named(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    for rank in range(4):
+        ranks.hung(rank, "step", *WAITS)
+    ranks.note("stalled", 0, missing={"1": ["allreduce.a"], "2": ["allreduce.a"], "0": ["allreduce.b"], "3": ["b"]})
+    message = str(ranks.fault())
+    assert "allreduce 'b' waits: ranks 1, 2, 3 entered it, rank 0 on h1 did not" in message
+    assert "allreduce 'a' waits: ranks 0, 3 entered it, rank 1 on h1, rank 2 on h2 did not" in message
+
+
+def test_a_wait_that_was_over_before_the_hang_is_not_named(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    ranks.note("stalled", 0, missing={"2": ["allreduce.evaluation"]})
+    ranks.now += 600
+    ranks.hung(1, "step", "sleep (/home/me/train.py:12)")
+    message = str(ranks.fault())
+    assert message.startswith("rank 1 on h1 hangs at step 7: no progress for 50 s") and "evaluation" not in message
+
+
+@pytest.mark.parametrize("timeout_s", [60.0, 600.0])
+def test_horovod_names_a_collective_before_the_launcher_gives_up(tmp_path: Path, timeout_s: float) -> None:
+    job = Job(Path("python"), [], 2, [Host("localhost", 2)], {}, tmp_path, stall_timeout_s=timeout_s)
+    period_s = int(job.base_environment()[VARIABLE])
+    assert 4 * period_s < HANG_SHARE * timeout_s < 6 * period_s
+
+
+def test_a_users_own_period_and_no_limit_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(Path("python"), [], 2, [Host("localhost", 2)], {}, tmp_path, stall_timeout_s=0)
+    assert VARIABLE not in job.base_environment()
+    monkeypatch.setenv(VARIABLE, "7")
+    assert job.base_environment()[VARIABLE] == "7"
