@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hvdkit.results.train import TrainResult
     from hvdkit.simulator.advise import Advice
     from hvdkit.simulator.predict import Prediction
+    from hvdkit.simulator.sweep import Sweep
 
 _dry: ContextVar[bool] = ContextVar("dry", default=False)
 
@@ -301,6 +302,28 @@ def profile(
 
 
 @checked
+def published_profile(
+    model: str,
+    *,
+    images_per_second: float,
+    batch_size: int,
+    device: str,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Profile:
+    """Make a profile for `predict` and `advise` from a published figure of one device; nothing is measured.
+
+    `model` is one of hvdkit's ResNets, such as `resnet50`; `device` is a GPU's name, or `cpu`.
+    """
+    from hvdkit.commands import profile as profile_
+    from hvdkit.profiling import published
+
+    found = published.profile(model, images_per_second, operator.index(batch_size), device)
+    with _claimed(as_path(out) or paths.default_out(found.recipe, "profile"), overwrite) as folder:
+        return profile_.write(found, folder).at(folder)
+
+
+@checked
 def bench(
     collective: str,
     *,
@@ -364,6 +387,33 @@ def predict(
     place = as_path(out) or paths.default_out(plan.profile.recipe, "predict")
     with _claimed(place, overwrite, inputs=[path, Path(cluster)]) as folder:
         return predict_.predict(plan, folder).at(folder)
+
+
+@checked
+def sweep(
+    profile: PathLike | Profile,
+    grid: Settings,
+    *,
+    cluster: PathLike,
+    ranks: Wholes = None,
+    policy: str | None = None,
+    settings: Settings = None,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Sweep:
+    """Predict a grid of what-ifs, such as `{"n": [8, 16, 32], "batch_size": [32, 64]}`, or `["n=8,16,...,1024"]`.
+
+    `n` is the number of ranks, which `ranks` may say instead; the other keys are those of `predict`'s `settings`.
+    """
+    from hvdkit.commands import predict as predict_
+    from hvdkit.simulator import sweep as sweep_
+
+    path = _profile(profile)
+    wanted = dict(grid) if isinstance(grid, Mapping) else sweep_.read(texts("grid", grid))
+    answer = predict_.sweep(path, Path(cluster), wholes(ranks), wanted, texts("settings", settings), policy)
+    place = as_path(out) or paths.default_out("sweep", "predict")
+    with _claimed(place, overwrite, inputs=[path, Path(cluster)]) as folder:
+        return answer(folder).at(folder)
 
 
 @checked

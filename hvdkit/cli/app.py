@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, completion, help, images, predict, setting_up, submit
+from hvdkit.cli import bench, completion, help, images, predict, published, setting_up, submit
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -22,6 +22,7 @@ from hvdkit.cli.options import (
     Json,
     Launcher,
     Log,
+    OptionalRecipe,
     Overrides,
     Overwrite,
     Ranks,
@@ -35,6 +36,7 @@ from hvdkit.cli.options import (
     show,
 )
 from hvdkit.defaults import BEGAN, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+from hvdkit.errors import RequestError
 
 app = App(
     no_args_is_help=True,
@@ -218,13 +220,18 @@ for command in (images.predict_images, submit.submit, bench.bench, predict.predi
 
 @app.command()
 def profile(
-    recipe: RecipeFile,
+    context: typer.Context,
+    recipe: OptionalRecipe = None,
     overrides: Overrides = None,
     framework: Framework = FRAMEWORK,
     np: Ranks = PROFILED_RANKS,
     hosts: Hosts = None,
     steps: Annotated[int, typer.Option(help="steps to measure")] = STEPS,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="write PyTorch's own profile too")] = False,
+    from_: published.From = None,
+    images_per_second: published.ImagesPerSecond = None,
+    batch_size: published.BatchSize = None,
+    device: published.Device = None,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
     out: Out = None,
@@ -234,6 +241,11 @@ def profile(
 ) -> None:
     """Measure where the time of a step goes, by layer and by rank, and show what bounds it."""
     from hvdkit import api
+
+    if published.asked(context):
+        return published.profile(context)
+    if recipe is None:
+        raise RequestError("RECIPE.yaml: expected a recipe to measure, or --from with a published figure")
     from hvdkit.commands.profile import FILE, PICTURE, TRACE
     from hvdkit.report.profile import sentences, tables
 

@@ -27,6 +27,10 @@ RecipeFile = Annotated[
         autocompletion=completion.recipes,
     ),
 ]
+OptionalRecipe = Annotated[
+    Path | None,
+    typer.Argument(metavar="RECIPE.yaml", help="the recipe, or --from instead", autocompletion=completion.recipes),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[key=value]...", help="such as epochs=2", autocompletion=completion.overrides),

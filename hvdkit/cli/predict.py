@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hvdkit.cli import completion
-from hvdkit.cli.options import LAUNCHER_HELP, Overwrite
+from hvdkit.cli.options import LAUNCHER_HELP, Overwrite, show
+
+if TYPE_CHECKING:
+    from hvdkit.simulator.sweep import Sweep
 
 Cluster = Annotated[
     Path,
@@ -28,21 +31,45 @@ Out = Annotated[
 def predict(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE.json", help="the profile.json of `hvdkit profile`")],
     cluster: Cluster,
-    ranks: Annotated[list[int], typer.Option("-n", "-np", "--np", help="number of ranks; may be repeated")],
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option("-n", "-np", "--np", help="number of ranks; may be repeated", show_default="--sweep n=…"),
+    ] = None,
     policy: Policy = None,
     set_: Set = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V,...", help="a grid of what-ifs, such as n=8,16,...,1024; may be repeated"),
+    ] = None,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file."""
     from hvdkit import api
+    from hvdkit.errors import RequestError
     from hvdkit.report.predict import prediction_lines
 
+    if sweep:
+        return _sweep(
+            api.sweep(
+                profile, sweep, cluster=cluster, ranks=ranks, policy=policy, settings=set_, out=out, overwrite=overwrite
+            )
+        )
+    if not ranks:
+        raise RequestError("-n: expected the number of ranks, such as -n 8, or --sweep n=8,16")
     prediction = api.predict(
         profile, cluster=cluster, ranks=ranks, policy=policy, settings=set_, out=out, overwrite=overwrite
     )
     typer.echo("\n".join(prediction_lines(prediction)))
     typer.echo(f"written to {prediction.folder / 'predict.json'}, predict.png and predict-trace.json")
+
+
+def _sweep(found: Sweep) -> None:
+    from hvdkit.report import sweep as report
+    from hvdkit.report.tabular import terminal
+
+    show([terminal(report.table(found), "")], 120)
+    typer.echo("\n".join([*report.lines(found), f"written to {found.folder / 'sweep.json'}, sweep.csv and sweep.png"]))
 
 
 def advise(

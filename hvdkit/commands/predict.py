@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from hvdkit.simulator.settings import Settings
 
 if TYPE_CHECKING:  # advice is loaded only for `hvdkit advise`
     from hvdkit.simulator.advise import Advice, Money
+    from hvdkit.simulator.sweep import Sweep
 
 NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
 
@@ -106,6 +107,36 @@ def predict(plan: Plan, folder: Path) -> Prediction:
     gantt.picture(schedule, title, folder / "predict.png")
     gantt.trace(schedule, plan.profile, folder / "predict-trace.json")
     return found
+
+
+def sweep(
+    profile: Path,
+    cluster: Path,
+    ranks: Sequence[int],
+    grid: Mapping[str, Sequence[Any]],
+    texts: Sequence[str],
+    policy: str | None,
+) -> Callable[[Path], Sweep]:
+    """Check a grid of what-ifs; returns what predicts it and writes sweep.json, .csv and .png into a folder.
+
+    Raises RequestError with file, key and what was expected; what is returned raises RunError if it cannot write.
+    """
+    from hvdkit.simulator import sweep as sweeping
+
+    found, links = read(profile), clusters.load(cluster)
+    whatifs = sweeping.checked(grid, ranks, texts, policy, links)
+    calibration.calibrate(found)
+
+    def answer(folder: Path) -> Sweep:
+        from hvdkit.report import sweep as report
+
+        made = sweeping.sweep(found, links, whatifs)
+        write_atomic(folder / "sweep.json", made.model_dump_json(indent=2) + "\n")
+        csv_files.save(folder / "sweep.csv", report.rows(made))
+        report.picture(made, folder / "sweep.png")
+        return made
+
+    return answer
 
 
 def check(price: float | None, apply: Path | None) -> None:

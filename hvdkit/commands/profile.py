@@ -94,10 +94,16 @@ def run(plan: ProfilePlan, folder: Path) -> Profile:
     launch(plan.plan, folder / "config.yaml", arguments, folder / "logs")
     found = assemble.read(folder, recipe)
     profile = assemble.profile(found, recipe)
-    save(profile, folder / FILE)
-    csv_files.save(folder / "profile.csv", csv_files.profile(profile))
+    write(profile, folder)
     write_atomic(folder / TRACE, chrome_trace.dump(found))
     from hvdkit.report.profile import picture
 
     picture(profile, found, folder / PICTURE)
+    return profile
+
+
+def write(profile: Profile, folder: Path) -> Profile:
+    """Write profile.json and profile.csv into `folder`. Raises RunError if they cannot be written."""
+    save(profile, folder / FILE)
+    csv_files.save(folder / "profile.csv", csv_files.profile(profile))
     return profile

@@ -202,7 +202,8 @@ class Profile(_Strict, Result):
 
     `step` is the mean over `ranks`. `bytes_per_step` is what a rank sends. `settings` is the resolved recipe, from
     which `hvdkit advise` writes a changed one. `batch_size` (images) and `threads` are per rank. A step is an update,
-    of `accumulate` batches.
+    of `accumulate` batches. `published` describes the published figure from which all else follows, None if the profile
+    was measured.
     """
 
     schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")]
@@ -237,6 +238,7 @@ class Profile(_Strict, Result):
     tuning: Tuning
     memory: Memory
     cost: Cost | None
+    published: str | None = None
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each part of a step, with its mean time and its share of the step, and for the whole step."""

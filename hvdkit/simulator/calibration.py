@@ -113,7 +113,7 @@ def own_network(profile: Profile) -> Cluster | None:
 def _check(profile: Profile, found: Calibration) -> float | None:
     """The model's error on the profiled step, in percent, over the links that the profile timed."""
     network = own_network(profile)
-    if (network is None and profile.np > 1) or profile.step.step_ms.mean <= 0:
+    if (network is None and profile.np > 1) or profile.step.step_ms.mean <= 0 or profile.published:
         return None
     cluster = network or Cluster(
         schema_version=1,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -111,13 +112,19 @@ def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: 
     points = [point(found, cluster, number, settings) for number in checked(ranks, cluster)]
     return Prediction(
         model=profile.model,
-        profile=f"{profile.framework} {profile.framework_version}, {profile.np} ranks, batch {profile.batch_size}",
+        profile=source(profile),
         cluster=cluster.name,
         settings=settings.model_dump(exclude_defaults=True),
         measured_step_ms=profile.step.step_ms.mean,
         check_percent=found.check_percent,
         points=points,
     )
+
+
+def source(profile: Profile) -> str:
+    """What a profile is of, in a line."""
+    measured = f"{profile.framework} {profile.framework_version}, {profile.np} ranks, batch {profile.batch_size}"
+    return profile.published or measured
 
 
 def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
@@ -133,32 +140,24 @@ def checked(ranks: Sequence[int], cluster: Cluster | None) -> list[int]:
 def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Point:
     """The prediction for one number of ranks, on a cluster as `predict` takes it."""
     base = found.case(cluster, ranks, settings)
-    jitter = _jitter(found, cluster, settings)
-    factors = slowest(ranks, base.every, jitter, settings.seed)
+    made = cases(found, base, settings)
+    factors, warnings = made.factors, made.warnings
     mean = float(factors.mean())
     middle = replace(base, slow=mean)
-    # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
-    near = float(slowest(min(ranks, found.ranks), base.every, jitter, settings.seed).mean())
-    error, wire_error, warnings = expected_errors(found, base, settings)
-    edges = [
-        replace(middle, slow=near / (1 + error), wire=1 / (1 + wire_error)),
-        replace(middle, slow=mean * (1 + error), wire=1 + wire_error),
-    ]
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
     steady = engine.run(step.detailed(middle))
-    periods = step.simulate([*edges, *sampled]).period
+    periods = step.simulate([*made.ends, *sampled]).period
     spread = periods[2:] if sampled else np.array([steady.period])
     seconds = float(spread.mean())
-    # If the profile shows no overlap, the interval includes a step without any.
-    shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
-    without_overlap = 0.0 if shown else step.period(replace(middle, policy="grouped"))
+    without_overlap = step.period(made.serial) if made.serial else 0.0
     alone = step.period(base.alone)
     slow_alone = step.period(middle.alone)
     waiting = max(0.0, slow_alone - alone)
     if waiting > _LONG_WAIT * seconds:
         warnings.append(
             f"{100 * waiting / seconds:.0f} % of the step is waiting for the slowest rank, as compute is assumed to "
-            f"vary by {100 * jitter:.0f} % from step to step; profile on a quiet machine, or try --set jitter=0.02"
+            f"vary by {100 * _jitter(found, cluster, settings):.0f} % from step to step; profile on a quiet machine, "
+            "or try --set jitter=0.02"
         )
     memory, room = _memory(base), base.network.cluster.device.memory_mib
     if memory is not None and room is not None and base.workload.activation_bytes and memory > room:
@@ -187,6 +186,36 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
     )
 
 
+@dataclass(frozen=True)
+class Cases:
+    """What a prediction is made of: samples of the slowest rank's factor, and the ends of the interval.
+
+    `ends` are the fastest and the slowest case. `serial` is a case without overlap, which is part of the interval, None
+    if the profile shows overlap.
+    """
+
+    factors: Floats
+    ends: tuple[Case, Case]
+    serial: Case | None
+    warnings: list[str]
+
+
+def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
+    """The cases that give a prediction for `base` and its interval."""
+    ranks, jitter = base.network.ranks, _jitter(found, base.network.cluster, settings)
+    factors = slowest(ranks, base.every, jitter, settings.seed)
+    mean = float(factors.mean())
+    # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
+    near = float(slowest(min(ranks, found.ranks), base.every, jitter, settings.seed).mean())
+    error, wire_error, warnings = expected_errors(found, base, settings)
+    fastest = replace(base, slow=near / (1 + error), wire=1 / (1 + wire_error))
+    longest = replace(base, slow=mean * (1 + error), wire=1 + wire_error)
+    # If the profile shows no overlap, the interval includes a step without any.
+    shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
+    serial = None if shown else replace(base, slow=mean, policy="grouped")
+    return Cases(factors, (fastest, longest), serial, warnings)
+
+
 def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
     """Steps of the slowest rank, with every layer and bucket, for the same case as `point`."""
     base = found.case(cluster, ranks, settings)
@@ -194,6 +223,7 @@ def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Setting
     return engine.run(step.detailed(replace(base, slow=float(factors.mean()))), _ITERATIONS)
 
 
+@lru_cache(maxsize=1024)
 def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
     """Samples of the slowest rank's compute time relative to the mean, shape (SAMPLES,), from the seed.
 

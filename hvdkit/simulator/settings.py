@@ -63,12 +63,21 @@ def read(texts: Sequence[str], policy: str | None = None, where: str = "--set") 
 
     Raises RequestError with a line for each fault: the key and what was expected.
     """
+    given = parsed(texts, where)
+    return validated(given if policy is None else given | {"policy": policy}, where)
+
+
+def parsed(texts: Sequence[str], where: str) -> dict[str, Any]:
+    """The document that `key=value` texts make. Raises RequestError with a line for each that is none."""
     document: dict[str, Any] = {}
     faults = [fault for text in texts if (fault := yaml_files.override(document, text))]
     if faults:
         raise RequestError("\n".join(f"{where}: {fault}" for fault in faults))
-    if policy is not None:
-        document["policy"] = policy
+    return document
+
+
+def validated(document: dict[str, Any], where: str) -> Settings:
+    """The settings in a document. Raises RequestError with a line for each fault."""
     try:
         settings = Settings.model_validate(document)
     except ValidationError as error:

@@ -6,6 +6,7 @@ All times are seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import mean
 
 from hvdkit.results.profile import Profile, Spread
@@ -49,7 +50,7 @@ class Workload:
     fixed_memory_bytes: float = 0.0
     activation_bytes: float = 0.0
 
-    @property
+    @cached_property
     def forward_s(self) -> float:
         """Forward of one batch."""
         return sum(seconds for _, seconds in self.forward)

@@ -95,21 +95,27 @@ class ResNet:
 
     def multiply_adds(self, side: int) -> int:
         """Multiply-adds of a forward pass of one image of `side` × `side` pixels, in convolutions and linear layer."""
+        return sum(self.work_by_layer(side).values())
 
-        def work(conv: Conv, out: int) -> int:
-            return conv.inputs * conv.outputs * conv.kernel**2 * out**2
+    def work_by_layer(self, side: int) -> dict[str, int]:
+        """The same by layer: all convolutions and the linear layer `fc`, by their full names."""
+        found: dict[str, int] = {}
+
+        def add(name: str, conv: Conv, out: int) -> None:
+            found[name] = conv.inputs * conv.outputs * conv.kernel**2 * out**2
 
         side = -(-side // self.stem.stride)
-        total = work(self.stem, side) + self.features * self.classes
+        add(self.stem.name, self.stem, side)
         side = -(-side // 2) if self.max_pool else side
         for block in self.blocks:
             inside = side
             for conv in block.convs:
                 inside = -(-inside // conv.stride)
-                total += work(conv, inside)
-            total += work(block.projection, inside) if block.projection else 0
+                add(f"{block.name}.{conv.name}", conv, inside)
+            if block.projection:
+                add(f"{block.name}.{block.projection.name}", block.projection, inside)
             side = inside
-        return total
+        return found | {"fc": self.features * self.classes}
 
     def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
         """About how many values of one image of `shape` are kept until backward.

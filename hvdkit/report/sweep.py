@@ -1,0 +1,96 @@
+"""A grid of what-ifs as a table for the terminal, rows for sweep.csv, and sweep.png."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hvdkit.report import plotting
+from hvdkit.report.tabular import Cell, Table, number, percent
+from hvdkit.simulator.sweep import RANKS, Row, Sweep
+
+_SHOWN = 30  # rows on the terminal
+_LINES = 8  # of the picture
+
+
+def table(found: Sweep) -> Table:
+    """All what-ifs, or those with the most images per second if there are many."""
+    rows = found.rows
+    if len(rows) > _SHOWN:
+        rows = sorted(rows, key=lambda row: -row.images_per_second)[:_SHOWN]
+    columns: dict[str, Any] = {key: lambda row, key=key: Cell(text(row.what[key])) for key in found.rows[0].what}
+    made = Table.of(
+        "sweep",
+        rows,
+        columns
+        | {
+            "ms/step": lambda row: number(row.step_ms, 1),
+            "from": lambda row: number(row.low_ms, 1),
+            "to": lambda row: number(row.high_ms, 1),
+            "images/s": lambda row: number(row.images_per_second),
+            "efficiency": lambda row: percent(row.efficiency),
+            found.money: lambda row: number(row.cost_per_million_images, 2),
+        },
+    )
+    return made.without_empty([found.money])
+
+
+def lines(found: Sweep) -> list[str]:
+    """What was predicted from what, and the notes."""
+    left = len(found.rows) - _SHOWN
+    said = [f"{found.model} on {found.cluster}, from a profile of {found.profile}"]
+    said += [f"the {_SHOWN} fastest of {len(found.rows)} what-ifs; all are in sweep.csv"] if left > 0 else []
+    return said + [f"note ({count} of {len(found.rows)}): {note}" for note, count in found.notes.items()]
+
+
+def rows(found: Sweep) -> Iterable[dict[str, Any]]:
+    """Rows for sweep.csv: a column for each swept key."""
+    for row in found.rows:
+        what = {f"set.{key}": text(value) for key, value in row.what.items()}
+        yield what | row.model_dump(exclude={"what"})
+
+
+def text(value: Any) -> str:
+    """A value as `--set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def picture(found: Sweep, path: Path) -> None:
+    """Draw images per second over the number of ranks, or over the key with the most values, a line for each value of
+    the key with the next most; of all other keys the fastest values count. Written to `path` as PNG. Raises RunError.
+    """
+    values = {key: list(dict.fromkeys(text(row.what[key]) for row in found.rows)) for key in found.rows[0].what}
+    by_count = sorted(values, key=lambda key: (key == RANKS and len(values[key]) > 1, len(values[key])), reverse=True)
+    across, other = by_count[0], by_count[1] if len(by_count) > 1 else None
+    best: dict[str, dict[str, Row]] = {}
+    for row in found.rows:
+        line = best.setdefault("" if other is None else text(row.what[other]), {})
+        place = text(row.what[across])
+        if place not in line or row.images_per_second > line[place].images_per_second:
+            line[place] = row
+    shown = list(best)[:: -(-len(best) // _LINES)]
+    numbers = all(type(row.what[across]) in (int, float) and row.what[across] > 0 for row in found.rows)
+    with plotting.picture(path, 10, 6) as figure:
+        axes = figure.subplots()
+        for name in shown:
+            points = best[name]
+            places = [row.what[across] for row in points.values()] if numbers else list(points)
+            speeds = [row.images_per_second for row in points.values()]
+            low, high = ([row.images_per_second * row.step_ms / getattr(row, end) for row in points.values()]
+                         for end in ("high_ms", "low_ms"))  # fmt: skip
+            axes.plot(places, speeds, "o-", label=f"{other} {name}" if other else None)
+            axes.fill_between(places, low, high, alpha=0.15)
+        if numbers and len(values[across]) > 2:
+            axes.set(xscale="log", yscale="log")
+            axes.set_xticks([row.what[across] for row in best[shown[0]].values()], values[across])
+            axes.minorticks_off()
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        rest = [key for key in by_count[2:] if len(values[key]) > 1]
+        fastest = f", the fastest {' and '.join(rest)}" if rest else ""
+        axes.set(xlabel=across, ylabel="images/s", title=f"{found.model} on {found.cluster}{fastest}")
+        axes.grid(alpha=0.3)
+        if other:
+            axes.legend()
+        figure.tight_layout()

@@ -1,0 +1,262 @@
+"""`hvdkit predict --sweep`: a grid of what-ifs, all simulated at once.
+
+Each is predicted as `predict.point` does, except that the slowest rank's 64 samples are simulated as the means of
+`_PARTS` equal parts. The step time is nearly linear in them, so this changes it by less than a thousandth.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Literal
+
+import numpy as np
+
+from hvdkit.errors import RequestError
+from hvdkit.recipe import yaml_files
+from hvdkit.results.json_files import Result
+from hvdkit.results.profile import Profile
+from hvdkit.simulator import predict as predicting
+from hvdkit.simulator import settings as settings_
+from hvdkit.simulator import step
+from hvdkit.simulator.calibration import calibrate
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.costs import Network
+from hvdkit.simulator.piecewise_linear import Floats
+from hvdkit.simulator.predict import Record
+from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.step import Case
+
+MOST = 100_000  # what-ifs of one sweep
+RANKS = "n"  # the key that stands for the number of ranks
+_PARTS = 4
+_AT_ONCE = 1000  # cases in memory
+_DOTS = ("...", "…")
+
+Grid = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Whatif:
+    """One place of the grid: the values of its keys, and what is predicted: the cluster has the settings' links."""
+
+    what: dict[str, Any]
+    ranks: int
+    settings: Settings
+    cluster: Cluster
+
+
+class Row(Record):
+    """One what-if: the swept keys with their values, and the prediction as in a `predict.Point`.
+
+    `cost_per_million_images` is in the cluster's currency, None if its price is unknown.
+    """
+
+    what: dict[str, Any]
+    ranks: int
+    batch_size: int
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    images_per_second: float
+    efficiency: float
+    cost_per_million_images: float | None
+
+
+class Sweep(Record, Result):
+    """`sweep.json`. `rows` are in the order in which keys and values were given, the last key varying fastest.
+
+    `notes` are the warnings, each with the number of rows that it is about.
+    """
+
+    schema_version: Literal[1] = 1
+    model: str
+    profile: str
+    cluster: str
+    rows: list[Row]
+    notes: dict[str, int]
+
+    @property
+    def money(self) -> str:
+        """The heading of the cost per million images."""
+        return "cost/million images"
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each what-if, with a column for each swept key."""
+        return [each.what | each.model_dump(exclude={"what"}) for each in self.rows]
+
+
+def read(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The grid in texts such as `n=8,16,...,1024`, by key. Dots go on as the two values before them lead to the last.
+
+    Raises RequestError with a line for each fault.
+    """
+    grid: dict[str, list[Any]] = {}
+    faults = []
+    for text in texts:
+        key, equals, values = text.partition("=")
+        try:
+            if not equals or not key.strip():
+                raise ValueError("expected KEY=VALUE,VALUE,..., such as batch_size=32,64")
+            if key in grid:
+                raise ValueError("given twice; expected all values of a key together")
+            grid[key] = _filled(_listed(values))
+        except ValueError as error:
+            faults.append(f"--sweep {text if text.isprintable() else repr(text)}: {error}")
+    if faults:
+        raise RequestError("\n".join(faults))
+    return grid
+
+
+def checked(
+    given: Grid, ranks: Sequence[int], settings: Sequence[str], policy: str | None, cluster: Cluster
+) -> list[Whatif]:
+    """Each what-if of a grid, with the numbers of ranks in `ranks` if it has none; `settings` hold for all.
+
+    Raises RequestError for a key or a value that `--set` does not take, or a number of ranks without room.
+    """
+    if (RANKS in given) == bool(ranks):
+        raise RequestError(f"-n: expected {'either ' if ranks else ''}-n or --sweep {RANKS}=8,16")
+    if policy is not None and "policy" in given:
+        raise RequestError("--sweep policy: leave out --policy")
+    grid = {**given, **({RANKS: list(ranks)} if ranks else {})}
+    for key, values in grid.items():
+        if not values:
+            raise RequestError(f"--sweep {key}: expected at least one value")
+        if key == RANKS and (wrong := [each for each in values if type(each) is not int]):
+            raise RequestError(f"--sweep {RANKS}: expected whole numbers, got {wrong[0]!r}")
+    count = math.prod(map(len, grid.values()))
+    if count > MOST:
+        raise RequestError(f"--sweep: expected at most {MOST:,} what-ifs, got {count:,}; give fewer values")
+    predicting.checked(grid[RANKS], cluster)
+    same = settings_.parsed(settings, "--set") | ({} if policy is None else {"policy": policy})
+    axes = [[(value, _document(key, value)) for value in values] for key, values in grid.items()]
+    found = []
+    for chosen in itertools.product(*axes):
+        what = dict(zip(grid, (value for value, _ in chosen), strict=True))
+        document = reduce(_merged, (part for _, part in chosen), same)
+        asked = settings_.validated(document, "--sweep")
+        found.append(Whatif(what, what[RANKS], asked, settings_.applied(cluster, asked)))
+    return found
+
+
+def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Sweep:
+    """Predict what `checked` has returned for a cluster."""
+    found = calibrate(profile)
+    networks: dict[tuple[str, int], Network] = {}
+    asked: list[tuple[Whatif, Case, predicting.Cases]] = []
+    for each in whatifs:
+        links = each.settings.model_dump_json(include={"link"})
+        network = networks.setdefault((links, each.ranks), Network(each.cluster, each.ranks))
+        base = replace(found.case(network.cluster, each.ranks, each.settings), network=network)
+        asked.append((each, base, predicting.cases(found, base, each.settings)))
+    lone = {_lone(base): base.alone for _, base, _ in asked}
+    alone = dict(zip(lone, _periods(list(lone.values())), strict=True))
+    simulated: list[Case] = []
+    for _, base, made in asked:
+        slow = [float(part.mean()) for part in np.array_split(made.factors, min(_PARTS, len(made.factors)))]
+        simulated += [*made.ends, *([made.serial] if made.serial else [])]
+        simulated += [replace(base, slow=factor) for factor in slow]
+    periods = iter(_periods(simulated))
+    rows = []
+    for each, base, made in asked:
+        low, high = next(periods), next(periods)
+        high = max(high, next(periods) if made.serial else 0.0)
+        parts = min(_PARTS, len(made.factors))
+        seconds = math.fsum(next(periods) for _ in range(parts)) / parts
+        speed = each.ranks * base.batch * found.workload.batch_size / seconds
+        price = each.cluster.price_per_gpu_hour
+        rows.append(
+            Row(
+                what=each.what,
+                ranks=each.ranks,
+                batch_size=round(base.batch * found.workload.batch_size),
+                step_ms=1e3 * seconds,
+                low_ms=1e3 * min(seconds, low),
+                high_ms=1e3 * max(seconds, high),
+                images_per_second=speed,
+                efficiency=min(1.0, alone[_lone(base)] / seconds),
+                cost_per_million_images=None if price is None else 1e6 / speed * each.ranks * price / 3600,
+            )
+        )
+    notes = Counter(warning for _, _, made in asked for warning in made.warnings)
+    return Sweep(
+        model=profile.model,
+        profile=predicting.source(profile),
+        cluster=cluster.name,
+        rows=rows,
+        notes=dict(notes),
+    )
+
+
+def _lone(case: Case) -> tuple[object, ...]:
+    """All that the step without communication depends on: it is the same for many."""
+    return case.network.cluster.device, case.rules, case.batch, case.speed, case.every
+
+
+def _periods(cases: Sequence[Case]) -> Floats:
+    """The step times of any cases of one profile, in seconds, shape (cases,)."""
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for place, case in enumerate(cases):
+        alike[case.rules, case.compression.method, case.network.ranks == 1].append(place)
+    found = np.zeros(len(cases))
+    for places in alike.values():
+        for first in range(0, len(places), _AT_ONCE):
+            chunk = places[first : first + _AT_ONCE]
+            found[chunk] = step.simulate([cases[place] for place in chunk]).period
+    return found
+
+
+def _listed(text: str) -> list[Any]:
+    """The values in a text, as in a YAML list."""
+    for dots in _DOTS:
+        text = text.replace(dots, f'"{_DOTS[0]}"')
+    try:
+        values = yaml_files.parse(f"[{text}]", "")
+    except RequestError:
+        raise ValueError("expected values with commas between them, such as 32,64") from None
+    if any(value is None for value in values):
+        raise ValueError("expected a value after each comma")
+    return list(values)
+
+
+def _filled(values: list[Any]) -> list[Any]:
+    """The values, with those that dots stand for: a geometric series if the ratio leads to the last, else a sum."""
+    if _DOTS[0] not in values:
+        return values
+    at = values.index(_DOTS[0])
+    known = values[:at][-2:] + values[at + 1 :][:1]
+    if len(known) < 3 or at + 2 != len(values) or any(type(value) not in (int, float) for value in known):
+        raise ValueError("expected two numbers before ... and one behind, such as 8,16,...,1024")
+    first, second, last = known
+    if first > 0 and second != first and last / second > 0:
+        steps = math.log(last / second) / math.log(second / first)
+        if steps > 0.5 and abs(steps - round(steps)) < 1e-6:
+            between = [second * (second / first) ** i for i in range(1, round(steps))]
+            whole = all(type(value) is int for value in known)
+            return [*values[:at], *(round(each) if whole else float(f"{each:.12g}") for each in between), last]
+    steps = (last - second) / (second - first) if second != first else 0.0
+    if not 0.5 < steps <= MOST or abs(steps - round(steps)) > 1e-6:
+        raise ValueError(f"{first}, {second} lead to {last} neither by the same factor nor by the same difference")
+    return [*values[:at], *(second + (second - first) * i for i in range(1, round(steps))), last]
+
+
+def _document(key: str, value: Any) -> dict[str, Any]:
+    """What `--set key=value` says; nothing for the number of ranks."""
+    document: dict[str, Any] = {} if key == RANKS else {key.rpartition(".")[2]: value}
+    for part in reversed(key.split(".")[:-1]) if key != RANKS else ():
+        document = {part: document}
+    return document
+
+
+def _merged(document: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, with what `more` says where they differ."""
+    found = dict(document)
+    for key, value in more.items():
+        both = isinstance(value, dict) and isinstance(found.get(key), dict)
+        found[key] = _merged(found[key], value) if both else value
+    return found

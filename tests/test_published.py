@@ -1,0 +1,77 @@
+"""`hvdkit profile --from`: a profile that follows from a published figure, without a framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Hvdkit
+
+import hvdkit
+from hvdkit.profiling import published
+from hvdkit.results import profile as profiles
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import predict as predicting
+from hvdkit.simulator.calibration import calibrate
+from hvdkit.simulator.settings import Settings
+from hvdkit.tasks import resnet
+
+FIGURE = ("--images-per-second", 2470, "--batch-size", 256, "--device", "a100")
+
+
+def test_one_rank_is_the_figure_and_all_parameters_are_sent() -> None:
+    found = published.profile("resnet50", 2470, 256, "a100")
+    assert (found.device, found.processor, found.batch_size) == ("cuda", "a100", 256)
+    assert sum(tensor.bytes for tensor in found.tensors) == 4 * 25_557_032
+    assert sum(layer.forward_ms or 0 for layer in found.layers) == pytest.approx(found.step.forward_ms.mean)  # type: ignore[union-attr]
+    # the last gradient, of the first layer, is ready at the end of backward, which is two thirds of the step
+    assert found.tensors[-1].layer in ("conv1", "bn1")
+    assert found.tensors[-1].ready_ms == pytest.approx(2 / 3 * 256 / 2.470)
+    one, many = predicting.predict(found, clusters.load(Path("a100-nvlink-ib")), [1, 64], Settings()).points
+    assert one.images_per_second == pytest.approx(2470, rel=1e-6)
+    assert 0.5 * 64 * 2470 < many.images_per_second < 64 * 2470
+    # nothing was measured: at least a tenth of doubt
+    assert calibrate(found).error_percent >= 10
+
+
+@pytest.mark.parametrize("name", resnet.NAMES)
+def test_every_resnet_has_one(name: str) -> None:
+    found = published.profile(name, 100, 32, "cpu")
+    assert found.device == "cpu"
+    assert len(found.tensors) == len(resnet.architecture(name, 10).parameter_shapes())
+
+
+def test_the_command_and_the_function_write_the_same(inside: Hvdkit, tmp_path: Path) -> None:
+    done = inside("profile", "--from", "resnet50", *FIGURE, "--out", "made")
+    assert done.returncode == 0, done.stderr
+    assert "not measured" in done.stdout
+    made = hvdkit.published_profile(
+        "resnet50", images_per_second=2470, batch_size=256, device="a100", out=tmp_path / "b"
+    )
+    assert profiles.load(tmp_path / "made" / "profile.json") == profiles.load(made.folder / "profile.json")
+    done = inside("predict", "made/profile.json", "--cluster", "a100-nvlink-ib", "-n", 8, "--out", "found")
+    assert "2,470 images/s on one a100 at batch size 256" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "expected a recipe to measure, or --from"),
+        (["--from", "resnet50"], "--images-per-second, --batch-size, --device: needed too"),
+        (["--batch-size", 3, "--device", "x", "--images-per-second", 3], "--from: needed too"),
+        (["--from", "resnet5", *FIGURE], "did you mean 'resnet56'"),
+        (["resnet20-digits", "--from", "resnet50", *FIGURE], "RECIPE.yaml: leave it out"),
+        (["--from", "resnet50", *FIGURE, "--np", 2], "-np: leave it out"),
+        (["--from", "resnet50", *FIGURE[:1], 0, *FIGURE[2:]], "--images-per-second 0: expected"),
+        (["--from", "resnet50", *FIGURE[:1], "nan", *FIGURE[2:]], "--images-per-second: expected a number"),
+        (["--from", "resnet50", *FIGURE[:3], 0, *FIGURE[4:]], "--batch-size 0: expected"),
+        (["--from", "resnet50", *FIGURE[:5], " "], "--device ' ': expected"),
+    ],
+)
+def test_bad_figures_are_one_line_and_status_2(
+    inside: Hvdkit, tmp_path: Path, arguments: list[object], expected: str
+) -> None:
+    done = inside("profile", *arguments, "--out", "made")
+    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "made").exists()

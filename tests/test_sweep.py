@@ -1,0 +1,133 @@
+"""`hvdkit predict --sweep`: a grid of what-ifs, each as `hvdkit predict` predicts it alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import simulating
+from conftest import Hvdkit
+
+import hvdkit
+from hvdkit.errors import RequestError
+from hvdkit.results import profile as profiles
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import predict as predicting
+from hvdkit.simulator import settings as settings_
+from hvdkit.simulator import sweep as sweeping
+
+P100 = ("--cluster", "p100-roce25")
+TOPK = "{method: topk, ratio: 0.01}"
+
+
+@pytest.fixture()
+def profile(tmp_path: Path) -> Path:
+    profiles.save(simulating.profile(), tmp_path / "profile.json")
+    return tmp_path / "profile.json"
+
+
+def test_each_what_if_is_predicted_as_alone(profile: Path) -> None:
+    """Over policies, compressions, links, numbers of ranks and batch sizes, with jitter and without."""
+    links, found = clusters.load(Path("p100-roce25")), profiles.load(profile)
+    grid = sweeping.read(
+        [
+            "n=1,4,64", "policy=horovod,ddp,grouped,mg-wfbp", f"compression=none,{TOPK}", "batch_size=32,64",
+            "link.roce.busy=0,0.5", "jitter=0,0.1",
+        ]
+    )  # fmt: skip
+    level = links.levels[-1].name
+    grid = {key.replace("roce", level): values for key, values in grid.items()}
+    whatifs = sweeping.checked(grid, [], ["sync.every=1"], None, links)
+    made = sweeping.sweep(found, links, whatifs)
+    assert len(made.rows) == 3 * 4 * 2 * 2 * 2 * 2
+    for row, each in list(zip(made.rows, whatifs, strict=True))[::7]:
+        cluster = settings_.applied(links, each.settings)
+        (alone,) = predicting.predict(found, cluster, [each.ranks], each.settings).points
+        assert (row.ranks, row.batch_size) == (alone.ranks, alone.batch_size)
+        assert row.step_ms == pytest.approx(alone.step_ms, rel=2e-3), row.what
+        assert (row.low_ms, row.high_ms) == pytest.approx((alone.low_ms, alone.high_ms), rel=2e-3), row.what
+        assert row.efficiency == pytest.approx(alone.efficiency, rel=2e-3)
+        assert set(alone.warnings) <= {*made.notes, *(each for each in alone.warnings if "% of the step" in each)}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("n=8,16,...,128", [8, 16, 32, 64, 128]),
+        ("n=8,16,…,128", [8, 16, 32, 64, 128]),
+        ("n=4,8, ... ,20", [4, 8, 12, 16, 20]),
+        ("jitter=0,0.05,...,0.2", [0, 0.05, 0.1, 0.15, 0.2]),
+        ("speed=1,0.1,...,0.001", [1, 0.1, 0.01, 0.001]),
+        ("policy=ddp", ["ddp"]),
+        (f"compression=none,fp16,{TOPK}", ["none", "fp16", {"method": "topk", "ratio": 0.01}]),
+    ],
+)
+def test_values_and_series(text: str, values: list[object]) -> None:
+    (found,) = sweeping.read([text]).values()
+    assert found == pytest.approx(values) if isinstance(values[0], float) or "jitter" in text else found == values
+
+
+def test_the_command_and_the_function_write_the_same(inside: Hvdkit, profile: Path, tmp_path: Path) -> None:
+    asked = ("--sweep", "n=8,16,...,1024", "--sweep", "batch_size=32,64", "--set", "speed=30")
+    cluster = ("--cluster", "aws-p3-16xlarge")
+    done = inside("predict", profile, *cluster, *asked, "--out", "found")
+    assert done.returncode == 0, done.stderr
+    assert "1024" in done.stdout and "images/s" in done.stdout
+    assert (tmp_path / "found" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((tmp_path / "found" / "sweep.json").read_text())
+    assert [row["what"] for row in found["rows"]][:3] == [
+        {"n": 8, "batch_size": 32}, {"n": 8, "batch_size": 64}, {"n": 16, "batch_size": 32},
+    ]  # fmt: skip
+    with (tmp_path / "found" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["step_ms"]) for row in rows] == [row["step_ms"] for row in found["rows"]]
+    one = found["rows"][0]
+    assert one["cost_per_million_images"] == pytest.approx(1e6 / one["images_per_second"] * 8 * 3.06 / 3600)
+    made = hvdkit.sweep(
+        profile, {"n": [8, 16, 32, 64, 128, 256, 512, 1024], "batch_size": [32, 64]}, cluster="aws-p3-16xlarge",
+        settings={"speed": 30}, out=tmp_path / "b",
+    )  # fmt: skip
+    assert made.model_dump(mode="json") == found
+    assert made.to_pandas().shape[0] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "-n: expected the number of ranks"),
+        (["--sweep", "batch_size=32"], "-n: expected -n or --sweep n=8,16"),
+        (["--sweep", "n=8", "-n", 8], "-n: expected either"),
+        (["--sweep", "n=0,8"], "-n 0: expected at least 1"),
+        (["--sweep", "n=8,x"], "--sweep n: expected whole numbers, got 'x'"),
+        (["--sweep", "n=8,16,...,1000.5"], "lead to 1000.5 neither"),
+        (["--sweep", "n=8,...,64"], "expected two numbers before"),
+        (["--sweep", "n"], "expected KEY=VALUE,VALUE"),
+        (["--sweep", "n="], "expected at least one value"),
+        (["--sweep", "n=8,,16"], "--sweep n=8,,16: expected"),
+        (["--sweep", "n=[8"], "expected values with commas"),
+        (["--sweep", "n=8", "--sweep", "n=9"], "given twice"),
+        (["--sweep", "batch=1", "-n", 8], "--sweep: batch: unknown key; did you mean 'batch_size'?"),
+        (["--sweep", "batch_size=0,32", "-n", 8], "--sweep: batch_size: expected greater than or equal to 1, got 0"),
+        (["--sweep", "policy=dpp", "-n", 8], "did you mean 'ddp'"),
+        (["--sweep", "policy=ddp", "-n", 8, "--policy", "horovod"], "leave out --policy"),
+        (["--sweep", "link.x.busy=0.1", "-n", 8], "link.x: expected one of p100-roce25's levels"),
+        (["--sweep", "link=1", "-n", 8], "--sweep: link: expected"),
+        (["--sweep", "n=1,2,...,500", "--sweep", "jitter=0,0.001,...,0.3"], "at most 100,000 what-ifs, got 150,500"),
+    ],
+)
+def test_bad_grids_are_one_line_and_status_2(
+    inside: Hvdkit, profile: Path, tmp_path: Path, arguments: list[object], expected: str
+) -> None:
+    done = inside("predict", profile, *P100, *arguments, "--out", "found")
+    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "found").exists()
+
+
+def test_a_grid_of_python_is_checked_too(profile: Path) -> None:
+    with pytest.raises(RequestError, match="expected at least one value"):
+        hvdkit.sweep(profile, {"n": []}, cluster="p100-roce25")
+    with pytest.raises(RequestError, match="grid"):
+        hvdkit.sweep(profile, "n=8", cluster="p100-roce25")
