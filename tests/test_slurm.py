@@ -132,6 +132,15 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: P
     wait_for(lambda: not call(slurm, ["squeue", "-h"], tmp_path).stdout)
 
 
+def test_the_doctor_examines_the_hosts_of_the_allocation(slurm: Slurm, tmp_path: Path) -> None:
+    done = call(slurm, ["salloc", "--quiet", "-N2", "-n4", *HVDKIT, "doctor", "--out", "found"], tmp_path)
+    found = json.loads((tmp_path / "found" / "doctor.json").read_text())
+    for number, host in enumerate(found["hosts"], 1):
+        assert (host["name"], host["way"], host["slots"]) == (f"h{number}", "srun", 2), done.stdout
+        assert (host["interface"], host["address"]) == ("eth0", f"10.77.0.{number}"), done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_slurm_refuses_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     refused = call(slurm, [*HVDKIT, "submit", *RECIPE, "--partition", "nowhere", "--apply"], tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")

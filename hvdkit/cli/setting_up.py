@@ -3,29 +3,72 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hvdkit.cli import completion
-from hvdkit.cli.options import App
+from hvdkit.cli.options import App, Overwrite, show
+from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.launch.hosts import Host
 
 runtime_app = App(no_args_is_help=True, help="Python environments, each with a framework and a tested Horovod.")
 horovod_app = App(no_args_is_help=True, help="Horovod for an environment of your own.")
 recipes_app = App(no_args_is_help=True, help="The recipes that come with hvdkit.")
 
 
-def doctor() -> None:
-    """Show what is installed and what is broken, with the command that repairs it."""
+def doctor(
+    hosts: Annotated[
+        str | None, typer.Option("-H", "--hosts", help="host:slots,...: examine these", show_default="the allocation's")
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="a file of hosts, as MPI's and horovodrun's")] = None,
+    interface: Annotated[
+        str | None, typer.Option(metavar="NAME|NETWORK", help="such as eth0 or 10.0.0.0/8", show_default="by route")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the folder of doctor.json", show_default="runs/hosts-doctor-<time>")
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Show what is installed and what is broken, with the command that repairs it: here, or on other hosts."""
     from rich.console import Console
+
+    from hvdkit.commands import doctor as doctor_
+
+    console = Console()
+    if found := doctor_.hosts_of(hosts, hostfile):
+        raise typer.Exit(_hosts(found, interface, out, overwrite))
+    if given := next((name for name, value in (("--interface", interface), ("--out", out)) if value), None):
+        raise RequestError(f"{given}: expected -H or --hostfile with it")
 
     from hvdkit.runtimes.doctor import examine
 
-    console = Console()
     with console.status("examining the machine and the runtimes"):
         report = examine()
     report.render(console)
     raise typer.Exit(report.exit_status)
+
+
+def _hosts(hosts: list[Host], interface: str | None, out: Path | None, overwrite: bool) -> int:
+    """Examine hosts, print what was found; the exit status."""
+    from rich.console import Console
+
+    from hvdkit import paths
+    from hvdkit.commands import doctor as doctor_
+    from hvdkit.report.doctor import lines, table
+    from hvdkit.report.tabular import terminal
+
+    doctor_.wanted(interface)
+    with (
+        paths.claimed(out or paths.default_out("hosts", "doctor"), overwrite) as folder,
+        Console(stderr=True).status(f"examining {len(hosts)} hosts"),
+    ):
+        report = doctor_.examine(hosts, interface, folder)
+    show([terminal(table(report), "hosts, and how the one before each reaches it")], 160)
+    typer.echo("\n".join([*lines(report), f"written to {report.folder / doctor_.FILE}"]))
+    return report.exit_status
 
 
 @runtime_app.command("build")

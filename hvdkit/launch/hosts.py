@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.errors import Faults, RequestError
+from hvdkit.files import read_bounded
 from hvdkit.launch.slots import Slot, fill
 
 # No name has a meaning to a shell or looks like an option: horovodrun passes names to ssh through a shell.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[0-9]{1,6}")
 _EXAMPLE = "expected host:slots, for example worker-0:2,worker-1:2"
+_HOSTFILE_LINE = re.compile(
+    rf"(?P<name>{_NAME.pattern})(:(?P<a>[0-9]{{1,6}}))?( slots ?= ?(?P<b>[0-9]{{1,6}}))?( max[-_]slots ?= ?[0-9]+)?"
+)
 _NAMESPACE = "netns:"
 MOST_A_CORE = 64  # ranks; more is a typing error, which would overload the machine
 
@@ -63,6 +67,31 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
             f"ask for at most {slots} or add slots"
         )
     return list(hosts.values())
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """The hosts of a file as Open MPI's and horovodrun's, `name slots=2`, or MPICH's, `name:2`. Raises RequestError."""
+    try:
+        lines = read_bounded(path, 2**22).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a file of hosts") from None
+    found: dict[str, Host] = {}
+    for number, line in enumerate(lines, 1):
+        words = " ".join(line.partition("#")[0].split())
+        if not words:
+            continue
+        match = _HOSTFILE_LINE.fullmatch(words)
+        if match is None:
+            raise RequestError(f"{path}: line {number}: expected NAME slots=N, got {line.strip()[:80]!r}")
+        name, slots = match["name"], int(match["a"] or match["b"] or 1)
+        if slots < 1:
+            raise RequestError(f"{path}: line {number}: expected 1 slot or more, got {slots}")
+        if name in found:
+            raise RequestError(f"{path}: line {number}: host {name} is named twice; name it once, with all its slots")
+        found[name] = Host(name, slots)
+    if not found:
+        raise RequestError(f"{path}: expected a host on each line, such as `node1 slots=4`; there is none")
+    return list(found.values())
 
 
 def check_here(hosts: list[Host], np: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hvdkit.errors import Faults, RequestError
 from hvdkit.launch.hosts import Host
 
-_FOLDER = Path("/run/netns")  # of iproute2
+FOLDER = Path("/run/netns")  # of iproute2
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ def places(hosts: Iterable[Host]) -> dict[str, Place]:
 
 def _place(name: str) -> Place:
     where = f"-H: netns:{name}:"
-    if not (_FOLDER / name).exists():
-        there = sorted(path.name for path in _FOLDER.iterdir()) if _FOLDER.is_dir() else []
+    if not (FOLDER / name).exists():
+        there = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
         raise RequestError(f"{where} expected one of `ip netns`: {', '.join(there) or 'there is none'}")
-    enter = ("nsenter", f"--net={_FOLDER / name}", "--")
+    enter = ("nsenter", f"--net={FOLDER / name}", "--")
     # `ip` lives where a user's PATH may not look.
     path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
     command = [*enter, "ip", "-json", "-4", "address", "show", "up", "scope", "global"]

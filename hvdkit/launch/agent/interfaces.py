@@ -10,7 +10,7 @@ import fcntl
 import socket
 import struct
 
-SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
+SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B  # linux/sockios.h
 
 
 def ask(interface: str, request: int) -> bytes | None:
@@ -26,16 +26,22 @@ def address_of(interface: str) -> str | None:
     return None if answer is None else socket.inet_ntoa(answer[20:24])
 
 
+def mask_of(interface: str) -> str | None:
+    """The mask of the interface's IPv4 network; None where it has none."""
+    answer = ask(interface, SIOCGIFNETMASK)
+    return None if answer is None else socket.inet_ntoa(answer[20:24])
+
+
 def interface_of(address: str) -> str | None:
     """The interface that has this IPv4 address; None where none has it."""
     if address.startswith("127."):
         return "lo"
-    return next((name for name in _names() if address_of(name) == address), None)
+    return next((name for name in names() if address_of(name) == address), None)
 
 
 def addresses() -> list[str]:
     """This machine's IPv4 addresses, without the loopback's."""
-    found = [address_of(name) for name in _names() if name != "lo"]
+    found = [address_of(name) for name in names() if name != "lo"]
     return [address for address in found if address is not None]
 
 
@@ -47,5 +53,6 @@ def source_address(other: str) -> str | None:
     return None
 
 
-def _names() -> list[str]:
+def names() -> list[str]:
+    """All interfaces, up or not."""
     return [name for _, name in socket.if_nameindex()]

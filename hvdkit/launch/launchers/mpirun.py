@@ -7,10 +7,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import Host, parse_hosts, shown
+from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
 
@@ -31,7 +30,7 @@ def hosts(option: str | None, np: int) -> list[Host]:
     if option is not None:
         return parse_hosts(option, np)
     if MPI_HOSTFILE.exists():
-        return _offered(np, _of_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
+        return _offered(np, read_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
     if "SLURM_JOB_NODELIST" in os.environ:
         return _offered(np, slurm.allocation(), "the Slurm allocation")
     return parse_hosts(None, np)
@@ -91,17 +90,3 @@ def _offered(np: int, offered: list[Host], where: str) -> list[Host]:
     if np > slots:
         raise RequestError(f"-np {np}: {where} has {slots} slots ({shown(offered)}); give -np {slots}, or -H")
     return offered
-
-
-def _of_hostfile(path: Path) -> list[Host]:
-    """The hosts of a file as Open MPI's (`name slots=2`) or MPICH's (`name:2`). Raises RequestError."""
-    found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        match = re.fullmatch(r"(?P<name>[\w.-]+)(:(?P<a>\d+))?(\s+slots\s*=\s*(?P<b>\d+))?.*", " ".join(words))
-        if match is None:
-            raise RequestError(f"{path}: line {number}: expected NAME slots=N, got {line.strip()!r}")
-        found.append(Host(match["name"], int(match["a"] or match["b"] or 1)))
-    return found

@@ -61,14 +61,21 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     with tempfile.NamedTemporaryFile("w", prefix="hvdkit-tasks-") as places:
         places.writelines(f"{slot.hostname}\n" for slot in job.slots())
         places.flush()
-        command = ["srun", f"--ntasks={job.np}", f"--nodes={len(nodes)}", "--distribution=arbitrary", *_OPTIONS]
+        command = [
+            "srun",
+            f"--ntasks={job.np}",
+            f"--nodes={len(nodes)}",
+            "--distribution=arbitrary",
+            "--input=none",
+            *STEP,
+        ]
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # srun does not take it from the allocation since 22.05
             command.append(f"--cpus-per-task={cpus}")
         tasks.run(job, lambda _: command, "slurm", _addresses(nodes), {"SLURM_HOSTFILE": places.name}, on_tick)
 
 
 # hvdkit decides when a failed rank ends the others, so srun does not. Steps share the allocation's resources.
-_OPTIONS = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL", "--overlap", "--quiet")
+STEP = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--overlap", "--quiet")
 
 
 def _addresses(nodes: list[str]) -> list[str]:

@@ -1,0 +1,155 @@
+"""`hvdkit doctor -H …`: whether ranks can run on the hosts, and what to do where they cannot."""
+
+from __future__ import annotations
+
+import ipaddress
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import hvdkit
+from hvdkit.commands import host_faults
+from hvdkit.commands.host_ring import Member, reach
+from hvdkit.errors import RequestError
+from hvdkit.files import write_atomic
+from hvdkit.launch import launchers, namespaces
+from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
+from hvdkit.launch.launchers import slurm
+from hvdkit.launch.probes import START_S, Probe, Unreachable, way
+from hvdkit.results.doctor import HostFault, HostReport, HostsReport, Interface, RuntimeThere
+from hvdkit.runtimes import store
+from hvdkit.runtimes.pins import RUNTIMES
+from hvdkit.runtimes.store import PACKAGE, Runtime
+
+FILE = "doctor.json"
+_PINGS = 5
+_PACKAGES = [
+    "horovod",
+    "numpy",
+    "keras",
+    "pydantic",
+    "safetensors",
+    "nvidia-nccl-cu11",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+]
+
+
+def hosts_of(option: str | None, hostfile: Path | None) -> list[Host]:
+    """The hosts of -H, of --hostfile, or of the Slurm allocation; empty where there is none of them.
+
+    Raises RequestError for what cannot be read, and for both options at once.
+    """
+    if option is not None and hostfile is not None:
+        raise RequestError("--hostfile: expected either it or -H")
+    allocated = launchers.choose(option) == "slurm"
+    if hostfile is not None:
+        option = shown(read_hostfile(hostfile))
+    if option is None:
+        return slurm.allocation() if allocated else []
+    found = parse_hosts(option, 1)
+    namespaces.check(found, "direct")
+    return found
+
+
+def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> HostsReport:
+    """Examine the hosts, all at once, and write doctor.json into `folder`.
+
+    `interface` is the name of an interface or a network such as 10.0.0.0/8; without it, the one by which its neighbour
+    reaches a host is shown. Raises RequestError for an interface that can be neither.
+    """
+    began = time.monotonic()
+    fits = wanted(interface)
+    runtimes = store.installed()
+    allocated = {host.name for host in slurm.allocation()} if launchers.choose(None) == "slurm" else set()
+    faults: list[HostFault] = []
+    pythons = [str(runtime.python) for runtime in runtimes]
+    with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as pool:
+        ways = list(pool.map(lambda host: way(host, host.name in allocated), hosts))  # asks the name service
+        reports = [
+            HostReport(name=host.name, slots=host.slots, way=each) for host, each in zip(hosts, ways, strict=True)
+        ]
+        probes = [
+            stack.enter_context(Probe(host, report.way, pythons)) for host, report in zip(hosts, reports, strict=True)
+        ]
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.json.") as mark:
+            questions = [_question(hosts, place, runtimes, folder, Path(mark.name)) for place in range(len(hosts))]
+            ports = list(pool.map(_facts, probes, reports, questions, [faults] * len(hosts)))
+        found = [Member(*each) for each in zip(probes, reports, ports, strict=True) if each[1].reachable]
+        reach(found, fits, interface is not None, pool)
+    faults += host_faults.judge(reports, interface, folder)
+    order = {report.name: place for place, report in enumerate(reports)}
+    faults.sort(key=lambda each: (not each.fault, order[each.host]))
+    made = HostsReport(
+        hvdkit_version=hvdkit.__version__, runtimes=[runtime.name for runtime in runtimes], hosts=reports,
+        faults=faults, seconds=round(time.monotonic() - began, 2),
+    )  # fmt: skip
+    write_atomic(folder / FILE, made.model_dump_json(indent=2) + "\n")
+    return made.at(folder)
+
+
+def wanted(interface: str | None) -> Callable[[Interface], bool]:
+    """Whether an interface is asked for: by its name, by its network or, without `interface`, any but the loopback's.
+
+    Raises RequestError for what can be neither.
+    """
+    if interface is None:
+        return lambda each: each.name != "lo"
+    if "/" not in interface:
+        return lambda each: each.name == interface
+    try:
+        network = ipaddress.ip_network(interface, strict=False)
+    except ValueError:
+        raise RequestError(
+            f"--interface {interface}: expected a name such as eth0, or a network such as 10.0.0.0/8"
+        ) from None
+    return lambda each: ipaddress.ip_address(each.address) in network
+
+
+def _question(
+    hosts: Sequence[Host], place: int, runtimes: Sequence[Runtime], folder: Path, mark: Path
+) -> dict[str, Any]:
+    """What a host is asked for."""
+    names = [each for runtime in runtimes for each in RUNTIMES[runtime.name].distributions]
+    return {
+        "host": hosts[place].name,
+        "neighbour": hosts[(place + 1) % len(hosts)].name,
+        "pythons": {runtime.name: str(runtime.python) for runtime in runtimes},
+        "packages": [*names, *_PACKAGES],
+        "package": str(PACKAGE),
+        "folders": list(dict.fromkeys((str(folder), str(Path.cwd()), "/tmp"))),
+        "mark": str(mark),
+    }
+
+
+def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: list[HostFault]) -> int:
+    """Start a probe and fill in what the host has and what its clock shows; returns the probe's port, or 0."""
+    try:
+        probe.start()
+        # The first answer takes an interpreter's start and a login.
+        found = probe.ask("facts", START_S + 5.0, token=probe.token, **question)
+        report.clock_offset_s, report.clock_error_s = min(
+            (_clock(probe) for _ in range(_PINGS)), key=lambda each: each[1]
+        )
+    except Unreachable as error:
+        faults.append(HostFault(host=report.name, what=str(error), remedy=error.remedy))
+        return 0
+    report.reachable = True
+    for key in ("hostname", "cores", "memory_bytes", "gpus", "folders", "hvdkit", "resolves"):
+        setattr(report, key, found[key])
+    report.shares_files = found["sees_mark"]
+    report.runtimes = {name: RuntimeThere.model_validate(each) for name, each in found["runtimes"].items()}
+    report.interfaces = [Interface.model_validate(each) for each in found["interfaces"]]
+    return int(found["port"])
+
+
+def _clock(probe: Probe) -> tuple[float, float]:
+    """How much the host's clock is ahead, and half of the time that it took to ask: it is right to that."""
+    sent = time.time()
+    there = float(probe.ask("clock")["time"])
+    received = time.time()
+    return round(there - (sent + received) / 2, 6), round((received - sent) / 2, 6)

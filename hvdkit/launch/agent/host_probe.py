@@ -1,0 +1,267 @@
+"""What a host has, and how it reaches its neighbour: the part of `hvdkit doctor` that runs on each host.
+
+It is sent to the host as text, since hvdkit may be missing there, and runs under any Python 3.8 or later with the
+standard library alone. Each line of standard input is a question (JSON, with `ask`), each line of standard output its
+answer. It ends when standard input closes.
+
+`ask` is `facts` (what the host has), `clock` (the time), or `reach` (whether the neighbour answers at its addresses,
+how soon, and how many bytes a second it takes in).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hvdkit.launch.agent.interfaces import address_of, mask_of, names
+
+_ANSWER_S = 2.0  # for a connection
+_PROGRAM_S = 10.0  # for a program, the name service, or a slow line
+_PINGS = 21
+_PING = b"?"  # is sent back; everything else is counted
+_CHUNK = bytes(2**16)
+
+
+def main() -> None:
+    """Answer questions until standard input closes."""
+    listener = _listen()
+    token = ""
+    for line in sys.stdin:
+        question = json.loads(line)
+        ask = question.pop("ask")
+        if ask == "facts":
+            token = question.pop("token")
+            threading.Thread(target=_serve, args=(listener, token), daemon=True).start()
+            answer = {**facts(**question), "port": listener.getsockname()[1]}
+        elif ask == "reach":
+            answer = {"ways": [_way(**each) for each in question["ways"]]}
+        else:
+            answer = {"time": time.time()}
+        sys.stdout.write("\n" + json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def facts(
+    host: str, neighbour: str, pythons: dict[str, str], packages: list[str], package: str, folders: list[str], mark: str
+) -> dict[str, Any]:
+    """What the host has; `pythons` are the interpreters of runtimes by name, `package` is hvdkit's folder."""
+    found: dict[str, Any] = {
+        "hostname": socket.gethostname(),
+        "python": sys.executable,
+        "resolves": {},
+        "interfaces": interfaces(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": _free_memory(),
+        "folders": {folder: _free_bytes(folder) for folder in folders},
+        "sees_mark": Path(mark).exists(),
+        "hvdkit": _digest(sorted(Path(package).rglob("*.py"))),
+    }
+    parts = {
+        "resolves": lambda: {name: _resolved(name) for name in dict.fromkeys((host, neighbour))},
+        "gpus": _gpus,
+        "runtimes": lambda: {name: runtime(python, packages) for name, python in pythons.items()},
+    }
+
+    def fill(key: str) -> None:
+        found[key] = parts[key]()
+
+    threads = [threading.Thread(target=fill, args=(key,), daemon=True) for key in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_PROGRAM_S)
+    return {"gpus": [], "runtimes": {}, **found}
+
+
+def interfaces() -> list[dict[str, Any]]:
+    """The addresses of all interfaces, IPv4 first: name, address, the bits of its network."""
+    found = []
+    for name in names():
+        address, mask = address_of(name), mask_of(name)
+        if address is not None:
+            bits = bin(struct.unpack("!I", socket.inet_aton(mask or "255.255.255.255"))[0]).count("1")
+            found.append({"name": name, "address": address, "bits": bits})
+    return found + _of_ipv6()
+
+
+def _of_ipv6() -> list[dict[str, Any]]:
+    """IPv6 addresses that reach further than one link."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for text, _, bits, scope, _, name in (line.split() for line in lines):
+        if int(scope, 16) != 0x20:  # of a link alone
+            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))
+            found.append({"name": name, "address": address, "bits": int(bits, 16)})
+    return found
+
+
+def runtime(python: str, packages: list[str]) -> dict[str, Any]:
+    """What an interpreter has: its version and those of `packages`, a digest of Horovod; or a `fault`."""
+    say = "import sys; print('\\n'.join(['%d.%d.%d' % sys.version_info[:3]] + sys.path))"
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", say], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROGRAM_S
+        )
+    except FileNotFoundError:
+        return {"fault": "no interpreter there"}
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"fault": getattr(error, "strerror", None) or "no answer"}
+    if done.returncode != 0:
+        return {"fault": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
+    version, *path = done.stdout.splitlines()
+    places = [Path(folder) for folder in path if Path(folder).is_dir()]
+    versions = {"python": version}
+    for place in reversed(places):
+        for entry in place.iterdir():
+            match = re.fullmatch(r"(.+?)-([^-]+)(-.*)?\.(dist|egg)-info", entry.name)
+            if match and match[1].lower().replace("_", "-") in packages:
+                versions[match[1].lower().replace("_", "-")] = match[2]
+    libraries = [each for place in places for each in sorted((place / "horovod").glob("*/*.so"))]
+    return {"versions": versions, "horovod": _digest(libraries)}
+
+
+def _digest(files: list[Path]) -> str | None:
+    """A digest of the files' contents and names; None where there are none."""
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            digest.update(file.name.encode() + file.read_bytes())
+        except OSError:
+            return None
+    return digest.hexdigest()[:16] if files else None
+
+
+def _resolved(name: str) -> list[str]:
+    """The addresses of a name, as this host knows them."""
+    try:
+        return list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)))
+    except (OSError, UnicodeError):
+        return []
+
+
+def _free_memory() -> int | None:
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _free_bytes(folder: str) -> int | None:
+    """The free space of the folder's disk; None where there is no such folder."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _gpus() -> list[str]:
+    """A line for each NVIDIA GPU that the driver knows: its name and the driver's version."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROGRAM_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _listen() -> socket.socket:
+    """A port on all addresses, of IPv6 too where there is IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError:
+            pass
+    return socket.create_server(("0.0.0.0", 0))
+
+
+def _serve(listener: socket.socket, token: str) -> None:
+    while True:
+        connection = listener.accept()[0]
+        threading.Thread(target=_answer, args=(connection, token), daemon=True).start()
+
+
+def _answer(connection: socket.socket, token: str) -> None:
+    """Say who this is, send pings back, count all other bytes, and at their end say how many there were."""
+    taken = 0
+    try:
+        with connection:
+            connection.settimeout(_PROGRAM_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(token.encode())
+            while True:
+                data = connection.recv(2**18)
+                if not data:
+                    break
+                if data == _PING:
+                    connection.sendall(data)
+                else:
+                    taken += len(data)
+            connection.sendall(struct.pack("!Q", taken))
+    except OSError:
+        pass
+
+
+def _way(address: str, port: int, token: str, seconds: float) -> dict[str, Any]:
+    """Whether `address` is the neighbour's (its `token` says so), how soon it answers, how much a second it takes in.
+
+    `seconds` is how long to send; 0 for a ping alone.
+    """
+    way: dict[str, Any] = {"address": address}
+    try:
+        with socket.create_connection((address, port), _ANSWER_S) as line:
+            line.settimeout(_PROGRAM_S)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if _exactly(line, len(token)).decode("ascii", "replace") != token:
+                return {**way, "fault": "another host has this address"}
+            way["source"] = line.getsockname()[0]
+            times = [_ping(line) for _ in range(_PINGS)]
+            way["latency_us"] = round(1e6 * min(times), 1)
+            if seconds:
+                way["mbit_per_s"] = _rate(line, seconds)
+    except (OSError, EOFError) as error:
+        way["fault"] = getattr(error, "strerror", None) or str(error) or "no answer"
+    return way
+
+
+def _ping(line: socket.socket) -> float:
+    begin = time.perf_counter()
+    line.sendall(_PING)
+    _exactly(line, 1)
+    return time.perf_counter() - begin
+
+
+def _rate(line: socket.socket, seconds: float) -> float:
+    """Megabits a second, from the first byte until the neighbour has said how many bytes it got."""
+    begin = time.perf_counter()
+    while time.perf_counter() < begin + seconds:
+        line.sendall(_CHUNK)
+    line.shutdown(socket.SHUT_WR)
+    taken = int(struct.unpack("!Q", _exactly(line, 8))[0])
+    return round(8e-6 * taken / (time.perf_counter() - begin), 1)
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    """That many bytes. Raises EOFError where the line ends before."""
+    data = b""
+    while len(data) < count:
+        part = line.recv(count - len(data))
+        if not part:
+            raise EOFError("the connection was closed")
+        data += part
+    return data

@@ -1,0 +1,171 @@
+"""Processes that answer questions on each host (agent/host_probe.py), reached by ssh, srun or nsenter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import select
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.launchers.slurm import STEP
+from hvdkit.launch.namespaces import FOLDER
+
+START_S, ANSWER_S = 10.0, 15.0
+_AGENT = Path(__file__).with_name("agent")
+_MODULES = ("interfaces", "host_probe")
+_SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8")
+# The first line of standard input is a Python statement, which loads the modules and answers the lines behind it.
+_LOADER = """\
+import sys, types
+for name, text in {modules!r}:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main()
+"""
+# What ssh says, and what to do about it; {host} is the host.
+_SSH_REMEDIES = {
+    "Permission denied": "let your key in: `ssh-copy-id {host}`",
+    "Could not resolve hostname": "check the name, or give the host's address",
+    "Connection refused": "start sshd there: `sudo systemctl start ssh`",
+    "timed out": "is the machine on? a firewall may close port 22",
+    "No route to host": "is the machine on, and in a network that this one reaches?",
+    "verification failed": "log in once by hand and accept its key: `ssh {host}`",
+    "not found": "install Python 3 there",
+}
+
+
+class Unreachable(Exception):
+    """A host that gives no answer: why, and what to do about it."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
+def way(host: Host, allocated: bool) -> str:
+    """How a command gets to the host: `nsenter`, `srun` (a host of the Slurm allocation), `here` or `ssh`."""
+    if host.namespace:
+        return "nsenter"
+    return "srun" if allocated else "here" if host.here else "ssh"
+
+
+def _command(host: Host, how: str, pythons: Sequence[str]) -> list[str]:
+    """The command line of a probe, under the first of the interpreters that works there."""
+    start = shlex.join(["-I", "-S", "-c", "import sys; exec(sys.stdin.readline())"])
+    first = f'"$each" -I -S -c "" 2>/dev/null && exec "$each" {start}'
+    search = f"for each in {shlex.join([*pythons, 'python3'])}; do {first}; done"
+    words = ["sh", "-c", f"{search}; echo python3: not found >&2; exit 127"]
+    if how == "ssh":
+        return [*_SSH, host.name, shlex.join(words)]
+    if how == "srun":
+        return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", *STEP, *words]
+    return [*(["nsenter", f"--net={FOLDER / host.name}", "--"] if how == "nsenter" else []), *words]
+
+
+class Probe:
+    """The process on one host; a context manager that leaves nothing of it behind."""
+
+    def __init__(self, host: Host, how: str, pythons: Sequence[str]) -> None:
+        self.host, self.how, self.token = host, how, secrets.token_hex(8)
+        self._pythons = pythons
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._asking = threading.Lock()  # one question after the other
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self) -> None:
+        """Start it. Raises Unreachable where the program that leads there is missing."""
+        command = _command(self.host, self.how, self._pythons)
+        pipe = subprocess.PIPE
+        try:
+            # A terminal's Ctrl-C reaches only this process, which ends them all.
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        except OSError as error:
+            raise Unreachable(f"{command[0]}: {error.strerror}", f"install {command[0]}") from None
+        modules = [(f"hvdkit.launch.agent.{name}", (_AGENT / f"{name}.py").read_text()) for name in _MODULES]
+        self._send(f"exec({_LOADER.format(modules=modules)!r})")
+
+    def ask(self, ask: str, seconds: float = ANSWER_S, **question: Any) -> dict[str, Any]:
+        """The answer to a question. Raises Unreachable where none comes in that time."""
+        with self._asking:
+            self._send(json.dumps({"ask": ask, **question}))
+            until = time.monotonic() + seconds
+            while True:
+                answer: dict[str, Any] | None = _answer(self._line(until))
+                if answer is not None:
+                    return answer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is None:
+            return
+        for end in (process.stdin, process.stdout, process.stderr):
+            assert end is not None
+            with contextlib.suppress(OSError):
+                end.close()
+        try:
+            process.wait(2.0 if error is None else 0.1)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _send(self, line: str) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, which `_line` finds out
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _line(self, until: float) -> bytes:
+        """The next line of output."""
+        assert self._process is not None and self._process.stdout is not None
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))
+            data = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            if not ready:
+                raise Unreachable("no answer in time", "is the machine overloaded? see `uptime` there")
+            if not data:
+                raise self._why()
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line
+
+    def _why(self) -> Unreachable:
+        """Why the process has ended."""
+        assert self._process is not None and self._process.stderr is not None
+        ready, _, _ = select.select([self._process.stderr], [], [], 2.0)
+        said = os.read(self._process.stderr.fileno(), 65536).decode("utf-8", "replace") if ready else ""
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        known = [(line, remedy) for line in lines for words, remedy in _SSH_REMEDIES.items() if words in line]
+        line, remedy = known[-1] if known else ((lines or ["it said nothing"])[-1], f"look with `{self._by_hand()}`")
+        return Unreachable(re.sub(r"\s+", " ", line)[:200], remedy.format(host=self.host.name))
+
+    def _by_hand(self) -> str:
+        return {"ssh": f"ssh {self.host.name} true", "srun": f"srun -w {self.host.name} true"}.get(
+            self.how, "sh -c true"
+        )
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """The answer in a line; None for anything else, such as a login's greeting."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

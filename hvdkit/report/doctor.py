@@ -1,0 +1,73 @@
+"""The table of `hvdkit doctor -H …`, and its faults with their remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hvdkit.report.tabular import Cell, Table, number
+from hvdkit.results.doctor import HostReport, HostsReport
+
+_OPTIONAL = ("GPUs", "NCCL", "latency", "Mbit/s")
+
+
+def table(report: HostsReport) -> Table:
+    """A row for each host."""
+    return Table.of(
+        "hosts", report.hosts, {"host": lambda host: host.name, "by": lambda host: host.way, **_COLUMNS}
+    ).without_empty(_OPTIONAL)
+
+
+def lines(report: HostsReport) -> Iterator[str]:
+    """Each fault and note with what to do, and a verdict."""
+    for each in report.faults:
+        yield f"{'fault' if each.fault else 'note'}: {each.host}: {each.what}\n  mend: {each.remedy}"
+    reached = sum(host.reachable for host in report.hosts)
+    bad = len({each.host for each in report.faults if each.fault})
+    verdict = f"{bad} with faults" if bad else "ranks can run on them"
+    yield f"{reached} of {len(report.hosts)} hosts answer, {verdict} ({report.seconds:.1f} s)"
+
+
+def _versions(host: HostReport) -> Cell | str:
+    """The versions of its runtimes' frameworks and Horovod."""
+    found = []
+    for name, runtime in host.runtimes.items():
+        found.append(f"{name}: {runtime.fault}" if runtime.fault else f"{name} {runtime.versions.get('horovod', '–')}")
+    return "\n".join(found) or "–"
+
+
+def _nccl(host: HostReport) -> str:
+    found = {
+        version
+        for runtime in host.runtimes.values()
+        for package, version in runtime.versions.items()
+        if package.startswith("nvidia-nccl")
+    }
+    return ", ".join(sorted(found)) or "–"
+
+
+def _gib(count: int | None) -> Cell:
+    return number(None if count is None else count / 2**30, 1)
+
+
+def _clock(host: HostReport) -> str:
+    if host.clock_offset_s is None:
+        return "–"
+    return f"{1000 * host.clock_offset_s:+.1f} ±{1000 * (host.clock_error_s or 0):.1f}"
+
+
+_COLUMNS = {
+    "reachable": lambda host: "yes" if host.reachable else Cell("no", bad=True),
+    "Horovod of": _versions,
+    "interface": lambda host: host.interface or "–",
+    "address": lambda host: host.address or "–",
+    "latency": lambda host: number(host.neighbour.latency_us if host.neighbour else None),
+    "Mbit/s": lambda host: number(host.neighbour.mbit_per_s if host.neighbour else None),
+    "clock": _clock,
+    "slots": lambda host: number(host.slots),
+    "cores": lambda host: number(host.cores),
+    "GPUs": lambda host: "\n".join(host.gpus) or "–",
+    "NCCL": _nccl,
+    "memory": lambda host: _gib(host.memory_bytes),
+    "disk": lambda host: _gib(min((free for free in host.folders.values() if free is not None), default=None)),
+    "shared": lambda host: "–" if host.shares_files is None else "yes" if host.shares_files else "no",
+}
