@@ -4,80 +4,90 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
-from hvdkit.launch.submission import sbatch
+from hvdkit.launch.submission import kubectl, sbatch
+from hvdkit.launch.submission.kubernetes import Pods
+from hvdkit.launch.submission.manifest import manifest
 from hvdkit.launch.submission.sbatch import Resources
 from hvdkit.recipe import schema
-from hvdkit.recipe.schema import Recipe
+from hvdkit.recipe.schema import OwnModel, Recipe
 
 
 @dataclass(frozen=True)
 class Submission:
     """A job that has passed every check that can be made before the scheduler sees it.
 
-    `script` is the file that the scheduler gets, `recipe_file` the resolved recipe beside it, `run` the run's folder.
+    `main` is the one of the `files` that the scheduler gets, by `submit`, which returns the job's name or number there.
     """
 
-    recipe: Recipe
-    text: str
-    script: Path
-    recipe_file: Path
-    run: Path
+    files: Mapping[Path, str]
+    main: Path
+    submit: Callable[[], str]
 
 
-def plan(
+def to_slurm(
     recipe: Recipe, framework: str, resources: Resources, rival: str | None, script: Path, run: Path, overwrite: bool
 ) -> Submission:
-    """Check a request. Raises RequestError with all its faults."""
-    faults = Faults()
-    if framework not in CAPABILITIES:
-        faults.append(f"unknown framework {framework!r}; expected one of {', '.join(CAPABILITIES)}")
-    elif rival is not None:
-        faults += registry.check([rival], [framework], [resources.tasks])
-    if resources.tasks < 1:
-        faults.append(f"-np {resources.tasks}: expected a whole number of ranks, 1 or more")
+    """A batch script, with the resolved recipe beside it. Raises RequestError with all faults of the request."""
+    faults = _faults(recipe, framework, resources.tasks, rival)
     if recipe.elastic:
         faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
-    if recipe.checkpoint is None:
-        faults.append("checkpoint: expected one; without it a job that is queued again begins anew")
     faults += resources.faults()
     script, run = script.absolute(), run.absolute()
     recipe_file = script.with_suffix(".yaml")
     if script.suffix == ".yaml":
         faults.append(f"--out {script}: expected a name such as job.sbatch; the recipe is written to {recipe_file}")
-    for path in (script, recipe_file):
-        if path.exists() and not overwrite:
-            faults.append(f"--out: {path} exists; give --overwrite, or another name")
+    faults += _existing([script, recipe_file], overwrite)
     if "\n" in f"{script}{run}":
         faults.append("--out, --run: expected no line break in a name")
     faults.report()
     command = [
-        sys.executable, "-m", "hvdkit", "train", str(recipe_file), "--framework", framework, "-np",
-        str(resources.tasks), "--launcher", "slurm", "--out", str(run), "--resume",
-        *(["--rival", rival] if rival else []),
+        sys.executable, "-m", "hvdkit", "train", str(recipe_file), *_common(framework, resources.tasks, rival),
+        "--launcher", "slurm", "--out", str(run), "--resume",
     ]  # fmt: skip
     log = script.with_name(f"{script.stem}-%j.log")
-    return Submission(recipe, sbatch.script(resources, recipe.name, command, run, log), script, recipe_file, run)
+    text = sbatch.script(resources, recipe.name, command, run, log)
+    return Submission({recipe_file: schema.dump(recipe), script: text}, script, partial(sbatch.submit, script))
+
+
+def to_kubernetes(
+    recipe: Recipe, framework: str, pods: Pods, rival: str | None, out: Path, overwrite: bool
+) -> Submission:
+    """A manifest, with the resolved recipe in it. Raises RequestError with all faults of the request."""
+    faults = _faults(recipe, framework, pods.tasks, rival)
+    bounds = recipe.elastic
+    if bounds and not bounds.min_np <= pods.tasks <= bounds.max_np:
+        faults.append(f"-np {pods.tasks}: expected {bounds.min_np} to {bounds.max_np}, as elastic says")
+    if isinstance(recipe.model, OwnModel) and not Path(recipe.model.script).is_absolute():
+        faults.append(f"model.script: {recipe.model.script}: expected the whole path that it has in the image")
+    faults += pods.faults(elastic=bounds is not None)
+    out = out.absolute()
+    faults += _existing([out], overwrite)
+    faults.report()
+    text = manifest(pods, schema.dump(recipe), _common(framework, pods.tasks, rival), elastic=bounds is not None)
+    return Submission({out: text}, out, partial(kubectl.create, out, pods.namespace))
 
 
 def write(submission: Submission, apply: bool = False) -> str | None:
-    """Write the script and the recipe, and with `apply` hand the script to Slurm; returns the job's number then.
+    """Write the files, and with `apply` hand the job to the scheduler; returns its name or number there then.
 
-    Raises RequestError where a file cannot be written or Slurm refuses the job; the files are then as they were.
+    Raises RequestError where a file cannot be written or the scheduler refuses the job; the files are then as they
+    were.
     """
-    files = {submission.recipe_file: schema.dump(submission.recipe), submission.script: submission.text}
-    before = {path: path.read_bytes() if path.exists() else None for path in files}
-    made = [folder for folder in submission.script.parents if not folder.exists()]
+    before = {path: path.read_bytes() if path.exists() else None for path in submission.files}
+    made = [folder for folder in submission.main.parents if not folder.exists()]
     try:
-        for path, text in files.items():
+        for path, text in submission.files.items():
             _write(path, text)
-        return sbatch.submit(submission.script) if apply else None
+        return submission.submit() if apply else None
     except RequestError:
         for path, content in before.items():
             if content is None:
@@ -88,6 +98,30 @@ def write(submission: Submission, apply: bool = False) -> str | None:
             with contextlib.suppress(OSError):  # not made, or not empty
                 folder.rmdir()
         raise
+
+
+def _faults(recipe: Recipe, framework: str, tasks: int, rival: str | None) -> Faults:
+    """What is wrong with a request, whatever the scheduler."""
+    faults = Faults()
+    if framework not in CAPABILITIES:
+        faults.append(f"unknown framework {framework!r}; expected one of {', '.join(CAPABILITIES)}")
+    elif rival is not None:
+        faults += registry.check([rival], [framework], [tasks])
+    if tasks < 1:
+        faults.append(f"-np {tasks}: expected a whole number of ranks, 1 or more")
+    if recipe.checkpoint is None:
+        faults.append("checkpoint: expected one; without it a job that is started again begins anew")
+    return faults
+
+
+def _existing(files: list[Path], overwrite: bool) -> list[str]:
+    there = [] if overwrite else [path for path in files if path.exists()]
+    return [f"--out: {path} exists; give --overwrite, or another name" for path in there]
+
+
+def _common(framework: str, tasks: int, rival: str | None) -> list[str]:
+    """Options of `hvdkit train`, whatever the scheduler."""
+    return ["--framework", framework, "-np", str(tasks), *(["--rival", rival] if rival else [])]
 
 
 def _write(path: Path, text: str) -> None:

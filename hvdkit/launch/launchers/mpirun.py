@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Mapping
 
 from hvdkit.errors import RequestError
@@ -14,6 +16,7 @@ from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
 
 _TIMEOUT_S = 60.0
+_NAMES_S = 60.0
 # What ranks on other hosts get of this process's environment, besides what the job adds.
 _PASSED = re.compile(
     r"(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|TZ|LANG|LC_\w+"
@@ -30,7 +33,9 @@ def hosts(option: str | None, np: int) -> list[Host]:
     if option is not None:
         return parse_hosts(option, np)
     if MPI_HOSTFILE.exists():
-        return _offered(np, read_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
+        found = _offered(np, read_hostfile(MPI_HOSTFILE), str(MPI_HOSTFILE))
+        _wait_for_names(found)
+        return found
     if "SLURM_JOB_NODELIST" in os.environ:
         return _offered(np, slurm.allocation(), "the Slurm allocation")
     return parse_hosts(None, np)
@@ -90,3 +95,23 @@ def _offered(np: int, offered: list[Host], where: str) -> list[Host]:
     if np > slots:
         raise RequestError(f"-np {np}: {where} has {slots} slots ({shown(offered)}); give -np {slots}, or -H")
     return offered
+
+
+def _wait_for_names(found: list[Host]) -> None:
+    """Wait until the name service knows all hosts: new pods are ready before it does. Raises RequestError."""
+    until = time.monotonic() + _NAMES_S
+    for host in found:
+        while not _known(host.name):
+            if time.monotonic() > until:
+                raise RequestError(
+                    f"{MPI_HOSTFILE}: {host.name}: no address for this name within {_NAMES_S:.0f} s; look at the "
+                    "workers with `kubectl get pods`"
+                )
+            time.sleep(0.5)
+
+
+def _known(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
