@@ -51,7 +51,7 @@ class Calibration:
         own = compression == self.known.compression and (same or compression.method not in ("none", "fp16"))
         return Case(
             workload=self.workload,
-            network=Network(cluster, ranks),
+            network=Network(cluster, ranks, chosen.hosts),
             policy=chosen.policy or "horovod",
             compression=compression,
             compression_s=self.workload.compression_s or None if own else None,

@@ -8,6 +8,7 @@ hvdkit ships some clusters in `hvdkit/simulator/clusters/`.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from hvdkit.results.json_files import version
 _SHIPPED = Path(__file__).parent / "clusters"
 SCHEMA = "cluster.schema.json"  # beside the clusters, written by scripts/schemas.py
 EXPECTED = "a cluster file (YAML) as `hvdkit bench` writes it"
+MOST_FALL = 0.8  # of the time from one piece to the next: measured curves fall a little, protocols switch
 Algorithm = Literal["ring", "halving-doubling", "tree", "hierarchical", "central"]
 
 
@@ -48,11 +50,22 @@ class Piece(Strict):
     latency_us: float = Field(ge=0, le=1e13, description="time that does not depend on the size")
     mbit_per_s: Positive = Field(description="rate, in 10^6 bits per second")
 
+    def microseconds(self, size: float) -> float:
+        """The time of so many bytes by this piece."""
+        return self.latency_us + 8 * size / self.mbit_per_s
+
 
 def _rising(pieces: list[Piece]) -> list[Piece]:
     starts = [piece.from_bytes for piece in pieces]
     if starts != sorted(set(starts)) or starts[0] != 0:
         raise ValueError(f"expected from_bytes that begin at 0 and rise, got {starts}")
+    for before, after in itertools.pairwise(pieces):
+        ends, begins = before.microseconds(after.from_bytes), after.microseconds(after.from_bytes)
+        if begins < ends * (1 - MOST_FALL):
+            raise ValueError(
+                f"expected times that rise with the bytes, got a fall from {ends:.6g} to {begins:.6g} us at "
+                f"{after.from_bytes} bytes: raise latency_us of the piece from there, or take it out"
+            )
     return pieces
 
 
@@ -65,7 +78,8 @@ class Level(Strict):
     `ranks` is the largest number of ranks that it connects, None if there is no limit (only at the last level).
     `pieces` is the time of one flow of messages. Each group below has `ports` such links, which flows in one direction
     share evenly. `busy` is the fraction that other users take. `oversubscription` divides the rate when all groups
-    send at once.
+    send at once. `contention` is by how much more the time of the bytes grows with each doubling of the groups beyond
+    two, on networks that are shared with others.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="name of the kind of link")
@@ -74,6 +88,13 @@ class Level(Strict):
     ports: int = Field(1, ge=1, le=1024, description="such links that each group below has")
     oversubscription: float = Field(1.0, ge=1, le=1000, description="divides the rate when all groups send at once")
     busy: float = Field(0.0, ge=0, lt=1, description="fraction of the rate that other users take")
+    contention: float = Field(
+        0.0, ge=0, le=10, description="fraction by which bytes take longer for each doubling of groups beyond two"
+    )
+
+    def crowded(self, groups: int) -> float:
+        """The factor of the bytes' time if so many groups use this level."""
+        return 1 + self.contention * max(0.0, math.log2(max(groups, 1) / 2))
 
 
 class Measured(Strict):
@@ -122,6 +143,8 @@ class Software(Strict):
     A reduction sums `reduction_bytes_per_s`. Horovod's coordinator takes `negotiation_us` per cycle, and
     `negotiation_us_per_rank` for each rank. The library takes the fastest of `algorithms`.
     If `synchronous`, Horovod's loop waits until a collective has ended (Gloo and MPI do, NCCL does not).
+    MPI without GPU support copies each gradient from the device to the host and back at `staging_bytes_per_s`, and the
+    device waits. Each step takes `several_hosts_us` longer once a second host takes part.
     """
 
     reduction_bytes_per_s: Positive | None = Field(None, description="bytes that a reduction sums; null: no limit")
@@ -129,6 +152,12 @@ class Software(Strict):
     negotiation_us_per_rank: float = Field(1.0, ge=0, le=1e9, description="its further time for each rank")
     algorithms: Annotated[list[Algorithm], Field(min_length=1)] = Field(
         ["ring"], description="algorithms of allreduce, of which the library takes the fastest"
+    )
+    staging_bytes_per_s: Positive | None = Field(
+        None, description="rate of copies to the host and back around each collective, for which the device waits"
+    )
+    several_hosts_us: float = Field(
+        0.0, ge=0, le=1e12, description="time that each step takes longer once a second host takes part"
     )
     synchronous: bool = Field(
         False, description="Horovod waits for each collective (true of Gloo and MPI, not of NCCL)"

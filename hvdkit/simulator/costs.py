@@ -16,13 +16,18 @@ An allgather takes (p-1) t(n), an all-to-all (p-1) t(n/p), a reduce-scatter half
 of a tree.
 
 On a path over several levels of links, latencies add up and the lowest rate counts. Flows that leave a group over the
-same links share them. A measurement of the same operation over the same ranks takes precedence over all formulas.
+same links share them.
+
+A measurement of the same operation over the same ranks takes precedence over all formulas. For other numbers of ranks,
+the time of one hop is interpolated between the measured numbers (linearly over their logarithms); where a measurement
+cannot be resolved into hops, the formula is scaled so that it agrees with the measured latency and asymptotic rate. All
+costs rise with the bytes, and have jumps only where a measured protocol has them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -32,7 +37,7 @@ from hvdkit.simulator import piecewise_linear
 from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured, Operation, Piece
 from hvdkit.simulator.piecewise_linear import ZERO, PiecewiseLinear
 
-_PER_DOUBLING = 5.0  # percent of error for each doubling of ranks away from the measured ones
+PER_DOUBLING = 5.0  # percent of error for each doubling of ranks away from the measured ones
 
 
 @dataclass(frozen=True)
@@ -63,17 +68,37 @@ def hop_pieces(measured: Measured) -> list[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The links of a cluster that `ranks` ranks use, with each host filled before the next."""
+    """The links of a cluster that `ranks` ranks use.
+
+    Each host is filled before the next, unless the ranks are spread over so many `hosts` as evenly as possible.
+    """
 
     cluster: Cluster
     ranks: int
+    hosts: int | None = None
+
+    @property
+    def hosts_used(self) -> int:
+        """How many hosts the ranks are on."""
+        fewest = -(-self.ranks // self.cluster.ranks_per_host)
+        return max(fewest, min(self.hosts or fewest, self.ranks))
+
+    @property
+    def local(self) -> int:
+        """The ranks on the host that has the most."""
+        filled = min(self.cluster.ranks_per_host, self.ranks)
+        return -(-self.ranks // self.hosts_used) if self.hosts else filled
 
     @cached_property
     def levels(self) -> list[tuple[Level, int]]:
         """The levels in use, innermost first, each with how many groups of the level below it connects."""
-        used, below = [], 1
+        used, below, slots = [], 1, self.cluster.ranks_per_host
         for level in self.cluster.levels:
-            reach = self.ranks if level.ranks is None else min(level.ranks, self.ranks)
+            reach = self.ranks
+            if level.ranks is not None and level.ranks <= slots:
+                reach = min(level.ranks, self.local)
+            elif level.ranks is not None:
+                reach = min(level.ranks if not self.hosts else level.ranks // slots * self.local, self.ranks)
             if reach > below:
                 used.append((level, -(-reach // below)))
             below = max(below, reach)
@@ -92,29 +117,32 @@ class Network:
         """The cost of an operation, with the fastest of the library's algorithms unless one is given."""
         if self.ranks == 1:
             return Cost(ZERO, "none", 0.0)
-        local = min(self.cluster.ranks_per_host, self.ranks)
         for measured in self._measurements(operation, algorithm):
-            if (measured.ranks, measured.ranks_per_host) == (self.ranks, local):
-                line = piecewise_linear.of_pieces(measured.pieces)
-                return Cost(line, measured.algorithm, measured.residual_percent)
-        error = self._expected_error(operation, algorithm)
+            if (measured.ranks, measured.ranks_per_host) == (self.ranks, self.local):
+                return Cost(_measured_line(measured), measured.algorithm, measured.residual_percent)
+        line, name = self._formula(operation, algorithm, servers)
+        agreeing = self._agreeing(operation, algorithm)(line)
+        return Cost(piecewise_linear.rising(agreeing), name, *self._expected_error(operation, algorithm))
+
+    def _formula(self, operation: Operation, algorithm: Algorithm | None, servers: int) -> tuple[PiecewiseLinear, str]:
+        """The time over the links, and the name of the algorithm."""
         if operation == "broadcast":
             path = self._hop_of_ring()
-            return Cost(PiecewiseLinear(path.starts, path.latency * sum(self._tree_depths), path.slope), "ring", *error)
+            return PiecewiseLinear(path.starts, path.latency * sum(self._tree_depths), path.slope), "ring"
         if operation == "alltoall":
-            return Cost(self._alltoall(), "ring", *error)
+            return self._alltoall(), "ring"
         if operation != "allreduce":
-            return Cost(self._ring(operation), "ring", *error)
+            return self._ring(operation), "ring"
         names = [algorithm] if algorithm else list(self.cluster.software.algorithms)
         line = piecewise_linear.least([self._allreduce(name, servers) for name in names])
-        return Cost(line, names[0] if len(names) == 1 else "fastest of " + ", ".join(names), *error)
+        return line, names[0] if len(names) == 1 else "fastest of " + ", ".join(names)
 
     def hierarchical(self) -> tuple[PiecewiseLinear, PiecewiseLinear, PiecewiseLinear]:
         """The parts of a hierarchical allreduce: within hosts, between their first ranks, and back within hosts."""
         if len(self.levels) < 2:
             return self._hop_of_ring().repeated(*_ring_steps("allreduce", self.ranks)), ZERO, ZERO
         local, near = self._size(0), self._hop(0, 1.0)
-        hosts = self.ranks / local
+        hosts = -(-self.ranks // local)
         inside = near.repeated(2 * (local - 1), 1 / local)
         between = self._path(range(1, len(self.levels)), flows=1.0).repeated(2 * (hosts - 1), 1 / hosts)
         depth = math.ceil(math.log2(local))
@@ -137,11 +165,15 @@ class Network:
             return piecewise_linear.total([both, self._summing(1.0)])
         if algorithm == "hierarchical":
             return piecewise_linear.total(self.hierarchical())
-        # central: one after the other through the server's links; ranks of its own host use other links meanwhile
+        # central: one after the other through the servers' links, at most one server a host; ranks of a server's own
+        # host use other links meanwhile
         local = self._size(0) if len(self.levels) > 1 else 1
-        flows = max(1, self.ranks - local) / servers
-        link = self._hop(len(self.levels) - 1, 1.0)
-        return piecewise_linear.total([link.repeated(2, flows), self._summing((self.ranks - 1) / servers)])
+        servers = min(servers, self.ranks // local)
+        far = self._hop(len(self.levels) - 1, 1.0).repeated(2, (self.ranks - local) / servers)
+        near = self._hop(0, 1.0).repeated(2, local - 1) if local > 1 else ZERO
+        return piecewise_linear.total(
+            [piecewise_linear.greatest([near, far]), self._summing((self.ranks - 1) / servers)]
+        )
 
     def _ring(self, operation: Operation) -> PiecewiseLinear:
         line = self._hop_of_ring().repeated(*_ring_steps(operation, self.ranks))
@@ -186,9 +218,12 @@ class Network:
         return piecewise_linear.bottleneck(hops, [count / sum(counts) for count in counts])
 
     def _hop(self, index: int, flows: float) -> PiecewiseLinear:
-        level, _ = self.levels[index]
-        line = piecewise_linear.of_pieces(self._measured_hop(index) or level.pieces)
-        return line.slowed(max(flows, 1.0) / level.ports * level.oversubscription / (1 - level.busy))
+        level, groups = self.levels[index]
+        line = self._measured_hop(index)
+        if line is None:
+            line = piecewise_linear.of_pieces(level.pieces).slowed(level.crowded(groups))
+        shared = max(flows, 1.0) / level.ports * level.oversubscription / (1 - level.busy)
+        return piecewise_linear.rising(line.slowed(shared))
 
     def _size(self, index: int) -> int:
         """The number of ranks in a group of this level."""
@@ -215,26 +250,65 @@ class Network:
         distances = [abs(math.log2(m.ranks / self.ranks)) for m in measured]
         return min(zip(distances, measured, strict=True), key=lambda each: each[0], default=None)
 
-    def _measured_hop(self, index: int) -> list[Piece] | None:
-        """One hop of a level, from the nearest allreduce that was measured over this level alone."""
+    def _in_hops(self, index: int) -> list[Measured]:
+        """The ring allreduces that were measured over one level alone, so that they say what a hop of it takes."""
         last, only = index == len(self.cluster.levels) - 1, len(self.cluster.levels) == 1
-        nearest = self._nearest(
-            [
-                m
-                for m in self._measurements("allreduce", "ring")
-                if only or (m.ranks_per_host == 1 if last else index == 0 and m.ranks == m.ranks_per_host)
-            ]
-        )
-        return hop_pieces(nearest[1]) if nearest else None
+        return [
+            m
+            for m in self._measurements("allreduce", "ring")
+            if only or (m.ranks_per_host == 1 if last else index == 0 and m.ranks == m.ranks_per_host)
+        ]
+
+    def _measured_hop(self, index: int) -> PiecewiseLinear | None:
+        """One hop of a level, interpolated between the numbers of ranks that were measured; None without any."""
+        place = self.cluster.levels.index(self.levels[index][0])
+        known = sorted(self._in_hops(place), key=lambda m: m.ranks)
+        if not known:
+            return None
+        ranks = self.local if place == 0 and len(self.cluster.levels) > 1 else self.ranks
+        below = next((m for m in reversed(known) if m.ranks <= ranks), known[0])
+        above = next((m for m in known if m.ranks >= ranks), known[-1])
+        if below.ranks == above.ranks:
+            level = self.levels[index][0]
+            return _hop_of(below).slowed(level.crowded(ranks) / level.crowded(below.ranks))
+        part = math.log(ranks / below.ranks) / math.log(above.ranks / below.ranks)
+        return piecewise_linear.total([_hop_of(below).times(1 - part), _hop_of(above).times(part)])
+
+    def _agreeing(
+        self, operation: Operation, algorithm: Algorithm | None
+    ) -> Callable[[PiecewiseLinear], PiecewiseLinear]:
+        """What makes a formula agree with the nearest measurement that does not say what a hop takes."""
+        hops = [m for index in range(len(self.cluster.levels)) for m in self._in_hops(index)]
+        found = self._nearest([m for m in self._measurements(operation, algorithm) if m not in hops])
+        if found is None:
+            return lambda line: line
+        measured = found[1]
+        bare = self.cluster.model_copy(update={"measured": hops, "ranks_per_host": measured.ranks_per_host})
+        formula, _ = Network(bare, measured.ranks)._formula(operation, measured.algorithm, 1)
+        line = _measured_line(measured)
+        small = max(1.0, float(measured.smallest_bytes))
+        latency = float(line(small)) / max(float(formula(small)), 1e-15)
+        rate = line.slope[-1] / max(formula.slope[-1], 1e-24)
+        return lambda line: line.slowed(rate / latency).times(latency) if rate > 0 < latency else line
 
     def _expected_error(self, operation: Operation, algorithm: Algorithm | None) -> tuple[float, tuple[str, ...]]:
         """The expected error in percent, and the warnings that explain it."""
         nearest = self._nearest(self._measurements(operation, algorithm) or self._measurements("allreduce", None))
         if nearest is None:
-            return self.cluster.residual_percent, ()
+            return self.cluster.residual_percent + PER_DOUBLING * math.log2(self.ranks / 2), ()
         far, measured = nearest
         warning = f"{operation} over {self.ranks} ranks is extrapolated from {measured.operation} over {measured.ranks}"
-        return measured.residual_percent + _PER_DOUBLING * max(1.0, far), (warning,)
+        return measured.residual_percent + PER_DOUBLING * max(1.0, far), (warning,)
+
+
+def _measured_line(measured: Measured) -> PiecewiseLinear:
+    return piecewise_linear.of_measured(measured.pieces, measured.largest_bytes)
+
+
+def _hop_of(measured: Measured) -> PiecewiseLinear:
+    """One hop of a measured ring: as `hop_pieces`, also beyond the largest size."""
+    times, part = _ring_steps(measured.operation, measured.ranks)
+    return _measured_line(measured).repeated(1 / times, 1 / part)
 
 
 def _ring_steps(operation: Operation, ranks: int) -> tuple[float, float]:

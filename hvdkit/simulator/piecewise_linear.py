@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.simulator.cluster import Piece
+from hvdkit.simulator.cluster import MOST_FALL, Piece
 
 Floats = NDArray[np.float64]
 _FEWEST = 3  # points in a piece of a fit; any two points lie on a line
+_LAST = 16.0  # the asymptotic rate of a measured curve is the mean over this factor of its largest sizes
 _NOISE = 0.01  # relative error of measured times; smaller errors do not justify another piece
 
 
@@ -42,8 +43,21 @@ class PiecewiseLinear:
         return PiecewiseLinear(self.starts / part, self.latency * times, self.slope * times * part)
 
     def slowed(self, factor: float) -> PiecewiseLinear:
-        """The same at a rate that is lower by `factor`; latencies stay."""
-        return PiecewiseLinear(self.starts, self.latency, self.slope * factor)
+        """The same at a rate that is lower by `factor`: as if there were so many times the bytes; latencies stay."""
+        return self.repeated(1.0, factor)
+
+    def times(self, factor: float) -> PiecewiseLinear:
+        """So many times the time."""
+        return PiecewiseLinear(self.starts, self.latency * factor, self.slope * factor)
+
+    def plus(self, seconds: float) -> PiecewiseLinear:
+        """The same with another latency on top."""
+        return PiecewiseLinear(self.starts, self.latency + seconds, self.slope)
+
+    @property
+    def ray(self) -> PiecewiseLinear:
+        """The time that the bytes occupy the link: all of them at the rate of the largest sizes, no latency."""
+        return PiecewiseLinear(np.zeros(1), np.zeros(1), self.slope[-1:])
 
 
 ZERO = PiecewiseLinear(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -97,19 +111,70 @@ def of_pieces(pieces: Sequence[Piece]) -> PiecewiseLinear:
     )
 
 
+def of_measured(pieces: Sequence[Piece], largest: float) -> PiecewiseLinear:
+    """The function of a measured curve, which goes on beyond `largest` bytes at its asymptotic rate.
+
+    That is the mean rate over the last factor of _LAST in size: the last piece alone may be a few points with noise,
+    and a line through zero there would carry their latency on as if it were a rate.
+    """
+    line = rising(of_pieces(pieces))
+    early = largest / _LAST
+    slope = float(line(largest) - line(early)) / (largest - early)
+    kept = line.starts < largest
+    return PiecewiseLinear(
+        np.append(line.starts[kept], largest),
+        np.append(line.latency[kept], float(line(largest)) - slope * largest),
+        np.append(line.slope[kept], slope),
+    )
+
+
 def total(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
     """All of them one after the other, each with all the bytes."""
     return _combined(costs, lambda latency, slope: (latency.sum(axis=0), slope.sum(axis=0)))
 
 
 def bottleneck(costs: Sequence[PiecewiseLinear], shares: Sequence[float]) -> PiecewiseLinear:
-    """A pipeline through all of them: latencies are averaged with the weights `shares`, the slowest rate counts."""
-    weights = np.asarray(shares, float)[:, None]
-    return _combined(costs, lambda latency, slope: ((weights * latency).sum(axis=0), slope.max(axis=0)))
+    """A pipeline through all of them: the slowest rate counts, other times are averaged with the weights `shares`.
+
+    Each time is divided into what the bytes occupy the link (see `ray`) and the rest, which is latency. Both rise with
+    the bytes and have no jumps where the costs have none.
+    """
+    occupied = [least([cost, cost.ray]) for cost in costs]
+    rest = [
+        _combined([cost, own], lambda latency, slope: (latency[0] - latency[1], slope[0] - slope[1])).times(share)
+        for cost, own, share in zip(costs, occupied, shares, strict=True)
+    ]
+    return rising(total([*rest, greatest(occupied)]))
+
+
+def rising(cost: PiecewiseLinear) -> PiecewiseLinear:
+    """The lowest function above `cost` that never falls: where it would, the time stays until it is exceeded."""
+    ends = np.append(cost.starts[1:], np.inf)
+    pieces: list[tuple[float, float, float]] = []
+    reached = 0.0
+    for start, end, a, b in zip(cost.starts, ends, cost.latency, cost.slope, strict=True):
+        begins = start
+        if a + b * start < reached * (1 - 1e-12):
+            pieces.append((start, reached, 0.0))
+            begins = (reached - a) / b if b > 0 else np.inf
+        if begins < end:
+            pieces.append((begins, a, b))
+            reached = max(reached, a + b * end) if end < np.inf else reached
+    starts, latency, slope = np.array(pieces).T
+    return PiecewiseLinear(starts, latency, slope)
 
 
 def least(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
     """The lowest of the functions at each number of bytes."""
+    return _extreme(costs, -1.0)
+
+
+def greatest(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
+    """The highest of the functions at each number of bytes."""
+    return _extreme(costs, 1.0)
+
+
+def _extreme(costs: Sequence[PiecewiseLinear], sign: float) -> PiecewiseLinear:
     found = costs[0]
     for other in costs[1:]:
         starts = np.unique(np.concatenate([found.starts, other.starts]))
@@ -121,8 +186,8 @@ def least(costs: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
         starts = np.unique(np.concatenate([starts, inside]))
         (a, b), (c, d) = _on(found, starts), _on(other, starts)
         middle = np.append((starts[:-1] + starts[1:]) / 2, 2 * starts[-1] + 1)
-        lower = a + b * middle <= c + d * middle
-        found = PiecewiseLinear(starts, np.where(lower, a, c), np.where(lower, b, d))
+        mine = sign * (a + b * middle) >= sign * (c + d * middle)
+        found = PiecewiseLinear(starts, np.where(mine, a, c), np.where(mine, b, d))
     return found
 
 
@@ -157,14 +222,14 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
         begin = choice[pieces, end]
         found.append((begin, lines[begin, end] / (1.0, scale)))
         end = begin
-    return [
-        Piece(
-            from_bytes=0 if begin == 0 else int(x[begin]),
-            latency_us=latency * 1e6,
-            mbit_per_s=min(1e18, 8e-6 / max(slope, 1e-30)),
-        )
-        for begin, (latency, slope) in reversed(found)
-    ]
+    curve: list[Piece] = []
+    for begin, (latency, slope) in reversed(found):
+        start = 0 if begin == 0 else int(x[begin])
+        rate = min(1e18, 8e-6 / max(slope, 1e-30))
+        least = (1 - MOST_FALL) * curve[-1].microseconds(start) if curve else 0.0
+        latency_us = max(latency * 1e6, least - 8 * start / rate)
+        curve.append(Piece(from_bytes=start, latency_us=latency_us, mbit_per_s=rate))
+    return curve
 
 
 def residual_percent(pieces: Sequence[Piece], sizes: Sequence[float], seconds: Sequence[float]) -> float:

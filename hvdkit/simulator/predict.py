@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict
 from hvdkit.errors import RequestError
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import engine, step
+from hvdkit.simulator import doubt, engine, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.doubt import expected_errors as expected_errors  # for `hvdkit advise`
 from hvdkit.simulator.engine import Schedule
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.settings import Settings
@@ -31,8 +32,6 @@ SAMPLES = 64  # of the slowest rank's compute, one from each of as many equal pa
 MOST_RANKS = 10**9
 _ITERATIONS = 10  # of the schedule that is drawn
 _LONG_WAIT = 0.2  # the fraction of a step spent waiting for the slowest rank that gives a warning
-_ONE_RANK_ERROR = 5.0  # percent, if the profile has one rank and the prediction has more
-_PER_DOUBLING = 5.0  # percent, of batch size, of the device's speed, or of the bytes of a collective
 _KINDS = {
     **dict.fromkeys(("forward", "backward", "update", "compression"), "compute"),
     **dict.fromkeys(("read", "decode", "copy"), "input"),
@@ -146,12 +145,13 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
     middle = replace(base, slow=mean)
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
     steady = engine.run(step.detailed(middle))
-    periods = step.simulate([*made.ends, *sampled]).period
-    spread = periods[2:] if sampled else np.array([steady.period])
+    bounds = len(made.bounds)
+    periods = step.simulate([*made.bounds, *sampled]).period
+    spread = periods[bounds:] if sampled else np.array([steady.period])
     seconds = float(spread.mean())
-    without_overlap = step.period(made.serial) if made.serial else 0.0
     alone = step.period(base.alone)
     slow_alone = step.period(middle.alone)
+    low, high = made.interval(seconds, alone, [float(each) for each in periods[:bounds]])
     waiting = max(0.0, slow_alone - alone)
     if waiting > _LONG_WAIT * seconds:
         warnings.append(
@@ -170,8 +170,8 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         policy=base.policy if base.every == 1 else "local-sgd",
         algorithm=", ".join(dict.fromkeys(cost.algorithm for cost in base.costs)),
         step_ms=1e3 * seconds,
-        low_ms=1e3 * min(seconds, float(periods[0])),
-        high_ms=1e3 * max(seconds, float(periods[1]), without_overlap),
+        low_ms=1e3 * low,
+        high_ms=1e3 * high,
         p99_ms=1e3 * float(np.quantile(spread, 0.99)),
         images_per_second=ranks * batch / seconds,
         efficiency=min(1.0, alone / seconds),
@@ -188,16 +188,36 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
 
 @dataclass(frozen=True)
 class Cases:
-    """What a prediction is made of: samples of the slowest rank's factor, and the ends of the interval.
+    """What a prediction is made of: samples of the slowest rank's factor, and the cases that bound its interval.
 
-    `ends` are the fastest and the slowest case. `serial` is a case without overlap, which is part of the interval, None
-    if the profile shows overlap.
+    `bounds` are the fastest and the slowest case; the expected, fastest and slowest case with the batch size and the
+    device of the profile, if those are others; and a case without overlap, if the profile does not show any. Backward
+    hides at most `hideable_s` of communication.
     """
 
     factors: Floats
-    ends: tuple[Case, Case]
-    serial: Case | None
+    bounds: list[Case]
+    overlap_shown: bool
+    hideable_s: float
     warnings: list[str]
+
+    def interval(self, seconds: float, alone: float, periods: Sequence[float]) -> tuple[float, float]:
+        """The shortest and longest step, for an expected one of `seconds`; `periods` are those of `bounds`.
+
+        `alone` is the step without communication. Relative to the step, the interval is no narrower than that of the
+        profile's own batch size and device, and no narrower than that of fewer ranks without overlap.
+        """
+        low, high, *others = periods
+        shorter, longer = max(1.0, seconds / low), max(1.0, high / seconds)
+        if not self.overlap_shown:
+            *others, serial = others
+            compute = alone * float(self.factors.mean())
+            hidden = min(max(0.0, serial - compute), self.hideable_s)
+            longer = max(longer, serial / seconds, 1 + hidden / compute if compute > 0 else 1.0)
+        if others:
+            middle, low, high = others
+            shorter, longer = max(shorter, middle / low), max(longer, high / middle)
+        return seconds / shorter, seconds * longer
 
 
 def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
@@ -207,13 +227,23 @@ def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
     mean = float(factors.mean())
     # That more ranks than were profiled wait longer, because each varies on its own, was not measured.
     near = float(slowest(min(ranks, found.ranks), base.every, jitter, settings.seed).mean())
-    error, wire_error, warnings = expected_errors(found, base, settings)
-    fastest = replace(base, slow=near / (1 + error), wire=1 / (1 + wire_error))
-    longest = replace(base, slow=mean * (1 + error), wire=1 + wire_error)
+    doubts = doubt.expected(found, base)
+
+    def ends(case: Case) -> list[Case]:
+        return [
+            replace(case, slow=near / doubts.faster, wire=1 / doubts.wire_faster),
+            replace(case, slow=mean * doubts.slower, wire=doubts.wire_slower),
+        ]
+
+    bounds = ends(base)
+    if (base.batch, base.speed) != (1, 1):
+        own = replace(base, slow=mean, batch=1.0, speed=1.0)
+        bounds += [own, *ends(own)]
     # If the profile shows no overlap, the interval includes a step without any.
     shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
-    serial = None if shown else replace(base, slow=mean, policy="grouped")
-    return Cases(factors, (fastest, longest), serial, warnings)
+    if not shown:
+        bounds.append(replace(base, slow=mean, policy="grouped"))
+    return Cases(factors, bounds, shown, mean * base.work * base.workload.backward_s, list(doubts.warnings))
 
 
 def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
@@ -275,51 +305,6 @@ def _jitter(found: Calibration, cluster: Cluster, settings: Settings) -> float:
     if settings.jitter is not None:
         return settings.jitter
     return max(found.workload.jitter, cluster.jitter)
-
-
-def expected_errors(found: Calibration, base: Case, settings: Settings) -> tuple[float, float, list[str]]:
-    """The expected errors of compute and of communication, as fractions, and the warnings that explain them."""
-    warnings: list[str] = []
-    compute = found.error_percent
-    device = base.network.cluster.device
-    if found.on_cpu and device.relative_speed and base.speed == 1:
-        warnings.append(
-            f"the profile is of CPUs: this predicts them on {base.network.cluster.name}'s links, not {device.name}s; "
-            "say how many times as fast those are (--set speed=30), or profile on one of them"
-        )
-    if base.batch != 1:
-        compute += _PER_DOUBLING * abs(math.log2(base.batch))
-        warnings.append(
-            f"batch size {settings.batch_size} was not measured ({found.workload.batch_size} was): its time is scaled"
-        )
-    if base.speed != 1:
-        compute += _PER_DOUBLING * abs(math.log2(base.speed))
-        warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
-    if base.network.ranks == 1:
-        return compute / 100, 0.0, warnings
-    if found.ranks == 1:
-        compute += _ONE_RANK_ERROR
-        warnings.append("the profile is of one rank: it does not show how ranks on a host slow each other down")
-    if base.rules.overlaps and not found.overlap_shown:
-        warnings.append("no overlap of communication was measured; the interval includes a step without any")
-    residuals = []
-    for phase, cost in zip(base.traffic.phases, base.costs, strict=True):
-        residuals.append(cost.residual_percent)
-        warnings += cost.warnings
-        largest = float(phase.sizes.sum())
-        known = [m.largest_bytes for m in base.network.cluster.measured if m.operation == phase.operation]
-        if known and largest > 2 * max(known):
-            residuals[-1] += _PER_DOUBLING * math.log2(largest / max(known))
-            warnings.append(f"{phase.operation}s of more than {max(known)} bytes were not measured")
-    if base.traffic.warning:
-        warnings.append(base.traffic.warning)
-    if not base.network.cluster.measured:
-        name = base.network.cluster.name
-        warnings.append(f"no collective has been measured on {name}: its links are assumed to reach their rates")
-    if base.compression.method not in ("none", "fp16") and base.compression_s is None:
-        residuals[-1] += 10
-        warnings.append(f"the compute time of {base.compression.method} is estimated, not measured")
-    return compute / 100, max(residuals) / 100, list(dict.fromkeys(warnings))
 
 
 def _memory(base: Case) -> float | None:

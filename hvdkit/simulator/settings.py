@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -13,8 +15,10 @@ from hvdkit.recipe.data import Strict
 from hvdkit.recipe.faults import explain
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
-from hvdkit.simulator.cluster import Algorithm, Cluster, Level
+from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured, Piece
 from hvdkit.simulator.compression_costs import Compression
+from hvdkit.simulator.costs import PER_DOUBLING, Network
+from hvdkit.simulator.piecewise_linear import PiecewiseLinear
 
 Positive = Annotated[float, Field(gt=0, le=1e15), AfterValidator(clusters.not_tiny)]
 
@@ -26,7 +30,11 @@ class Sync(Strict):
 
 
 class Link(Strict):
-    """A level of links; what is given replaces the value in the cluster file, for all pieces."""
+    """A level of links; what is given replaces the value in the cluster file.
+
+    `mbit_per_s` is the rate of the largest messages, `latency_us` the latency of the smallest; the level's other pieces
+    change along with them.
+    """
 
     mbit_per_s: Positive | None = None
     latency_us: float | None = Field(None, ge=0, le=1e12)
@@ -38,7 +46,8 @@ class Settings(Strict):
     """A what-if. None keeps the value of the profile, the cluster or the policy.
 
     `speed` is the device's, relative to the profile's. `jitter` is the coefficient of variation of a rank's compute.
-    `link` is by the name of the level.
+    `hosts` is how many hosts the ranks are spread over, as evenly as possible; None fills each before the next. `link`
+    is by the name of the level.
     """
 
     policy: str | None = None
@@ -49,6 +58,7 @@ class Settings(Strict):
     sync: Sync | None = None
     allreduce: Algorithm | None = None
     servers: int = Field(1, ge=1, le=10**6)
+    hosts: int | None = Field(None, ge=1, le=10**9)
     fusion_threshold_mib: float | None = Field(None, ge=0, le=1e15)
     cycle_time_ms: float | None = Field(None, ge=0, le=1e15)
     bucket_mib: Positive = 25.0
@@ -96,11 +106,61 @@ def applied(cluster: Cluster, settings: Settings) -> Cluster:
     if not settings.link:
         return cluster
     levels = [_changed(level, settings.link.get(level.name, Link())) for level in cluster.levels]
-    # measurements over the old links do not hold for the new ones
-    return cluster.model_copy(update={"levels": levels, "measured": []})
+    if levels == cluster.levels:
+        return cluster
+    new = cluster.model_copy(update={"levels": levels, "measured": []})
+    old = cluster.model_copy(update={"measured": []})
+    return new.model_copy(update={"measured": [_over(each, old, new) for each in cluster.measured]})
 
 
 def _changed(level: Level, link: Link) -> Level:
-    given = link.model_dump(exclude_none=True)
-    rates: dict[str, float] = {key: given.pop(key) for key in ("mbit_per_s", "latency_us") if key in given}
-    return level.model_copy(update={"pieces": [piece.model_copy(update=rates) for piece in level.pieces], **given})
+    """The level with other links: the rate is that of large messages, and smaller ones change in proportion."""
+    first, last = level.pieces[0], level.pieces[-1]
+    faster = 1.0 if link.mbit_per_s is None else link.mbit_per_s / last.mbit_per_s
+    later = 0.0 if link.latency_us is None else link.latency_us - first.latency_us
+    if (faster, later) != (1.0, 0.0):
+        pieces = [
+            Piece(
+                from_bytes=min(2**60, round(piece.from_bytes * faster)),
+                latency_us=max(0.0, piece.latency_us + later),
+                mbit_per_s=min(1e18, max(1e-15, piece.mbit_per_s * faster)),
+            )
+            for piece in level.pieces
+        ]
+        level = level.model_copy(update={"pieces": _distinct(pieces)})
+    return level.model_copy(update=link.model_dump(exclude_none=True, include={"busy", "ports"}))
+
+
+def _distinct(pieces: list[Piece]) -> list[Piece]:
+    """Without those that begin where the next one does, which rounding can bring about."""
+    return [piece for piece, after in itertools.zip_longest(pieces, pieces[1:]) if _begins(after) != piece.from_bytes]
+
+
+def _begins(piece: Piece | None) -> int | None:
+    return None if piece is None else piece.from_bytes
+
+
+def _over(measured: Measured, old: Cluster, new: Cluster) -> Measured:
+    """A measured collective over other links: its latency and rate change as the formulas' do.
+
+    Each doubling of either adds to the expected error.
+    """
+
+    def line(cluster: Cluster) -> PiecewiseLinear:
+        placed = cluster.model_copy(update={"ranks_per_host": measured.ranks_per_host})
+        return Network(placed, measured.ranks).cost(measured.operation, measured.algorithm).line
+
+    before, after = line(old), line(new)
+    latency = float(after.latency[0]) / float(before.latency[0]) if before.latency[0] > 0 else 1.0
+    bytes_s = float(after.slope[-1]) / float(before.slope[-1])
+    far = max(abs(math.log2(factor)) for factor in (max(latency, 1e-6), bytes_s))
+    pieces = [
+        Piece(
+            from_bytes=piece.from_bytes,
+            latency_us=min(1e13, piece.latency_us * latency),
+            mbit_per_s=min(1e18, max(1e-15, piece.mbit_per_s / bytes_s)),
+        )
+        for piece in measured.pieces
+    ]
+    error = min(1000.0, measured.residual_percent + PER_DOUBLING * far)
+    return measured.model_copy(update={"pieces": pieces, "residual_percent": error})

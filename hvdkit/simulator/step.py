@@ -32,8 +32,8 @@ class Case:
 
     `batch` is the batch size relative to the workload's, `speed` the device's speed relative to the profile's.
     `compression_s` is the measured time to turn all gradients into what is sent and back, None if it was not measured.
-    `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. Forward and backward are
-    proportional to the batch size (which does not hold for small batches); the update does not depend on it.
+    `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. Forward and backward follow the
+    workload's times by batch size, but take no less than their kernels' launches; the update does not depend on it.
 
     If `every` is above 1, ranks average their weights only every so many steps (Local SGD), after backward; a step then
     has its share of that time.
@@ -55,10 +55,23 @@ class Case:
     slow: float = 1.0
     wire: float = 1.0
 
-    @property
+    @cached_property
     def work(self) -> float:
         """The factor of forward and backward."""
-        return self.slow * self.batch / self.speed
+        whole = self.workload.compute_s
+        launches_s = 1e-6 * self.network.cluster.device.launch_us * self.workload.kernels
+        least = min(1.0, launches_s / whole) if whole > 0 else 1.0
+        return self.slow * max(self.workload.compute_factor(self.batch) / self.speed, least)
+
+    @property
+    def staging_s(self) -> Floats:
+        """How long the device waits while each tensor's part of a collective is copied to the host, or back."""
+        device, rate = self.network.cluster.device, self.network.cluster.software.staging_bytes_per_s
+        if rate is None or self.network.ranks == 1:
+            return np.zeros(len(self.workload.tensors))
+        sizes: Floats = np.sum([phase.sizes for phase in self.traffic.phases], axis=0)
+        seconds: Floats = sizes / rate + 1e-6 * device.launch_us * (sizes > 0)
+        return seconds
 
     @property
     def rules(self) -> policies.Policy:
@@ -193,7 +206,7 @@ class _Builder:
             threshold=self.array(lambda case: case.threshold_bytes),
             cycle_s=self.array(lambda case: case.cycle_s),
             bucket=self.array(lambda case: case.bucket_bytes),
-            negotiation_s=self.array(lambda case: case.network.negotiation_s),
+            negotiation_s=self.array(lambda case: case.wire * case.network.negotiation_s),
             synchronous=np.array([case.network.cluster.software.synchronous for case in self.cases]),
         )
         buckets = self.rules.buckets(gradients)
@@ -226,6 +239,16 @@ class _Builder:
             if decode[i].any():
                 seconds = self.duration(decode[i])
                 unpacked.append(Task(f"decompress {name}", "compression", "device", seconds, chain))
+        joined = self.each(
+            lambda case: (
+                1e-6 * case.wire / case.every * case.network.cluster.software.several_hosts_us
+                if case.network.hosts_used > 1
+                else 0.0
+            )
+        )
+        if np.any(joined):
+            tasks.append(Task("several hosts", "communication", None, joined, (*before, Edge("backward end"))))
+            before = (Edge("several hosts"),)
         return [*tasks, *unpacked], (*before, Edge("backward end"))
 
     def _parts(self, phases: list[Floats], copies: Floats, firsts: Any, i: int) -> list[tuple[str, str, str, Any]]:
@@ -264,7 +287,8 @@ class _Builder:
     def _passes(self, side: Literal["encode_passes", "decode_passes"]) -> Floats:
         """Seconds for each tensor of the passes over its bytes at the device's memory rate, shape (tensors, cases).
 
-        If the time of both sides together was measured, it is divided among them in proportion to the passes.
+        If the time of both sides together was measured, it is divided among them in proportion to the passes. Copies to
+        the host and back are added.
         """
         each = np.stack([getattr(case.traffic, side) for case in self.cases], axis=1)
         devices = [case.network.cluster.device for case in self.cases]
@@ -278,6 +302,7 @@ class _Builder:
                 mine = each[:, column] if both.any() else np.full(len(both), 0.5)
                 share = mine * self.sizes / ((both if both.any() else 1.0) * self.sizes).sum()
                 seconds[:, column] = scale[column] * case.compression_s * share
+            seconds[:, column] += case.slow / case.every * case.staging_s
         return seconds
 
 

@@ -150,8 +150,8 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
     networks: dict[tuple[str, int], Network] = {}
     asked: list[tuple[Whatif, Case, predicting.Cases]] = []
     for each in whatifs:
-        links = each.settings.model_dump_json(include={"link"})
-        network = networks.setdefault((links, each.ranks), Network(each.cluster, each.ranks))
+        links = each.settings.model_dump_json(include={"link", "hosts"})
+        network = networks.setdefault((links, each.ranks), Network(each.cluster, each.ranks, each.settings.hosts))
         base = replace(found.case(network.cluster, each.ranks, each.settings), network=network)
         asked.append((each, base, predicting.cases(found, base, each.settings)))
     lone = {_lone(base): base.alone for _, base, _ in asked}
@@ -159,15 +159,14 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
     simulated: list[Case] = []
     for _, base, made in asked:
         slow = [float(part.mean()) for part in np.array_split(made.factors, min(_PARTS, len(made.factors)))]
-        simulated += [*made.ends, *([made.serial] if made.serial else [])]
-        simulated += [replace(base, slow=factor) for factor in slow]
+        simulated += [*made.bounds, *(replace(base, slow=factor) for factor in slow)]
     periods = iter(_periods(simulated))
     rows = []
     for each, base, made in asked:
-        low, high = next(periods), next(periods)
-        high = max(high, next(periods) if made.serial else 0.0)
+        bounds = [float(next(periods)) for _ in made.bounds]
         parts = min(_PARTS, len(made.factors))
         seconds = math.fsum(next(periods) for _ in range(parts)) / parts
+        low, high = made.interval(seconds, alone[_lone(base)], bounds)
         speed = each.ranks * base.batch * found.workload.batch_size / seconds
         price = each.cluster.price_per_gpu_hour
         rows.append(
@@ -176,8 +175,8 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
                 ranks=each.ranks,
                 batch_size=round(base.batch * found.workload.batch_size),
                 step_ms=1e3 * seconds,
-                low_ms=1e3 * min(seconds, low),
-                high_ms=1e3 * max(seconds, high),
+                low_ms=1e3 * low,
+                high_ms=1e3 * high,
                 images_per_second=speed,
                 efficiency=min(1.0, alone[_lone(base)] / seconds),
                 cost_per_million_images=None if price is None else 1e6 / speed * each.ranks * price / 3600,

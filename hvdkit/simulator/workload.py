@@ -5,11 +5,14 @@ All times are seconds.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean
 
 from hvdkit.results.profile import Profile, Spread
+
+FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Workload:
     between steps, with the input that nothing hides. An update may accumulate several batches: the last one's backward
     is in `tensors`, all work of the others in `earlier_s`. `jitter` is the coefficient of variation of compute.
     `compression_s` is the time to turn all gradients into what is sent and back, 0 if it was not measured.
+    `batches` has (samples per rank, seconds of forward and backward) for the batch sizes that were measured, rising,
+    this one's among them; empty if it is the only one.
     """
 
     name: str
@@ -49,6 +54,39 @@ class Workload:
     compression_s: float = 0.0
     fixed_memory_bytes: float = 0.0
     activation_bytes: float = 0.0
+    batches: tuple[tuple[float, float], ...] = ()
+
+    def compute_factor(self, batch: float) -> float:
+        """Forward and backward at `batch` times the batch size, relative to that at the batch size itself.
+
+        Between measured sizes the time is interpolated, beyond them it goes on along the last two. Where one size was
+        measured, FIXED_PART of its time is assumed not to depend on the batch size.
+        """
+        if batch == 1:
+            return 1.0
+        if len(self.batches) < 2:
+            return FIXED_PART + (1 - FIXED_PART) * batch
+        size, sizes = batch * self.batch_size, [each for each, _ in self.batches]
+        i = min(max(bisect.bisect_left(sizes, size), 1), len(sizes) - 1)
+        (a, first), (b, second) = self.batches[i - 1 : i + 1]
+        slope = max(0.0, second - first) / (b - a)
+        own = next(seconds for each, seconds in self.batches if each == self.batch_size)
+        return max(first + slope * (size - a), first * min(1.0, size / a)) / own
+
+    @cached_property
+    def compute_s(self) -> float:
+        """Forward and backward of all batches of an update."""
+        return self.earlier_s + self.forward_s + self.backward_s
+
+    @cached_property
+    def backward_s(self) -> float:
+        """Backward of one batch."""
+        return sum(tensor.segment_s for tensor in self.tensors) + self.tail_s
+
+    @property
+    def kernels(self) -> int:
+        """The kernels that a batch takes at least: one in forward and two in backward for each layer."""
+        return 3 * len(self.forward)
 
     @cached_property
     def forward_s(self) -> float:

@@ -1,0 +1,129 @@
+"""How far a prediction may be off: 90 % intervals, from what was measured and from stated priors for what was not.
+
+Compute and communication have an error each, as factors by which they may take less or more time. An error begins with
+what was measured: the model's error on the profile's own step, the distance of measured collectives from their curve.
+Each thing that was not measured adds a prior (the constants below), in proportion to its distance: doublings of ranks,
+bytes, batch size or device speed. Errors of different origin are independent, so their squares add up.
+
+Both errors are then put into the simulation, since a step that is bound by compute is not less certain because a link
+is unknown. Beyond what was measured, communication is at least as uncertain as the compute of so many ranks, so that an
+interval does not narrow as the part of communication grows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hvdkit.simulator.calibration import Calibration
+from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.step import Case
+
+# Priors in percent, each half the width of a 90 % interval.
+ONE_RANK = 4.0  # a profile of one rank does not show how ranks on a host slow each other down
+LESS_PER_DOUBLING = 1.0  # of compute, for each doubling of ranks beyond the profile's
+MORE_PER_DOUBLING = 3.0  # the same: input, stragglers and shared memory make steps longer rather than shorter
+PER_DOUBLING = 5.0  # of batch size, device speed, or the bytes of a collective beyond those that were measured
+ESTIMATED_COMPRESSION = 10.0  # of communication, where a method's compute time is counted and not measured
+FIXED_PARTS = (0.0, 0.25)  # of compute, the part that does not depend on the batch size where one size was measured
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Factors, at least 1: compute may take `faster` times less or `slower` times more, communication likewise."""
+
+    faster: float
+    slower: float
+    wire_faster: float
+    wire_slower: float
+    warnings: tuple[str, ...] = ()
+
+
+def expected(found: Calibration, base: Case) -> Doubt:
+    """The errors of compute and of communication for one case, and the warnings that explain them."""
+    warnings: list[str] = []
+    both, less, more = [found.error_percent], [0.0], [0.0]
+    device = base.network.cluster.device
+    if found.on_cpu and device.relative_speed and base.speed == 1:
+        warnings.append(
+            f"the profile is of CPUs: this predicts them on {base.network.cluster.name}'s links, not {device.name}s; "
+            "say how many times as fast those are (--set speed=30), or profile on one of them"
+        )
+    if base.batch != 1:
+        shorter, longer = _batch(base)
+        less.append(100 * (shorter - 1))
+        more.append(100 * (longer - 1))
+        size = round(base.batch * found.workload.batch_size)
+        if len(base.workload.batches) < 2:
+            warnings.append(
+                f"batch size {size} was not measured ({found.workload.batch_size} was): which part of a step does not "
+                "depend on it is assumed; measure it with hvdkit profile --batch-sizes"
+            )
+        elif not base.workload.batches[0][0] <= size <= base.workload.batches[-1][0]:
+            warnings.append(f"batch size {size} was not measured: its time is extrapolated from the measured ones")
+    if base.speed != 1:
+        both.append(PER_DOUBLING * abs(math.log2(base.speed)))
+        warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
+    ranks = base.network.ranks
+    doublings = math.log2(max(1.0, ranks / found.ranks))
+    less.append(LESS_PER_DOUBLING * doublings)
+    more.append(MORE_PER_DOUBLING * doublings)
+    wire = 0.0
+    if ranks > 1:
+        if found.ranks == 1:
+            both.append(ONE_RANK)
+            warnings.append("the profile is of one rank: it does not show how ranks on a host slow each other down")
+        if base.rules.overlaps and not found.overlap_shown:
+            warnings.append("no overlap of communication was measured; the interval includes a step without any")
+        wire, told = _wire(base)
+        warnings += told
+    return Doubt(
+        1 + math.hypot(*both, *less) / 100,
+        1 + math.hypot(*both, *more) / 100,
+        1 + max(wire, less[-1]) / 100,
+        1 + max(wire, more[-1]) / 100,
+        tuple(dict.fromkeys(warnings)),
+    )
+
+
+def expected_errors(found: Calibration, base: Case, settings: Settings) -> tuple[float, float, list[str]]:
+    """The larger errors of compute and of communication, as fractions, and the warnings that explain them."""
+    doubt = expected(found, base)
+    return max(doubt.faster, doubt.slower) - 1, doubt.wire_slower - 1, list(doubt.warnings)
+
+
+def _batch(base: Case) -> tuple[float, float]:
+    """The factors by which compute may be shorter and longer at a batch size that was not measured."""
+    work, batch = base.workload, base.batch
+    known = [size / work.batch_size for size, _ in work.batches] or [1.0]
+    nearest = min(max(batch, known[0]), known[-1])
+    grown = 1 + PER_DOUBLING / 100 * abs(math.log2(batch / nearest))
+    if len(known) > 1:
+        return grown, grown
+    share = work.compute_factor(batch)
+    parts = [fixed + (1 - fixed) * batch for fixed in FIXED_PARTS]
+    return grown * max(1.0, share / min(parts)), grown * max(1.0, max(parts) / share)
+
+
+def _wire(base: Case) -> tuple[float, list[str]]:
+    """The error of communication in percent, and its warnings."""
+    warnings: list[str] = []
+    residuals = []
+    measured = base.network.cluster.measured
+    for phase, cost in zip(base.traffic.phases, base.costs, strict=True):
+        residuals.append([cost.residual_percent])
+        warnings += cost.warnings
+        largest = float(phase.sizes.sum())
+        known = [m.largest_bytes for m in measured if m.operation == phase.operation]
+        if known and largest > 2 * max(known):
+            residuals[-1].append(PER_DOUBLING * math.log2(largest / max(known)))
+            warnings.append(f"{phase.operation}s of more than {max(known)} bytes were not measured")
+    if base.traffic.warning:
+        warnings.append(base.traffic.warning)
+    if not measured:
+        name = base.network.cluster.name
+        warnings.append(f"no collective has been measured on {name}: its links are assumed to reach their rates")
+    if base.compression.method not in ("none", "fp16") and base.compression_s is None:
+        residuals[-1].append(ESTIMATED_COMPRESSION)
+        warnings.append(f"the compute time of {base.compression.method} is estimated, not measured")
+    return max(math.hypot(*each) for each in residuals), warnings
