@@ -6,6 +6,7 @@ from pathlib import Path
 from hvdkit.api import advise as advise
 from hvdkit.api import bench as bench
 from hvdkit.api import compare as compare
+from hvdkit.api import diff as diff
 from hvdkit.api import dry_run as dry_run
 from hvdkit.api import evaluate as evaluate
 from hvdkit.api import export as export

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from hvdkit.recipe.schema import Recipe
     from hvdkit.results.bench import Bench
     from hvdkit.results.compare import Comparison
+    from hvdkit.results.diff import Diff
     from hvdkit.results.dry_run import DryRun
     from hvdkit.results.evaluate import EvaluationResult
     from hvdkit.results.parity import Parity
@@ -76,6 +77,7 @@ def train(
     rival: str | None = None,
     launcher: str = LAUNCHER,
     stall_timeout: float = STALL_TIMEOUT_S,
+    debug: bool = False,
     out: PathLike | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -102,7 +104,7 @@ def train(
     if resume and (out is None or loaded.checkpoint is None):
         raise RequestError("--resume: expected --out with the run's folder, and a recipe without `checkpoint: null`")
     discovery = as_path(host_discovery_script)
-    placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, discovery)
+    placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, discovery, debug)
     framework = framework or (train_.writer(Path(out)) if resume and out else None)
     plan = replace(make_plan(loaded, framework, placement, rival), began=began)
     place = as_path(out) or paths.default_out(loaded.name, "train")
@@ -166,6 +168,25 @@ def predict_images(
 
 
 @checked
+def diff(first: PathLike, second: PathLike, *, out: PathLike | None = None, overwrite: bool = False) -> Diff:
+    """What differs between two runs: settings, versions, the first step with another loss, weights.
+
+    `same` of the result says whether the training is. Without `out` nothing is written.
+    """
+    from hvdkit.commands import diff as diff_
+    from hvdkit.files import write_atomic
+    from hvdkit.results.diff import FILE
+
+    runs = [Path(first), Path(second)]
+    found = diff_.run(*runs)
+    if not out:
+        return found
+    with _claimed(Path(out), overwrite, inputs=runs) as folder:
+        write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
+        return found.at(folder)
+
+
+@checked
 def export(checkpoint: PathLike, out: PathLike, *, overwrite: bool = False) -> Path:
     """Write a model as one file, FILE.safetensors, FILE.onnx or FILE.keras; returns its absolute path.
 
@@ -194,6 +215,7 @@ def compare(
     margin: float = MARGIN,
     launcher: str = LAUNCHER,
     stall_timeout: float = STALL_TIMEOUT_S,
+    debug: bool = False,
     out: PathLike | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -218,7 +240,7 @@ def compare(
     names, rivals, nps = listed(framework) or list(FRAMEWORKS), listed(rival), wholes(np) or list(COMPARED_RANKS)
     if resume and out is None:
         raise RequestError("--resume: expected --out with the comparison's folder")
-    placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout)
+    placement = Placement(launcher=launcher, stall_timeout_s=stall_timeout, debug=debug)
     schedule = compare_.schedule(loaded, names, nps, placement, rivals, rounds)
     proof = compare_.proof(loaded, names, as_path(parity), no_parity, placement, rivals)
     old = compare_.earlier(Path(baseline), margin, loaded, schedule.plans) if baseline else None
@@ -285,6 +307,7 @@ def profile(
     torch_profiler: bool = False,
     launcher: str = LAUNCHER,
     stall_timeout: float = STALL_TIMEOUT_S,
+    debug: bool = False,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Profile:
@@ -293,7 +316,7 @@ def profile(
     from hvdkit.launch.placement import Placement
 
     loaded = _loaded(recipe, overrides)
-    placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout)
+    placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, debug=debug)
     plan = profile_.plan(loaded, framework, placement, steps, torch_profiler)
     place = as_path(out) or paths.default_out(loaded.name, "profile")
     with _claimed(place, overwrite, inputs=[loaded.model.weights], dry=("of_profile", plan, place)) as folder:

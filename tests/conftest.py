@@ -29,8 +29,9 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
-    "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "dockerfile",
-    "documents", "dry_run", "hints", "horovod_cuda", "horovod_target", "host_doctor", "images", "kubernetes",
+    "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "debug_logs", "diff",
+    "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target", "host_doctor", "images",
+    "kubernetes",
     "launch_hosts", "mesh", "paths", "predict", "profile", "progress", "published", "quick", "refused",
     "report_files", "runtimes_patches", "schemas", "simulator", "simulator_contradictions", "simulator_costs",
     "stalls", "submit", "sweep", "sync", "tuning", "validation",

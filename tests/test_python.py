@@ -26,10 +26,12 @@ from nbclient.exceptions import CellExecutionError
 
 import hvdkit
 from hvdkit import api, arguments
-from hvdkit.cli import app, bench, images, predict
+from hvdkit.cli import app, bench, diff, images, predict
 from hvdkit.recipe import schema
 from hvdkit.results import profile as profiles
 from hvdkit.results.compare import read_comparison
+from hvdkit.results.debug import DebugLog
+from hvdkit.results.diff import Diff
 from hvdkit.results.json_files import Result
 from hvdkit.results.parity import read_parity
 from hvdkit.results.train import read_result
@@ -45,6 +47,7 @@ COMMANDS = (
     "parity",
     "profile",
     "predict_images",
+    "diff",
     "bench",
     "predict",
     "advise",
@@ -67,7 +70,8 @@ ELSEWHERE = {"profile": ("context", "from_", "images_per_second", "batch_size", 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_function_has_the_options_of_its_command_and_their_defaults(name: str) -> None:
     command = getattr(
-        {"predict_images": images, "bench": bench, "predict": predict, "advise": predict}.get(name, app), name
+        {"predict_images": images, "diff": diff, "bench": bench, "predict": predict, "advise": predict}.get(name, app),
+        name,
     )
     theirs = {
         "settings" if key == "set_" else key: None if each.default is each.empty else each.default
@@ -206,7 +210,7 @@ def test_every_result_is_a_table() -> None:
     proof = read_parity(ROOT / "benchmarks" / "parity" / "resnet20-digits" / "parity.json")
     assert list(proof.to_pandas()["framework"]) == list(proof.frameworks)
     kinds = Result.__subclasses__()
-    assert {Sweep, type(proof)} <= set(kinds) and len(kinds) == 10, kinds
+    assert {Sweep, Diff, DebugLog, type(proof)} <= set(kinds) and len(kinds) >= 12, kinds
     assert all("records" in vars(kind) for kind in kinds), kinds
 
 

@@ -38,7 +38,9 @@ except SystemExit as end:
     status = end.code or 0
 print(status, *sys.modules, file=sys.stderr)
 """
-PARTS = ("app", "bench", "completion", "help", "images", "options", "predict", "published", "setting_up", "submit")
+PARTS = (
+    "app", "bench", "completion", "diff", "help", "images", "options", "predict", "published", "setting_up", "submit",
+)  # fmt: skip
 PLOTS = {"matplotlib", "jinja2"}
 
 

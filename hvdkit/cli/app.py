@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, completion, help, images, predict, published, setting_up, submit
+from hvdkit.cli import bench, completion, diff, help, images, predict, published, setting_up, submit
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
     App,
+    Debug,
     DryRun,
     Framework,
     Frameworks,
@@ -61,6 +62,7 @@ def train(
     ] = None,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
+    debug: Debug = False,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in --out")] = False,
@@ -80,7 +82,7 @@ def train(
     BEGAN.set(process_began())
     call = partial(
         api.train, recipe, overrides, framework=framework, np=np, hosts=hosts, rival=rival, launcher=launcher,
-        stall_timeout=stall_timeout, out=out, overwrite=overwrite, resume=resume,
+        stall_timeout=stall_timeout, debug=debug, out=out, overwrite=overwrite, resume=resume,
         host_discovery_script=host_discovery_script, log=log,
     )  # fmt: skip
     if dry_run:
@@ -153,6 +155,7 @@ def compare(
     ] = MARGIN,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
+    debug: Debug = False,
     out: Out = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the whole rounds that are in --out")] = False,
@@ -167,8 +170,8 @@ def compare(
 
     call = partial(
         api.compare, recipe, overrides, framework=framework, np=np, parity=parity, no_parity=no_parity, rival=rival,
-        rounds=rounds, baseline=baseline, margin=margin, launcher=launcher, stall_timeout=stall_timeout, out=out,
-        overwrite=overwrite, resume=resume, log=log,
+        rounds=rounds, baseline=baseline, margin=margin, launcher=launcher, stall_timeout=stall_timeout, debug=debug,
+        out=out, overwrite=overwrite, resume=resume, log=log,
     )  # fmt: skip
     if dry_run:
         return preview(call, json)
@@ -214,7 +217,7 @@ def parity(
     raise typer.Exit(0 if result.passed else 1)
 
 
-for command in (images.predict_images, submit.submit, bench.bench, predict.predict, predict.advise):
+for command in (images.predict_images, diff.diff, submit.submit, bench.bench, predict.predict, predict.advise):
     app.command()(command)
 
 
@@ -234,6 +237,7 @@ def profile(
     device: published.Device = None,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
+    debug: Debug = False,
     out: Out = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -251,7 +255,8 @@ def profile(
 
     call = partial(
         api.profile, recipe, overrides, framework=framework, np=np, hosts=hosts, steps=steps,
-        torch_profiler=torch_profiler, launcher=launcher, stall_timeout=stall_timeout, out=out, overwrite=overwrite,
+        torch_profiler=torch_profiler, launcher=launcher, stall_timeout=stall_timeout, debug=debug, out=out,
+        overwrite=overwrite,
     )  # fmt: skip
     if dry_run:
         return preview(call, json)

@@ -60,6 +60,7 @@ Hosts = Annotated[
 LAUNCHER_HELP = "auto, direct (this machine), horovodrun, mpirun or slurm"
 Launcher = Annotated[str, typer.Option(help=LAUNCHER_HELP, autocompletion=completion.launchers)]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
+Debug = Annotated[bool, typer.Option("--debug", help="collect Horovod's and NCCL's own logs in RUN/debug, by rank")]
 Rivals = Annotated[
     list[str] | None,
     typer.Option("--rival", help=f"{RIVALS}; may be repeated", autocompletion=completion.rivals),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
 from hvdkit.commands import checks, own_script
 from hvdkit.commands.checks import Use
+from hvdkit.commands.debug_logs import VARIABLES
 from hvdkit.core import tuning
 from hvdkit.core.precision import unsupported
 from hvdkit.core.topology import threads_per_rank
@@ -162,6 +165,19 @@ def launch(
         LAUNCHERS[placement.launcher].run(job, on_tick)
     except RankFailure as failure:
         raise _with_remedy(failure, plan) from None
+    finally:
+        if placement.debug:
+            _collect_debug_logs(log_dir)
+
+
+def _collect_debug_logs(logs: Path) -> None:
+    """Collect them and say what they come to; how the run itself ended matters more than a full disk."""
+    from hvdkit.commands import debug_logs
+    from hvdkit.report.debug_logs import lines
+
+    with suppress(RunError, OSError):
+        found = debug_logs.collect(logs, logs.parent / debug_logs.FOLDER)
+        print("\n".join(lines(found)), file=sys.stderr, flush=True)
 
 
 def program(plan: Plan) -> list[str]:
@@ -182,6 +198,8 @@ def environment(plan: Plan) -> dict[str, str]:
     if len(plan.placement.hosts) == 1 or plan.placement.separate_networks:  # another machine may have other cores
         requested = None if plan.recipe.threads == "auto" else plan.recipe.threads
         added["OMP_NUM_THREADS"] = str(threads_per_rank(requested, plan.np))
+    if plan.placement.debug:
+        added |= {name: value for name, value in VARIABLES.items() if name not in os.environ}
     added |= plan.settings
     if plan.rival is None:
         added |= tuning.environment(plan.recipe, {**os.environ, **plan.runtime.environment, **added})

@@ -19,7 +19,8 @@ from hvdkit.launch.launchers import AUTO, LAUNCHERS, choose
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how ranks run: -np, -H, --launcher, --stall-timeout and --host-discovery-script of the command line.
+    """Where and how ranks run: -np, -H, --launcher, --stall-timeout, --host-discovery-script and --debug of the command
+    line.
 
     The launcher `auto` becomes the one that fits to where this process runs. Nothing is checked when it is made:
     `faults` does that.
@@ -30,6 +31,7 @@ class Placement:
     launcher: str = "direct"
     stall_timeout_s: float = 60.0
     discovery: Path | None = None
+    debug: bool = False
 
     def __post_init__(self) -> None:
         if self.launcher == AUTO:

@@ -1,0 +1,136 @@
+"""`--debug`: makes Horovod, NCCL and Gloo log what they do, collects that by rank, and says what it comes to."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from hvdkit.errors import RunError
+from hvdkit.files import open_regular, write_atomic
+from hvdkit.results.debug import FILE, DebugLog, Problem, RankLog
+
+FOLDER = "debug"
+# What a user has set stays.
+VARIABLES = {"HOROVOD_LOG_LEVEL": "debug", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
+
+# [2026-11-23 18:24:20.397819: D /…/gloo_context.cc:163] …, and the same without the time (HOROVOD_LOG_HIDE_TIME)
+_HOROVOD = re.compile(r"\[(?P<time>\d{4}-\d\d-\d\d [\d:. ]+: )?(?P<level>[TDIWEF]) \S+\.(?:cc|h):\d+\] (?P<text>.*)")
+_NCCL = re.compile(r"\bNCCL (?P<level>INFO|WARN|TRACE|version)\b ?(?P<text>.*)")  # host:pid:tid [0] NCCL INFO …
+_GLOO = re.compile(r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]")
+
+_STARTED = re.compile(
+    r"(?:global|local_(?P<host>\S+)) rendezvous started for rank=(?P<rank>\d+), size=\d+, "
+    r"dev=\{(?P<device>[^,}]*),.*?iface=(?P<interface>[^,}]*).*?addr=\[(?P<addresses>.*?)\]\}"
+)
+_USES = re.compile(r"Using (?P<what>\w+) to perform (?P<of>controller|CPU) operations")
+_NETWORK = re.compile(r"Using network (?P<name>\S+)")
+_INTERFACE = re.compile(r"NET/\w+ : Using (?P<interface>\S+)")
+_VERSION = re.compile(r"NCCL version (?P<version>\S+)")
+_RING = re.compile(r"Channel \d+/\d+ : +(?P<ranks>\d+(?: +\d+)+)")
+_WAY = re.compile(r"Channel \S+ : \S+ -> \S+ .*?via (?P<way>\S+)")
+
+
+def collect(logs: Path, folder: Path) -> DebugLog:
+    """Write the libraries' lines of each rank's log in `logs`, and debug.json, into `folder`, which is made.
+
+    Raises RunError where nothing can be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.log"):
+            old.unlink()
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
+    said = {log.stem: list(_lines(log)) for log in sorted([*logs.glob("rank-*.log"), *logs.glob("worker-*.log")])}
+    for name, lines in said.items():
+        write_atomic(folder / f"{name}.log", "".join(f"{line}\n" for line in lines))
+    found = summary(said)
+    write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
+    return found.at(folder)
+
+
+def summary(said: Mapping[str, list[str]]) -> DebugLog:
+    """What the lines come to, by the name of a rank's log."""
+    ranks = sorted(
+        (_rank(name, lines) for name, lines in said.items()), key=lambda each: (each.rank is None, each.rank)
+    )
+    every = [line for lines in said.values() for line in lines]
+    uses = {match["of"]: match["what"] for line in every if (match := _USES.search(line))}
+    rings = _rings(every)
+    hosts = {each.rank: each.host for each in ranks if each.rank is not None and each.host}
+    if not rings and uses.get("CPU") == "GLOO" and len(hosts) > 1:
+        rings = [sorted(hosts)]
+    whole = bool(rings) and set(rings[0]) <= hosts.keys()
+    return DebugLog(
+        controller=uses.get("controller"),
+        cpu_operations=uses.get("CPU"),
+        nccl=next((match["version"] for line in every if (match := _VERSION.search(line))), None),
+        network=next((match["name"] for line in every if (match := _NETWORK.search(line))), None),
+        rings=rings,
+        between_hosts=_between_hosts([str(hosts[rank]) for rank in rings[0]]) if whole else None,
+        first_problem=_first_problem(said),
+        ranks=ranks,
+    )
+
+
+def _lines(log: Path) -> Iterator[str]:
+    """The lines of a rank's log that Horovod, NCCL or Gloo has written."""
+    with open_regular(log) as file:
+        for raw in file:
+            line = raw.decode("utf-8", "replace").rstrip()
+            if _HOROVOD.match(line) or _NCCL.search(line) or _GLOO.search(line):
+                yield line
+
+
+def _rank(name: str, lines: Iterable[str]) -> RankLog:
+    found = RankLog(name=name, lines=0)
+    ways: Counter[str] = Counter()
+    for line in lines:
+        found.lines += 1
+        if match := _STARTED.search(line):
+            if match["host"] is None:
+                found.rank, found.device = int(match["rank"]), match["device"]
+                found.interface, found.addresses = match["interface"], match["addresses"]
+            elif found.host is None:
+                found.host = match["host"]
+        elif match := _INTERFACE.search(line):
+            found.nccl_interface = match["interface"]
+        elif match := _WAY.search(line):
+            ways[match["way"]] += 1
+        if found.first_problem is None and _is_problem(line):
+            found.first_problem = line
+    found.ways = dict(ways)
+    return found
+
+
+def _is_problem(line: str) -> bool:
+    """A warning or an error of Horovod or NCCL, or a failed connection of Gloo, which logs nothing else."""
+    if match := _HOROVOD.match(line):
+        return match["level"] in "WEF"
+    if match := _NCCL.search(line):
+        return match["level"] == "WARN"
+    return bool(_GLOO.search(line))
+
+
+def _first_problem(said: Mapping[str, list[str]]) -> Problem | None:
+    """The earliest one; lines without a time come behind those with one."""
+    found = [Problem(name=name, text=line) for name, lines in said.items() for line in lines if _is_problem(line)]
+
+    def when(problem: Problem) -> str:
+        match = _HOROVOD.match(problem.text)
+        return (match and match["time"]) or "~"  # behind all digits
+
+    return min(found, key=when, default=None)
+
+
+def _rings(lines: Iterable[str]) -> list[list[int]]:
+    """The different orders of ranks in NCCL's channels, in the order in which they are logged."""
+    texts = dict.fromkeys(" ".join(match["ranks"].split()) for line in lines if (match := _RING.search(line)))
+    return [[int(rank) for rank in text.split()] for text in texts]
+
+
+def _between_hosts(hosts: list[str]) -> int:
+    """How many hops of a ring over these hosts lead to another one."""
+    return sum(here != there for here, there in zip(hosts, [*hosts[1:], *hosts[:1]], strict=True))

@@ -1,0 +1,119 @@
+"""What differs between two runs: settings, versions, the first step with another loss, the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdkit.checkpoint import snapshots
+from hvdkit.errors import Faults
+from hvdkit.recipe import schema
+from hvdkit.results.diff import CheckpointDifference, Diff, Difference, LossDifference, TensorDifference
+from hvdkit.results.train import MetricLine, read_metrics, read_result
+
+# Of result.json: what may explain a difference, and is no key of the recipe.
+_CIRCUMSTANCES = (
+    "framework", "framework_version", "horovod_version", "hvdkit_version", "rival", "np", "launcher", "device",
+    "threads", "pinned", "native_pipeline", "first_step", "corrupt_images",
+)  # fmt: skip
+
+
+def run(first: Path, second: Path) -> Diff:
+    """Compare two folders of `hvdkit train`. Raises RequestError for others, and for damaged files, all at once."""
+    faults = Faults()
+    for folder in (first, second):
+        if not (folder / "config.yaml").is_file():
+            what = "it has no config.yaml" if folder.is_dir() else "no such folder"
+            faults.append(f"{folder}: {what}; expected the folder of an `hvdkit train`, such as runs/first")
+    faults.report()
+    lines = [{(line.step, line.ends_epoch): line for line in read_metrics(each / "metrics.jsonl")}
+             for each in (first, second)]  # fmt: skip
+    shared = sorted(lines[0].keys() & lines[1].keys())
+    steps = sorted(set(_checkpoints(first)) & set(_checkpoints(second)))
+    return Diff(
+        runs=(str(first), str(second)),
+        settings=_differences(*(schema.flat(schema.load(each / "config.yaml")) for each in (first, second))),
+        circumstances=_differences(*map(_circumstances, (first, second))),
+        initial_weights=_same_weights((first, second), "initial_state"),
+        final_weights=_same_weights((first, second), "final_weights"),
+        steps=len({step for step, _ in shared}),
+        loss=_loss((step, lines[0][step, end], lines[1][step, end]) for step, end in shared),
+        checkpoints=[_weights(step, _checkpoints(first)[step], _checkpoints(second)[step]) for step in steps],
+    )
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
+    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    return [Difference(key=key, first=first.get(key), second=second.get(key)) for key in keys]
+
+
+def _circumstances(folder: Path) -> dict[str, Any]:
+    """As far as they are known: a run that failed has no result, and its last checkpoint says less."""
+    if not (folder / "result.json").exists():
+        record = snapshots.last_record(folder / "checkpoints")
+        known = ("framework", "framework_version", "hvdkit_version", "np")
+        return {} if record is None else {key: getattr(record, key) for key in known}
+    result = read_result(folder / "result.json").model_dump(mode="json")
+    tuning = {f"tuning.{name}": each.get("value") for name, each in (result.get("tuning") or {}).items()}
+    return {key: result.get(key) for key in _CIRCUMSTANCES} | tuning
+
+
+def _same_weights(folders: tuple[Path, Path], when: str) -> bool | None:
+    """Whether the results have the same digest; None where a run has no result."""
+    files = [folder / "result.json" for folder in folders]
+    if not all(file.exists() for file in files):
+        return None
+    first, second = (getattr(read_result(file), f"{when}_sha256") for file in files)
+    return bool(first == second)
+
+
+def _loss(pairs: Iterable[tuple[int, MetricLine, MetricLine]]) -> LossDifference | None:
+    """The first difference of a loss or of a validation metric."""
+    after = 0
+    for step, one, other in pairs:
+        mine, theirs = ({"loss": line.loss} | (line.validation or {}) for line in (one, other))
+        for key in {**mine, **theirs}:
+            if mine.get(key) != theirs.get(key):
+                named = key if key == "loss" and one.loss != other.loss else f"validation {key}"
+                return LossDifference(step=step, after=after, key=named, first=mine.get(key), second=theirs.get(key))
+        after = step
+    return None
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """A run's checkpoints by their step."""
+    found = (folder / "checkpoints").glob("step-*")
+    return {int(number): each for each in found if (number := each.name.removeprefix("step-")).isdecimal()}
+
+
+def _weights(step: int, first: Path, second: Path) -> CheckpointDifference:
+    one, other = (snapshots.read(folder).state for folder in (first, second))
+    names = sorted({*one, *other})
+    differing = [TensorDifference(name=name, **_error(one.get(name), other.get(name))) for name in names
+                 if not _same(one.get(name), other.get(name))]  # fmt: skip
+    return CheckpointDifference(step=step, tensors=len(names), differing=differing)
+
+
+def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Whether both are there and have the same bits."""
+    if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return one.tobytes() == other.tobytes()
+
+
+def _error(one: np.ndarray | None, other: np.ndarray | None) -> dict[str, float | None]:
+    unknown = dict.fromkeys(("relative_error", "largest"))
+    if one is None or other is None or one.shape != other.shape:
+        return unknown
+    reference = one.astype(np.float64)
+    apart = other.astype(np.float64) - reference
+    norm = float(np.linalg.norm(reference))
+    found = {
+        "relative_error": float(np.linalg.norm(apart)) / norm if norm else None,
+        "largest": float(np.abs(apart).max(initial=0.0)),
+    }
+    finite = all(value is None or np.isfinite(value) for value in found.values())
+    return found if finite else unknown
