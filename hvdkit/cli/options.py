@@ -57,7 +57,7 @@ Ranks = Annotated[int, typer.Option("-np", "--np", "-n", help="number of ranks")
 Hosts = Annotated[
     str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
 ]
-LAUNCHER_HELP = "auto, direct (this machine), horovodrun, mpirun or slurm"
+LAUNCHER_HELP = "auto, direct (this machine), horovodrun, mpirun, slurm or ray"
 Launcher = Annotated[str, typer.Option(help=LAUNCHER_HELP, autocompletion=completion.launchers)]
 StallTimeout = Annotated[float, typer.Option(help="seconds after which a rank that hangs ends the run; 0: never")]
 Debug = Annotated[bool, typer.Option("--debug", help="collect Horovod's and NCCL's own logs in RUN/debug, by rank")]

@@ -16,7 +16,7 @@ from hvdkit.launch.slots import Slot
 Tick = Callable[[], None]  # called ten times a second while ranks run; what it raises ends them
 
 STACKS = "stacks.txt"  # where ranks were that hang
-_LOGS = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log")
+_LOGS = ("rank-*.log", "worker-*", "horovodrun.log", "srun.log", "mpirun.log", "ray.log")
 # A rank that has to write a checkpoint can do so; the whole end stays below 10 s.
 GRACE_S = 3.0
 # An agent reports a hang after the first share of the timeout; in the second share the other agents report theirs.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import socket
 import struct
 
@@ -37,6 +38,16 @@ def interface_of(address: str) -> str | None:
     if address.startswith("127."):
         return "lo"
     return next((name for name in names() if address_of(name) == address), None)
+
+
+def interface_in(network: str) -> str | None:
+    """The first interface with an IPv4 address in that network, such as 10.0.0.0/8; None where there is none."""
+    try:
+        wanted = ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return None
+    found = ((name, address_of(name)) for name in names())
+    return next((name for name, address in found if address and ipaddress.ip_address(address) in wanted), None)
 
 
 def addresses() -> list[str]:

@@ -15,12 +15,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from hvdkit.launch.agent.interfaces import interface_of
+from hvdkit.launch.agent.interfaces import interface_in, interface_of
 from hvdkit.launch.slots import Slot, fill, horovod_environment
 
 VARIABLE = "HVDKIT_LAUNCH"
-# Which task this is: Slurm's variable, Open MPI's, and the one of MPICH, Intel MPI and others with PMI.
-_NUMBERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+# Which task this is: hvdkit's own variable (Ray), Slurm's, Open MPI's, and that of others with PMI, such as MPICH.
+_NUMBERS = ("HVDKIT_TASK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _CONNECT_S = 10.0
 
 
@@ -34,16 +34,24 @@ def become_rank() -> None:
     slot = _slot(launch)
     connection, address = _connected(launch["addresses"], launch["reports"])
     connection.sendall(launch["secret"].encode() + b"\n")
-    interface = interface_of(connection.getsockname()[0])
-    if interface is None:
-        raise NotARank(f"no interface has the address {connection.getsockname()[0]}, from which {address} is reached")
+    interface = _interface(connection.getsockname()[0], address)
     os.dup2(connection.fileno(), 1)
     connection.close()
     found = horovod_environment(slot, address, launch["rendezvous"], interface)
-    if "HOROVOD_GLOO_IFACE" in os.environ:  # a user knows better
-        del found["HOROVOD_GLOO_IFACE"]
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ.get("HOROVOD_GLOO_IFACE", interface))
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     os.environ.update(found)
+
+
+def _interface(own: str, other: str) -> str:
+    """The interface of HOROVOD_GLOO_IFACE, a name or a network; without it, the one by which `own` reaches `other`."""
+    asked = os.environ.get("HOROVOD_GLOO_IFACE")
+    if asked and "/" not in asked:
+        return asked
+    found = interface_in(asked) if asked else interface_of(own)
+    if found is None:
+        what = f"an address in {asked} (HOROVOD_GLOO_IFACE)" if asked else f"{own}, from which {other} is reached"
+        raise NotARank(f"{socket.gethostname()}: no interface has {what}")
+    return found
 
 
 def _slot(launch: dict[str, Any]) -> Slot:

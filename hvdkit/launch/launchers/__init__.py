@@ -42,7 +42,13 @@ class Launcher:
 
 AUTO = "auto"
 MPI_HOSTFILE = Path("/etc/mpi/hostfile")  # of the pods of Kubeflow's MPIJob
-_ALL = (Launcher("direct", elastic=True), Launcher("horovodrun", elastic=True), Launcher("mpirun"), Launcher("slurm"))
+_ALL = (
+    Launcher("direct", elastic=True),
+    Launcher("horovodrun", elastic=True),
+    Launcher("mpirun"),
+    Launcher("slurm"),
+    Launcher("ray"),
+)
 LAUNCHERS = {each.name: each for each in _ALL}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -17,11 +16,6 @@ from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
 
 _TIMEOUT_S = 60.0
 _NAMES_S = 60.0
-# What ranks on other hosts get of this process's environment, besides what the job adds.
-_PASSED = re.compile(
-    r"(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|TZ|LANG|LC_\w+"
-    r"|(HVDKIT|HOROVOD|NCCL|GLOO|OMP|GOMP|MKL|KMP|PYTHON|CUDA|TORCH|TF|XLA|KERAS|MXNET|DMLC|WANDB|MLFLOW)_?\w*)"
-)
 _MARK = "Open MPI"
 
 
@@ -72,8 +66,7 @@ def version() -> str:
 
 def _open_mpi(job: Job, environment: Mapping[str, str]) -> list[str]:
     """Options of Open MPI, whose tasks on other hosts have no other variables than those named."""
-    names = [name for name in environment if name in job.environment or _PASSED.fullmatch(name)]
-    exported = [word for name in sorted({*names, tasks.VARIABLE}) for word in ("-x", name)]
+    exported = [word for name in tasks.passed(job, environment) for word in ("-x", name)]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     # hvdkit pins ranks itself, where it was asked to.
     return [*root, "-np", str(job.np), "-H", shown(job.hosts), "--map-by", "slot", "--bind-to", "none",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from hvdkit.launch.agent.interfaces import addresses, source_address
 from hvdkit.launch.agent.task import VARIABLE as VARIABLE
@@ -14,6 +15,11 @@ from hvdkit.launch.serve import rendezvous
 from hvdkit.launch.supervise import supervise
 
 _HERE = "127.0.0.1"
+# What ranks on other hosts get of this process's environment, besides what the job adds.
+_PASSED = re.compile(
+    r"(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|TZ|LANG|LC_\w+"
+    r"|(HVDKIT|HOROVOD|NCCL|GLOO|OMP|GOMP|MKL|KMP|PYTHON|CUDA|TORCH|TF|XLA|KERAS|MXNET|DMLC|WANDB|MLFLOW)_?\w*)"
+)
 
 
 def run(
@@ -23,19 +29,21 @@ def run(
     peers: Sequence[str],
     added: dict[str, str],
     on_tick: Tick | None,
+    program: str | None = None,
 ) -> None:
     """Run the job to its end: `command` gets the ranks' environment, and returns the program's command line, to which a
     rank's is added.
 
     `peers` are names or addresses of the other machines, from which the launcher's has to be reached; `added` is for
-    the program's environment. Raises as `supervise` does.
+    the program's environment. The program goes by its name in messages and logs, or by `program`. Raises as `supervise`
+    does.
     """
     with rendezvous(job, _HERE if job.here else "0.0.0.0") as port, Listener() as listener:
         base = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher}
         environment = {**base, **added}
         words = command(environment)
         launch = {
-            "program": words[0],
+            "program": program or words[0],
             "hosts": [(host.name, host.slots) for host in job.hosts],
             "np": job.np,
             "addresses": [_HERE] if job.here else _ways(peers),
@@ -45,7 +53,13 @@ def run(
         }
         environment[VARIABLE] = json.dumps(launch)
         rank = agent_command(str(job.python), "task", job, job.command())
-        supervise(job, [AgentCommand(None, [*words, *rank], environment, name=words[0])], on_tick, listener)
+        supervise(job, [AgentCommand(None, [*words, *rank], environment, name=program or words[0])], on_tick, listener)
+
+
+def passed(job: Job, environment: Mapping[str, str]) -> list[str]:
+    """The variables of the environment that ranks on other hosts need."""
+    names = (name for name in environment if name in job.environment or _PASSED.fullmatch(name))
+    return sorted({*names, VARIABLE})
 
 
 def _ways(peers: Sequence[str]) -> list[str]:

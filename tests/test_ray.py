@@ -1,0 +1,176 @@
+"""`--launcher ray` on a real Ray cluster of two nodes, and what it says where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hygiene
+import pytest
+from conftest import ROOT, Hvdkit
+
+from hvdkit.launch.launchers import ray as launcher
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
+
+RECIPE = ["resnet20-digits", "model.name=resnet8", "threads=1", "log_every=1"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[subprocess.Popen[str]]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: make cluster-check")
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "ray_cluster.py")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin and process.stdout
+        address = process.stdout.readline().strip()
+        assert address, "Ray does not start"
+        before = os.environ.get("RAY_ADDRESS")
+        os.environ["RAY_ADDRESS"] = address
+        yield process
+        process.stdin.close()
+        process.wait(hygiene.patience(60))
+        os.environ.pop("RAY_ADDRESS") if before is None else os.environ.update(RAY_ADDRESS=before)
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + hygiene.patience(120)
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@contextmanager
+def training(folder: Path, framework: str = "mxnet") -> Iterator[subprocess.Popen[str]]:
+    """A run of four ranks that would go on for long, once it has made some steps; nothing of it is left at the end."""
+    run = folder / "run"
+    train = ["train", *RECIPE, "epochs=1000", "--framework", framework, "-np", "4", "--launcher", "ray"]
+    with hygiene.marking() as mark:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hvdkit", *train, "--out", str(run)],
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=folder,
+            env={**os.environ, hygiene.MARK: mark}, start_new_session=True,
+        )  # fmt: skip
+    try:
+        metrics = run / "metrics.jsonl"
+        wait_for(lambda: process.poll() is not None or (metrics.exists() and metrics.read_text().count("\n") > 2))
+        assert process.poll() is None, process.communicate()[1]
+        yield process
+        wait_for(lambda: not ranks(run))
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+        hygiene.kill_started_by(mark)
+
+
+def ranks(run: Path) -> dict[int, int]:
+    """The processes of the run's ranks, by rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(run).encode() in words and b"\0HVDKIT_TRACE=rank-" in environment:
+                found[int(environment.partition(b"\0HVDKIT_TRACE=rank-")[2].partition(b"\0")[0])] = int(entry.name)
+    return found
+
+
+def parent(pid: int) -> int:
+    return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit status and what was said on standard error."""
+    _, said = process.communicate(timeout=hygiene.patience(60))
+    return process.returncode, said
+
+
+def test_four_ranks_train_on_two_nodes(cluster: subprocess.Popen[str], hvdkit: Hvdkit, tmp_path: Path) -> None:
+    train = ["train", *RECIPE, "steps=3", "--framework", "pytorch", "-np", "4", "--launcher", "ray", "--out", "run"]
+    done = hvdkit(*train, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3" in done.stderr, "progress"
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["launcher"], result["np"]) == ("ray", 4)
+    ends = json.loads((tmp_path / "run" / "logs" / "exits.json").read_text())
+    first = ends[0]["host"]
+    assert [(end["host"], end["exit_code"]) for end in ends] == [(first, 0)] * 2 + [(f"{first}-2", 0)] * 2
+
+
+def test_a_rank_that_is_killed_is_named_with_its_node(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        os.kill(ranks(tmp_path / "run")[3], signal.SIGKILL)
+        status, said = ended(process)
+        assert status == 1 and "rank 3 on " in said and "-2 was killed by SIGKILL" in said, said
+
+
+def test_an_actor_that_is_killed_is_named_by_its_rank(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        agent = parent(ranks(tmp_path / "run")[2])
+        os.kill(parent(agent), signal.SIGKILL)
+        status, said = ended(process)
+        assert status == 1 and "rank 2 on " in said, said
+
+
+def test_ctrl_c_ends_all(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        assert ended(process)[0] == 130
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        process.kill()
+        process.communicate()
+
+
+def test_what_does_not_fit_into_the_cluster_is_refused(cluster: subprocess.Popen[str], hvdkit: Hvdkit) -> None:
+    train = ["train", *RECIPE, "--framework", "mxnet", "--launcher", "ray", "--dry-run"]
+    done = hvdkit(*train, "-np", "5")
+    assert done.returncode == 2 and done.stderr.startswith("-np 5: the Ray cluster has 4 free slots ("), done.stderr
+    done = hvdkit(*train, "-np", "2", "-H", "10.1.2.3:2")
+    assert done.returncode == 2 and done.stderr.startswith("-H: 10.1.2.3:2: the Ray cluster offers "), done.stderr
+
+
+def test_a_node_that_is_lost_is_named(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+    """The last of the tests with two nodes."""
+    with training(tmp_path) as process:
+        assert cluster.stdin
+        cluster.stdin.write("kill\n")
+        cluster.stdin.flush()
+        status, said = ended(process)
+        assert status == 1 and "-2" in said, said
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "RAY_ADDRESS 127.0.0.1:1: no Ray cluster answers there ("),
+        ("ray://head:10001", "RAY_ADDRESS ray://head:10001: expected such as 10.0.0.1:6379; start hvdkit on a node"),
+    ],
+)
+def test_a_cluster_that_is_not_there(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch, address: str, said: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    done = inside("train", *RECIPE, "--framework", "mxnet", "--launcher", "ray", "--out", "run")
+    assert (done.returncode, done.stderr.startswith(said), done.stderr.count("\n")) == (2, True, 1), done.stderr
+
+
+def test_a_ray_that_is_not_installed(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    done = inside("train", *RECIPE, "--framework", "mxnet", "--launcher", "ray", "--out", "run")
+    assert done.returncode == 2
+    assert done.stderr == "--launcher ray: Ray is not installed; install it here with `pip install 'hvdkit[ray]'`\n"
