@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from hvdkit.runtimes import machine, pins
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "horovod-matrix.json", HERE / "horovod-matrix.md"
+# The lines of `pip freeze` that name what Horovod is built against; old versions of pip write - for _.
+_VERSION = re.compile(r"(torch|tensorflow|tensorflow[-_]cpu|mxnet|numpy|keras)==")
 # Row: the version of Python, and what pip installs.
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch 2.13, CPU": ("3.11", ("torch===2.13.0+cpu", "numpy")),
@@ -60,10 +63,10 @@ def row(version: str, packages: tuple[str, ...]) -> dict[str, object]:
         variables = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
         done = subprocess.run(command, capture_output=True, text=True, env=variables)
         taken: dict[str, object] = {"python": _run(python, "-V").split()[1], "seconds": round(time.monotonic() - began)}
-        wanted = ("torch==", "tensorflow==", "tensorflow_cpu==", "mxnet==", "numpy==", "keras==")
-        taken["versions"] = [line for line in before.splitlines() if line.startswith(wanted)]
+        taken["versions"] = [line for line in before.splitlines() if _VERSION.match(line)]
         if done.returncode:
-            return taken | {"result": done.stderr.strip().splitlines()[-1][:300]}
+            said = [line.strip() for line in done.stderr.strip().splitlines()]
+            return taken | {"result": next((line for line in said if "error:" in line), said[-1])[:300]}
         if _run(python, "-m", "pip", "freeze") != before:
             return taken | {"result": "tested, but the environment changed"}
         made = next(folder.glob("*.whl"))

@@ -23,7 +23,7 @@ import pytest
 from hvdkit.commands.runtime import prove
 from hvdkit.errors import RunError
 from hvdkit.runtimes import environment, patches, pins, store, wheel
-from hvdkit.runtimes.process import Cancellation, Log, relevant
+from hvdkit.runtimes.process import Cancellation, Log, Output
 from hvdkit.runtimes.target import Target
 from hvdkit.worker import proof
 
@@ -105,9 +105,45 @@ def test_a_log_on_a_full_disk_stops_no_build(tmp_path: Path) -> None:
         Log(tmp_path / "file" / "build.log", Cancellation())
 
 
+# Pip's own summary of a build that failed, below the output of the build.
+_PIP_SUMMARY = """  error: subprocess-exited-with-error
+
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+  full command: python -u -c '
+  # - It provides a clear error message when setuptools is not installed.
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "  horovod/common/logging.h:49:3: error: there are no arguments to 'LogMessageFatal'",
+        "  mpi_ops.cc:12:10: fatal error: xla/client.h: No such file or directory",
+        '  kernels.cu(12): error: identifier "x" is undefined',
+        "nvcc fatal   : Unsupported gpu architecture 'compute_35'",
+        "/usr/bin/ld: cannot find -lnccl: No such file or directory",
+        "  mpi_ops.cc:(.text+0x9): undefined reference to `horovod_rank'",
+        "  CMake Error at CMakeLists.txt:12 (find_package):",
+        "  cc1plus: error: unrecognized command-line option '-std=c++99'",
+    ],
+)
+def test_the_first_error_of_a_compiler_is_shown_before_pips_summary(first: str) -> None:
+    shown = _shown(["fine"] * 1000, [first], ["a later error: of another source"] * 1000, _PIP_SUMMARY.splitlines())
+    assert shown[0] == first and len(shown) < 20
+    assert _shown(["fine"] * 1000, _PIP_SUMMARY.splitlines())[0] == "  error: subprocess-exited-with-error"
+
+
 def test_without_an_error_line_the_last_lines_are_the_relevant_ones() -> None:
-    assert relevant([f"line {number}" for number in range(100)])[-1] == "line 99"
-    assert len(relevant(["x"] * 100)) < 20
+    shown = _shown([f"line {number}" for number in range(100)], [""])
+    assert shown[-1] == "line 99" and len(shown) < 20
+
+
+def _shown(*parts: list[str]) -> list[str]:
+    output = Output()
+    for part in parts:
+        for line in part:
+            output.add(line + "\n")
+    return output.relevant()
 
 
 def test_cancelling_ends_a_command_and_all_that_it_started(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,13 @@ from typing import Any, TextIO
 from hvdkit.errors import RunError
 
 _END_WITH_PARENT = Path(__file__).with_name("end_with_parent.py")
-_TAIL_LINES = 12
+_SHOWN_LINES = 12
+# Where an output begins to show why a command failed: at the first error of a compiler, a linker or CMake, or else of
+# pip, which ends with its own summary of a build.
+_ERRORS = (
+    re.compile(r"\S ?: (fatal )?error: |nvcc fatal|undefined reference to |CMake Error|\bld: "),
+    re.compile(r"^\s*error: |^ERROR"),
+)
 _MORE_ROOM = "free space, or name folders with more in HVDKIT_RUNTIMES, XDG_CACHE_HOME and TMPDIR"
 # What a command says if its failure has nothing to do with what it did: the cause, and the remedy.
 _KILLED = "the compiler was killed, as a rule for lack of memory; free some, or set MAKEFLAGS=-j1"
@@ -171,7 +178,7 @@ class Log:
         """
         words = [str(word) for word in command]
         self.write(f"$ {' '.join(words)}")
-        tail: deque[str] = deque(maxlen=400)
+        said = Output()
         # The process group is killed when the other end of stdin closes.
         with subprocess.Popen(
             [sys.executable, "-I", str(_END_WITH_PARENT), *words],
@@ -188,7 +195,7 @@ class Log:
             try:
                 for line in process.stdout:
                     self.write(line.removesuffix("\n"))
-                    tail.append(line.rstrip())
+                    said.add(line)
                     on_line(line)
                 status = process.wait()
             except BaseException:  # Ctrl-C in the main thread: leaving `with` would wait for the command's own end
@@ -197,22 +204,40 @@ class Log:
         if self._cancelled.is_set():
             raise RunError(f"{stage}: cancelled")
         if status != 0:
-            if cause := next((cause for said, cause in _CAUSES.items() if any(said in line for line in tail)), None):
-                raise RunError(f"{stage} failed: {cause}; the whole log: {self.path}")
-            end = "\n".join(f"    {line}" for line in relevant(tail))
+            if said.cause:
+                raise RunError(f"{stage} failed: {said.cause}; the whole log: {self.path}")
+            end = "\n".join(f"    {line}" for line in said.relevant())
             raise RunError(f"{stage} failed (exit status {status}); the whole log: {self.path}\n{end}")
+
+
+class Output:
+    """What of a command's output, which comes line by line, shows why the command failed.
+
+    `cause` is set if that has nothing to do with what the command did: the cause, and the remedy.
+    """
+
+    def __init__(self) -> None:
+        self.cause: str | None = None
+        self._from_errors: list[list[str]] = [[] for _ in _ERRORS]
+        self._last: deque[str] = deque(maxlen=_SHOWN_LINES)
+
+    def add(self, line: str) -> None:
+        """The next line."""
+        line = line.rstrip()
+        if not line:
+            return
+        self._last.append(line)
+        self.cause = self.cause or next((cause for said, cause in _CAUSES.items() if said in line), None)
+        for error, kept in zip(_ERRORS, self._from_errors, strict=True):
+            if (kept or error.search(line)) and len(kept) < _SHOWN_LINES:
+                kept.append(line)
+
+    def relevant(self) -> list[str]:
+        """The lines from the first error on, or else the last ones."""
+        return next(filter(None, self._from_errors), [*self._last])
 
 
 def unwritable(error: OSError, place: Path) -> RunError:
     """The error of a build for one of a file, which is in `place` if the error does not say it."""
     room = _MORE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else "set HVDKIT_RUNTIMES to a folder of yours"
     return RunError(f"{error.filename or place}: cannot be written ({error.strerror}); {room}")
-
-
-def relevant(lines: Sequence[str] | deque[str]) -> list[str]:
-    """The lines that show why a build failed: from its first error on, or else the last ones."""
-    kept = [line for line in lines if line.strip()]
-    for number, line in enumerate(kept):
-        if "error:" in line or line.startswith("ERROR") or "CMake Error" in line:
-            return kept[number : number + _TAIL_LINES]
-    return kept[-_TAIL_LINES:]

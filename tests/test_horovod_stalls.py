@@ -1,0 +1,87 @@
+"""Over Gloo, Horovod names the collectives that wait and the ranks that are missing (hvdkit/runtimes/patches).
+
+No time is measured: the missing rank comes as soon as it reads its own name in the log, so a Horovod that never names
+it runs into the timeout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdkit.launch.hosts import parse_hosts
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import direct
+from hvdkit.runtimes.store import find
+
+COMMON = """
+import sys, time
+from pathlib import Path
+import mxnet
+import horovod.mxnet as hvd
+
+LOGS = Path(sys.argv[1])
+pair = hvd.ProcessSet([1, 2])
+hvd.init(process_sets=[pair] if sys.argv[2] == "3" else None)
+rank = hvd.rank()
+
+def reduced(name, **options):
+    return hvd.allreduce(mxnet.nd.ones(3), average=False, name=name, **options).asnumpy().tolist()
+
+def wait_for(rank, says):
+    while not says((LOGS / f"rank-{rank}.log").read_text()):
+        time.sleep(0.05)
+
+def missing(rank, name):
+    return lambda log: log.endswith(f"Missing ranks:\\n{rank}: [horovod_allreduce.{name}]\\n")
+"""
+
+NAMED = """
+assert reduced("known") == [3] * 3  # from now on in the response cache
+for name in ("new", "known"):
+    if rank == 1:
+        wait_for(0, missing(1, name))
+    assert reduced(name) == [3] * 3
+if rank == 2:
+    wait_for(1, missing(2, "of the pair"))
+if rank:
+    assert reduced("of the pair", process_set=pair) == [2] * 3
+"""
+
+# The first rank to leave shuts Horovod down.
+LEFT = """
+print("done")
+for other in range(int(sys.argv[2])):
+    wait_for(other, lambda log: "done" in log)
+"""
+
+ENDED = """
+if rank == 0:
+    try:
+        reduced("never")
+    except mxnet.MXNetError as error:
+        print("failed:", "Horovod has been shut down" in str(error))
+wait_for(0, lambda log: "failed: True" in log)
+"""
+
+
+def _run(folder: Path, script: str, np: int, **times: str) -> str:
+    """Rank 0's log."""
+    variables = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "PYTHONUNBUFFERED": "1", **times}
+    arguments = ["-c", COMMON + script + LEFT, str(folder), str(np)]
+    job = Job(find("mxnet").python, arguments, np, parse_hosts(f"localhost:{np}", np), variables, folder)
+    direct.run(job)
+    return job.log(0).read_text()
+
+
+@pytest.mark.timeout(120)
+def test_the_tensor_and_the_missing_ranks_are_named(tmp_path: Path) -> None:
+    """A tensor that is new, one of which the response is cached, and one of a process set."""
+    _run(tmp_path, NAMED, 3)
+
+
+@pytest.mark.timeout(120)
+def test_a_stall_shuts_horovod_down_if_asked(tmp_path: Path) -> None:
+    log = _run(tmp_path, ENDED, 2, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="2")
+    assert "\n1!: [horovod_allreduce.never]\n" in log
