@@ -1,6 +1,6 @@
-"""Over Gloo, Horovod names the collectives that wait and the ranks that are missing (hvdkit/runtimes/patches).
+"""Horovod names the tensor and the ranks of a collective that waits or does not fit (hvdkit/runtimes/patches).
 
-No time is measured: the missing rank comes as soon as it reads its own name in the log, so a Horovod that never names
+No time is measured: a missing rank comes as soon as it reads its own name in the log, so a Horovod that never names
 it runs into the timeout.
 """
 
@@ -56,6 +56,23 @@ for other in range(int(sys.argv[2])):
     wait_for(other, lambda log: "done" in log)
 """
 
+MISMATCHED = """
+def failure(call):
+    try:
+        call()
+    except mxnet.MXNetError as error:
+        return str(error)
+
+shapes = failure(lambda: hvd.allreduce(mxnet.nd.ones(4 + (rank == 1)), name="norm").asnumpy())
+assert "norm: rank 0, 2: ALLREDUCE float32 [4]; rank 1: ALLREDUCE float32 [5]." in shapes, shapes
+if rank:
+    kind = "float32" if rank == 1 else "float64"
+    types = failure(lambda: hvd.allreduce(mxnet.nd.ones(3, dtype=kind), name="pair", process_set=pair).asnumpy())
+    assert "pair: rank 1: ALLREDUCE float32 [3]; rank 2: ALLREDUCE float64 [3]." in types, types
+roots = failure(lambda: hvd.broadcast(mxnet.nd.ones(2), root_rank=rank % 2, name="root").asnumpy())
+assert "root: rank 0, 2: BROADCAST float32 [2] from rank 0; rank 1: BROADCAST float32 [2] from rank 1." in roots, roots
+"""
+
 ENDED = """
 if rank == 0:
     try:
@@ -85,3 +102,9 @@ def test_the_tensor_and_the_missing_ranks_are_named(tmp_path: Path) -> None:
 def test_a_stall_shuts_horovod_down_if_asked(tmp_path: Path) -> None:
     log = _run(tmp_path, ENDED, 2, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="2")
     assert "\n1!: [horovod_allreduce.never]\n" in log
+
+
+@pytest.mark.timeout(120)
+def test_what_each_rank_asked_for_is_named_where_it_does_not_fit(tmp_path: Path) -> None:
+    """Shapes, types in a process set, and roots."""
+    _run(tmp_path, MISMATCHED, 3)
