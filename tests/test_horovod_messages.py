@@ -85,7 +85,7 @@ wait_for(0, lambda log: "failed: True" in log)
 
 def _run(folder: Path, script: str, np: int, **times: str) -> str:
     """Rank 0's log."""
-    variables = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "PYTHONUNBUFFERED": "1", **times}
+    variables = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", **times}
     arguments = ["-c", COMMON + script + LEFT, str(folder), str(np)]
     job = Job(find("mxnet").python, arguments, np, parse_hosts(f"localhost:{np}", np), variables, folder)
     direct.run(job)
