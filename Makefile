@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts \
-	bench-simulator bench-network horovod-matrix gpu-check programs check test cluster-check lint image-check clean
+	bench-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -46,6 +46,12 @@ bench-resnet50: runtimes ## ResNet-50, four frameworks and all baselines at 2 ra
 	@$(BIN)/hvdkit compare $(RESNET50) -np 2 $(RIVALS) --rival independent --rounds $(ROUNDS) \
 		--parity runs/bench-resnet50-parity/parity.json --out runs/bench-resnet50 --resume
 	@$(BIN)/hvdkit report runs/bench-resnet50
+
+bench-memory: runtimes ## Whether training leaks: memory over 2,000 steps, each framework; 20 minutes, resumable
+	@$(BIN)/python benchmarks/memory.py
+
+bench-launchers: runtimes ## What --launcher mpirun and slurm cost over their own bare launch; needs them, quiet, resumable
+	@$(BIN)/python benchmarks/launchers.py
 
 validate: bootstrap ## Compare the simulator with closed forms and published measurements; docs/validation.md
 	@$(BIN)/python benchmarks/validate.py

@@ -30,7 +30,8 @@ _OURS = {
 _LOCK = ".lock"
 _REPLACED = ".replaced"  # what --overwrite replaces, kept until the command ends: a refused request gives it back
 # What a command or its ranks write before there is a result.
-_PREPARED = {_LOCK, _REPLACED, "config.yaml", "request.json", "logs", "tuning", "trace", "tensorboard", "timeline.json"}
+_PREPARED = {_LOCK, _REPLACED, "config.yaml", "request.json", "logs", "debug", "tuning", "trace", "tensorboard",
+             "timeline.json"}  # fmt: skip
 
 
 def recipes() -> Path:

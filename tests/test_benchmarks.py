@@ -22,11 +22,15 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import harness
 
     yield harness
-    for name in ("harness", "hosts"):
+    for name in ("harness", "hosts", "launchers", "memory", "slurm_daemons"):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "validation"])
+# Those that are measured by who has the machine for it.
+MADE_ELSEWHERE = ("validation", "launchers")
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in MADE_ELSEWHERE])
 def test_a_committed_page_is_what_its_json_gives(harness: ModuleType, name: str) -> None:
     outcome = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
     assert harness.page(name, outcome) == (ROOT / "benchmarks" / f"{name}.md").read_text()
@@ -67,3 +71,32 @@ def test_a_function_is_called_in_another_process(harness: ModuleType) -> None:
     assert harness.elsewhere(harness.positive, text="3") == 3
     with pytest.raises(harness.RunError, match="expected 1 or more, got 0"):
         harness.elsewhere(harness.positive, text="0")
+
+
+def test_memory_that_grows_is_told_from_memory_that_moves(harness: ModuleType) -> None:
+    from memory import growth
+
+    steps = range(220, 2001, 20)
+    moving = growth([(step, 300.0 + (step // 20) % 3) for step in steps])
+    assert abs(moving["growth_percent"]) < 0.5 and (moving["least_mib"], moving["most_mib"]) == (300.0, 302.0)
+    leaking = growth([(step, 300.0 + step / 128) for step in steps])
+    assert leaking["kib_per_step"] == pytest.approx(8.0) and leaking["growth_percent"] > 2
+
+
+def test_the_page_of_the_launchers_has_a_row_for_each(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import launchers
+
+    from hvdkit.results.machine import this_machine
+
+    monkeypatch.setattr(launchers, "find", lambda _: type("Runtime", (), {"versions": {"mxnet": "1.9.1"}}))
+    starts = {"bare-slurm": 10.0, "hvdkit-slurm": 11.0, "bare-mpirun": 8.0, "hvdkit-mpirun": 8.4}
+    rounds = [starts | {"rate-direct": 100.0 + n, "rate-slurm": 99.0, "rate-mpirun": 101.0} for n in range(5)]
+    found = launchers.summary("mxnet", rounds)
+    assert found["starts"]["slurm"]["median"] == pytest.approx(1.1)
+    assert found["rates"]["slurm"]["median"] == pytest.approx(99 / 102)
+    machine = {"machine": this_machine().model_dump(), "command": "python", "measured": "today"}
+    outcome = {"marks": {"start_at_most": 1.15}, "link_mbit_per_s": 1000.0, "frameworks": {"mxnet": found}}
+    shown = harness.page("launchers", machine | outcome)
+    assert (
+        "| mxnet 1.9.1 | slurm | 10.00 | 11.00 | 1.10 | 99.0 |" in shown and "| mpirun | 8.00 | 8.40 | 1.05 |" in shown
+    )

@@ -123,6 +123,7 @@ def test_each_side_of_a_wrong_order_is_named(tmp_path: Path) -> None:
     message = str(ranks.fault())
     assert "allreduce 'b' waits: ranks 1, 2, 3 entered it, rank 0 on h1 did not" in message
     assert "allreduce 'a' waits: ranks 0, 3 entered it, rank 1 on h1, rank 2 on h2 did not" in message
+    assert "mpi_ops.py:1310), called in step (/home/me/train.py:40)" in message
 
 
 def test_a_wait_that_was_over_before_the_hang_is_not_named(tmp_path: Path) -> None:
@@ -132,6 +133,15 @@ def test_a_wait_that_was_over_before_the_hang_is_not_named(tmp_path: Path) -> No
     ranks.hung(1, "step", "sleep (/home/me/train.py:12)")
     message = str(ranks.fault())
     assert message.startswith("rank 1 on h1 hangs at step 7: no progress for 50 s") and "evaluation" not in message
+
+
+def test_a_rank_that_has_not_begun_is_the_one_that_the_others_wait_for(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    for rank in (0, 1, 3):
+        ranks.note("hung", rank, step=None, phase="starting", seconds=50.0, frozen=False, frames=["init (/x/b.py:1)"])
+    error = ranks.fault()
+    assert error.rank == 2 and "hang before its first step" in str(error)
+    assert "rank 2 on h2 has not come so far" in str(error)
 
 
 @pytest.mark.parametrize("timeout_s", [60.0, 600.0])

@@ -6,16 +6,19 @@ import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import hvdkit
+from hvdkit.core.heartbeat import STARTING
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.diagnosis.exits import RankEnd, RankFailure, rank_failure
 from hvdkit.launch.diagnosis.stalls import Stall, open_collectives
 from hvdkit.launch.job import STACKS, Job
 
-# Files that are not the user's: packages, the standard library, hvdkit's own.
-_NOT_THEIRS = re.compile(r"/(site|dist)-packages/|/lib/python3|/hvdkit/(?!.*/recipes/)|\(<")
+# Frames that are not in the user's files: packages, the standard library, hvdkit's own.
+_NOT_THEIRS = re.compile(rf"/(site|dist)-packages/|/lib/python3|\({re.escape(str(Path(hvdkit.__file__).parent))}/|\(<")
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,18 @@ def hang_failure(job: Job, hangs: Collection[Hang], ends: list[RankEnd], stalls:
     who = ", ".join(f"rank {hang.rank} on {hang.host}" for hang in alike)
     verb = "" if first.seconds is None else "hangs " if len(alike) == 1 else "hang "
     parts.append(f"{who} {verb}{first.state}")
+    blamed = ends[first.rank]
     if first.waiting and not waits:
         parts.append("it waits for another rank")
+    if all(hang.phase == STARTING for hang in hangs):  # a rank without a heartbeat has not come as far
+        silent = [end for end in ends if end.stopped and end.activity is None and end.rank not in hung]
+        parts += [f"rank {end.rank} on {end.host} has not come so far" for end in silent[:8]]
+        blamed = silent[0] if silent else blamed
     parts += [f"rank {hang.rank} on {hang.host} waits {hang.doing}" for hang in others[:8]]
     with suppress(RunError):  # a full disk, say
         write_atomic(job.log_dir / STACKS, "\n".join(map(_stack, sorted(known, key=lambda hang: hang.rank))))
         parts.append(f"their stacks: {job.log_dir / STACKS}")
-    return rank_failure(job, "; ".join(parts), ends[first.rank])
+    return rank_failure(job, "; ".join(parts), blamed)
 
 
 def _stack(hang: Hang) -> str:
