@@ -97,7 +97,7 @@ class Job:
         """Horovod names the ranks that do not join a collective before the agents report the others as hanging."""
         if not self.stall_timeout_s:
             return {}
-        return {stalls.VARIABLE: str(max(1, int(HANG_SHARE * self.stall_timeout_s / (stalls.CHECKS + 0.5))))}
+        return {stalls.VARIABLE: str(max(1, int(HANG_SHARE * self.stall_timeout_s / (stalls.CHECKS + 2))))}
 
 
 def prepare(job: Job) -> None:
