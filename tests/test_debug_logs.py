@@ -83,12 +83,20 @@ def test_the_earliest_problem_of_all_ranks_comes_first(tmp_path: Path) -> None:
     found = debug_logs.collect(logs(tmp_path / "logs", GLOO, **added), tmp_path / "debug")
     assert found.first_problem is not None and found.first_problem.name == "rank-3"
     assert [each.first_problem is not None for each in found.ranks] == [False, True, True, True]
-    found = debug_logs.summary({"rank-2": [added["rank2"].strip()]})
+    found = debug_logs.summary({"rank-2": [added["rank2"].strip()]}, {})
     assert found.first_problem is not None and "wrong type" in found.first_problem.text
 
 
 def test_a_loopback_interface_between_hosts_is_said(tmp_path: Path) -> None:
     found = debug_logs.collect(logs(tmp_path / "logs", GLOO, interface="lo"), tmp_path / "debug")
+    assert "  rank 0, 1, 2, 3: other hosts do not reach lo; set HOROVOD_GLOO_IFACE" in lines(found)
+
+
+def test_ranks_that_never_found_each_other_have_their_launchers_hosts(tmp_path: Path) -> None:
+    early = "".join(line for line in GLOO.splitlines(keepends=True) if "local_" not in line)
+    folder = logs(tmp_path / "logs", early, interface="lo")
+    found = debug_logs.collect(folder, tmp_path / "debug", {0: "h1", 1: "h1", 2: "h2", 3: "h2"})
+    assert (found.between_hosts, [each.host for each in found.ranks]) == (2, ["h1", "h1", "h2", "h2"])
     assert "  rank 0, 1, 2, 3: other hosts do not reach lo; set HOROVOD_GLOO_IFACE" in lines(found)
 
 

@@ -12,7 +12,8 @@ from hvdkit.launch.agent.stalls import VARIABLE, StallReader, without
 from hvdkit.launch.diagnosis.exits import RankFailure
 from hvdkit.launch.diagnosis.stalls import shown
 from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import HANG_SHARE, STACKS, Job
+from hvdkit.launch.job import HANG_SHARE, STACKS, Elastic, Job
+from hvdkit.launch.launchers import elastic
 
 PRINTED = b"""step 7
 [2026-11-23 18:00:00.123456: W /build/horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be \
@@ -142,6 +143,28 @@ def test_a_rank_that_has_not_begun_is_the_one_that_the_others_wait_for(tmp_path:
     error = ranks.fault()
     assert error.rank == 2 and "hang before its first step" in str(error)
     assert "rank 2 on h2 has not come so far" in str(error)
+
+
+def test_an_elastic_run_names_it_before_it_ends_the_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others go on without the rank, so this is no error."""
+    killed: list[str] = []
+    monkeypatch.setattr(elastic._Workers, "_kill", lambda _, *names: killed.extend(names))
+    job = Job(Path("python"), [], 2, [Host("localhost", 2)], {}, tmp_path, stall_timeout_s=1e-9, elastic=Elastic(1, 2))
+    workers = elastic._Workers(job, restarts=True)
+    for rank in range(2):
+        report = {"rank": rank, "name": f"worker-localhost-{rank}", "host": "localhost", "clock": 1.0}
+        facts = {"step": 3, "phase": "step", "seconds": 50.0, "frozen": False, "frames": WAITS[:1] if rank == 0 else []}
+        workers.note(report | {"event": "started", "pid": 1}, 1000.0)
+        workers.note(report | {"event": "hung"} | facts, 1100.0)
+    workers.note(
+        {"event": "stalled", "rank": 0, "name": "worker-localhost-0", "missing": {"1": ["allreduce.a"]}}, 1090.0
+    )
+    workers.enforce()
+    said = capsys.readouterr().err
+    assert killed == ["worker-localhost-1"]
+    assert "allreduce 'a' waits: rank 0 entered it, rank 1 on localhost did not; worker-localhost-1 hangs: " in said
 
 
 @pytest.mark.parametrize("timeout_s", [60.0, 600.0])

@@ -32,8 +32,10 @@ _RING = re.compile(r"Channel \d+/\d+ : +(?P<ranks>\d+(?: +\d+)+)")
 _WAY = re.compile(r"Channel \S+ : \S+ -> \S+ .*?via (?P<way>\S+)")
 
 
-def collect(logs: Path, folder: Path) -> DebugLog:
+def collect(logs: Path, folder: Path, hosts: Mapping[int, str] | None = None) -> DebugLog:
     """Write the libraries' lines of each rank's log in `logs`, and debug.json, into `folder`, which is made.
+
+    `hosts` are the ranks' hosts as far as they are known; logs say it only where the ranks have found each other.
 
     Raises RunError where nothing can be written.
     """
@@ -46,15 +48,15 @@ def collect(logs: Path, folder: Path) -> DebugLog:
     said = {log.stem: list(_lines(log)) for log in sorted([*logs.glob("rank-*.log"), *logs.glob("worker-*.log")])}
     for name, lines in said.items():
         write_atomic(folder / f"{name}.log", "".join(f"{line}\n" for line in lines))
-    found = summary(said)
+    found = summary(said, hosts or {})
     write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
     return found.at(folder)
 
 
-def summary(said: Mapping[str, list[str]]) -> DebugLog:
-    """What the lines come to, by the name of a rank's log."""
+def summary(said: Mapping[str, list[str]], known: Mapping[int, str]) -> DebugLog:
+    """What the lines come to, by the name of a rank's log; `known` are hosts by rank."""
     ranks = sorted(
-        (_rank(name, lines) for name, lines in said.items()), key=lambda each: (each.rank is None, each.rank)
+        (_rank(name, lines, known) for name, lines in said.items()), key=lambda each: (each.rank is None, each.rank)
     )
     every = [line for lines in said.values() for line in lines]
     uses = {match["of"]: match["what"] for line in every if (match := _USES.search(line))}
@@ -84,7 +86,7 @@ def _lines(log: Path) -> Iterator[str]:
                 yield line
 
 
-def _rank(name: str, lines: Iterable[str]) -> RankLog:
+def _rank(name: str, lines: Iterable[str], known: Mapping[int, str]) -> RankLog:
     found = RankLog(name=name, lines=0)
     ways: Counter[str] = Counter()
     for line in lines:
@@ -102,6 +104,8 @@ def _rank(name: str, lines: Iterable[str]) -> RankLog:
         if found.first_problem is None and _is_problem(line):
             found.first_problem = line
     found.ways = dict(ways)
+    if found.rank is not None and found.host is None:
+        found.host = known.get(found.rank)
     return found
 
 

@@ -167,16 +167,17 @@ def launch(
         raise _with_remedy(failure, plan) from None
     finally:
         if placement.debug:
-            _collect_debug_logs(log_dir)
+            _collect_debug_logs(job)
 
 
-def _collect_debug_logs(logs: Path) -> None:
+def _collect_debug_logs(job: Job) -> None:
     """Collect them and say what they come to; how the run itself ended matters more than a full disk."""
     from hvdkit.commands import debug_logs
     from hvdkit.report.debug_logs import lines
 
-    with suppress(RunError, OSError):
-        found = debug_logs.collect(logs, logs.parent / debug_logs.FOLDER)
+    with suppress(HvdkitError, OSError):
+        hosts = {} if job.elastic else {slot.rank: slot.hostname for slot in job.slots()}
+        found = debug_logs.collect(job.log_dir, job.log_dir.parent / debug_logs.FOLDER, hosts)
         print("\n".join(lines(found)), file=sys.stderr, flush=True)
 
 

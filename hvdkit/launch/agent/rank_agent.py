@@ -33,7 +33,6 @@ Standard library only, and no syntax newer than Python 3.8: it runs under any in
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -52,11 +51,11 @@ if not __package__:
 from hvdkit.launch.agent.link_monitor import LinkMonitor
 from hvdkit.launch.agent.process_tree import descendants, kill
 from hvdkit.launch.agent.reports import MARK, Reports, write_line
+from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
 from hvdkit.launch.agent.stalls import StallReader
 from hvdkit.launch.agent.watchdog import Watchdog
 
 TAIL_BYTES = 8192
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as multiprocessing's resource tracker
 
 
@@ -82,45 +81,6 @@ def main() -> int:
     if role != "rank" and reports.rank is not None and status != 0 and os.environ.get("HOROVOD_ELASTIC") != "1":
         agent.wait_for_stop()
     return status
-
-
-def step_aside(reports: Reports) -> int | None:
-    """Fork; the child goes on (None), the parent gets the child's exit status. Where the child, and so the rank, is
-    killed, the parent reports it.
-
-    To end a rank, horovodrun sends SIGTERM to the children of the process it started, then freezes that process. It
-    starts a shell, which may stay or become its command: so the first or the second process from there gets the
-    signal. The agent is always the second, and what is frozen is never the agent.
-    """
-    child = os.fork()
-    if child == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        return None
-    asked = []
-
-    def pass_on(number: int, _: object) -> None:
-        asked.append(number)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    signal.signal(signal.SIGTERM, pass_on)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        write_line(b"")  # the child's last line may have no end
-        facts = {"exit_code": None, "signal": os.WTERMSIG(status), "stopped": bool(asked)}
-        reports.send("ended", failed_at=time.monotonic(), **facts)
-        reports.send("left")
-    return exit_status(status)
-
-
-def prctl(option: int, value: int) -> None:
-    """prctl(2), Linux only; its failure is ignored."""
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def exit_status(status: int) -> int:
-    """A waitpid status as a shell shows it."""
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 class RankAgent:

@@ -17,6 +17,7 @@ from hvdkit.core.heartbeat import STARTING
 from hvdkit.errors import RunError
 from hvdkit.launch.agents import AgentCommand, Agents
 from hvdkit.launch.diagnosis import blame, exits
+from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import Job, Tick
 
@@ -116,7 +117,10 @@ class _Workers(Agents):
         if self.hangs_settled:
             name = min(self.hangs, key=lambda name: self.hangs[name].order)
             hang = self.hangs[name]
-            what = f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"
+            waits = open_collectives(stall for stall in self.stalls.values() if stall.received >= hang.since)
+            hung, hosts = {each.rank for each in self.hangs.values()}, dict(self._ranks.values())
+            named = [each.text(hung, hosts) for each in waits]
+            what = "; ".join([*named, f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"])
             self.hangs.clear()
             if self._job.here or is_this_machine(hang.host):
                 _print(f"{what}; it is ended")
