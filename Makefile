@@ -80,11 +80,11 @@ check: lint ## Check style and types, and run the tests that start no ranks: und
 test: runtimes programs ## Run every test, over real processes
 	@$(BIN)/python scripts/run_tests.py
 
-cluster-check: runtimes ## Install Slurm, Open MPI (root, Debian) and Ray, and run the tests of launchers with them
+cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and run the tests of launchers with them
 	@$(PYTHON) scripts/test_programs.py --clusters
 	@$(BIN)/python -m pip install --quiet -e '.[ray]'
 	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
-		tests/test_ray.py tests/test_host_doctor.py
+		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,4 +1,4 @@
-"""Install what tests start besides Python, as Debian's packages: Chromium and, with --clusters, Open MPI and Slurm.
+"""Install what tests start besides Python, as Debian's packages: Chromium and, with --clusters, MPI, Slurm and sshd.
 
     python scripts/test_programs.py [--clusters]
 
@@ -16,14 +16,19 @@ import sys
 
 # A program by any of its names, and the packages that bring it.
 PAGES = {("chromium", "chromium-browser", "google-chrome"): ["chromium", "fonts-dejavu-core"]}
-CLUSTERS = {("mpirun",): ["openmpi-bin"], ("slurmctld",): ["slurm-wlm", "munge"]}
+CLUSTERS = {
+    ("mpirun.openmpi",): ["openmpi-bin"],
+    ("mpirun.mpich",): ["mpich"],
+    ("slurmctld",): ["slurm-wlm", "munge"],
+    ("sshd",): ["openssh-server", "openssh-client"],
+}
 _PATH = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
 
 
 def main() -> int:
     """Install what is missing; the exit status is 0, since the tests name what they miss."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clusters", action="store_true", help="Open MPI and Slurm too")
+    parser.add_argument("--clusters", action="store_true", help="Open MPI, MPICH, Slurm and sshd too")
     wanted = PAGES | CLUSTERS if parser.parse_args().clusters else PAGES
     packages = [
         package

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hvdkit.errors import RequestError
@@ -18,6 +20,16 @@ def test_hosts_in_the_order_given() -> None:
         Host("10.0.0.7", 1),
         Host("node-3.cluster_a", 16),
     ]
+
+
+def test_a_path_names_a_file_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("b slots=2\na:1\n")
+    assert parse_hosts("./hosts", 3) == [Host("b", 2), Host("a", 1)]
+    with pytest.raises(RequestError, match=r"-np 4: -H offers 3 slots"):
+        parse_hosts("./hosts", 4)
+    with pytest.raises(RequestError, match="nowhere/hosts: cannot be read"):
+        parse_hosts("nowhere/hosts", 1)
 
 
 @pytest.mark.parametrize(

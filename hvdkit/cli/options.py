@@ -55,7 +55,10 @@ Frameworks = Annotated[
 ]
 Ranks = Annotated[int, typer.Option("-np", "--np", "-n", help="number of ranks")]
 Hosts = Annotated[
-    str | None, typer.Option("-H", "--hosts", help="host:slots or netns:NAME:slots,...", show_default="this machine")
+    str | None,
+    typer.Option(
+        "-H", "--hosts", help="host:slots or netns:NAME:slots,..., or ./FILE of hosts", show_default="this machine"
+    ),
 ]
 LAUNCHER_HELP = "auto, direct (this machine), horovodrun, mpirun, slurm or ray"
 Launcher = Annotated[str, typer.Option(help=LAUNCHER_HELP, autocompletion=completion.launchers)]

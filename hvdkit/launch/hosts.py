@@ -45,15 +45,17 @@ class Host:
 def parse_hosts(text: str | None, np: int) -> list[Host]:
     """The hosts that a command line's `-H text -np np` asks for; without `text`, this machine with `np` slots.
 
+    A `text` with a slash, which no host's name has, is the path of a file of hosts.
+
     Raises RequestError, naming each faulty entry, and where np is below 1 or above the number of slots.
     """
     if np < 1:
         raise RequestError(f"-np {np}: expected a whole number of ranks, 1 or more")
     if text is None:
         return [Host("localhost", np)]
-    hosts: dict[str, Host] = {}
+    hosts = {host.name: host for host in read_hostfile(Path(text))} if "/" in text else {}
     faults = Faults()
-    for entry in text.split(","):
+    for entry in [] if hosts else text.split(","):
         with faults.collected():
             host = _parse_entry(entry)
             if host.name in hosts:

@@ -33,10 +33,16 @@ class _Ranks(Agents):
         self._ranks = {f"rank-{slot.rank}": (slot.rank, slot.hostname) for slot in job.slots()}
         # The first interface that went down: since when by this machine's clock, the rank that its agent has, and what.
         self._link_down: tuple[float, int, str] | None = None
+        # A program of the cluster may wait for ever where it cannot reach a host.
+        self._start_by = time.monotonic() + (job.stall_timeout_s or float("inf"))
+        self._overdue = False
 
     @property
     def failed(self) -> bool:
         if self._link_down is not None:
+            return True
+        if self._listener is not None and not self._pids and time.monotonic() > self._start_by:
+            self._overdue = True
             return True
         if self.hangs and (self.hangs_settled or self.hangs.keys() | self.ends.keys() == self._ranks.keys()):
             return True
@@ -54,6 +60,8 @@ class _Ranks(Agents):
         self._link_down = min(self._link_down or down, down)
 
     def fault(self) -> BaseException | None:
+        if self._overdue:
+            return self._launcher_failure(self.launcher_end or {"name": "the launcher", "tail": ""}, [])
         ends = self.all_ends()
         verdict = blame.judge(ends)
         first = None if verdict is None else verdict.end
@@ -75,9 +83,11 @@ class _Ranks(Agents):
         return None if verdict is None else blame.failure(self._job, verdict)
 
     def _launcher_failure(self, end: dict[str, Any], unknown: list[exits.RankEnd]) -> RunError:
-        """The program that starts ranks failed by itself, or lost its connection to a rank."""
-        name, code, number = end["name"], end["exit_code"], end["signal"]
+        """The program that starts ranks failed by itself, lost its connection to a rank, or started none in time."""
+        name, code, number = end["name"], end.get("exit_code"), end.get("signal")
         how = f"ended with exit code {code}" if number is None else f"was killed by {exits.signal_name(number)}"
+        if self._overdue:
+            how = f"has started no rank within {self._job.stall_timeout_s:g} s (--stall-timeout)"
         ranks = ", ".join(f"rank {lost.rank} on {lost.host}" for lost in unknown)
         of_ranks = f"; nothing is known of the end of {ranks}" if unknown else ""
         log = exits.shown_tail(f"its output, {self._job.log_dir / name}.log", end["tail"])

@@ -16,7 +16,10 @@ from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
 
 _TIMEOUT_S = 60.0
 _NAMES_S = 60.0
-_MARK = "Open MPI"
+_HYDRA = (
+    "HYDRA",
+    "Intel(R) MPI",
+)  # what the launcher of MPICH and Intel MPI says of itself; Open MPI's follows its name
 
 
 def hosts(option: str | None, np: int) -> list[Host]:
@@ -43,7 +46,8 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     Raises RequestError (no mpirun or interpreter, an unwritable folder; nothing was started), RankFailure or RunError
     (a rank or mpirun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
     """
-    options = _open_mpi if _MARK in version() else _hydra
+    said = version()
+    options = _hydra if any(mark in said for mark in _HYDRA) else _open_mpi
     prepare(job)
     tasks.run(job, lambda environment: ["mpirun", *options(job, environment)], "mpirun", _others(job), {}, on_tick)
 
@@ -74,8 +78,12 @@ def _open_mpi(job: Job, environment: Mapping[str, str]) -> list[str]:
 
 
 def _hydra(job: Job, environment: Mapping[str, str]) -> list[str]:
-    """Options of Hydra, MPICH's and Intel MPI's, which passes its whole environment on."""
-    return ["-np", str(job.np), "-hosts", shown(job.hosts), "-bind-to", "none"]
+    """Options of Hydra, MPICH's and Intel MPI's, which passes its whole environment on.
+
+    Its helpers on other hosts get this host's address: its name may be unknown there, or mean a loopback address.
+    """
+    here = [] if job.here else ["-localhost", tasks.ways(_others(job))[0]]
+    return [*here, "-np", str(job.np), "-hosts", shown(job.hosts), "-bind-to", "none"]
 
 
 def _others(job: Job) -> list[str]:

@@ -32,7 +32,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-PLACE_S = 60.0  # for the cluster to free what was counted as free
+PLACE_S = 30.0  # for the cluster to free what was counted as free
 
 
 class Task:

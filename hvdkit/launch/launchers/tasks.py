@@ -46,7 +46,7 @@ def run(
             "program": program or words[0],
             "hosts": [(host.name, host.slots) for host in job.hosts],
             "np": job.np,
-            "addresses": [_HERE] if job.here else _ways(peers),
+            "addresses": [_HERE] if job.here else ways(peers),
             "rendezvous": port,
             "reports": listener.port,
             "secret": listener.secret,
@@ -62,7 +62,7 @@ def passed(job: Job, environment: Mapping[str, str]) -> list[str]:
     return sorted({*names, VARIABLE})
 
 
-def _ways(peers: Sequence[str]) -> list[str]:
+def ways(peers: Sequence[str]) -> list[str]:
     """This machine's addresses, that first from which it reaches the peers."""
     found = [source_address(peer) for peer in peers]
     return list(dict.fromkeys([*(each for each in found if each and not each.startswith("127.")), *addresses()]))
