@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -449,6 +450,9 @@ def advise(
     price: float | None = None,
     images: int | None = None,
     epochs: int | None = None,
+    budget: float | None = None,
+    deadline: str | None = None,
+    spot_interruption: float | None = None,
     apply: PathLike | None = None,
     policy: str | None = None,
     settings: Settings = None,
@@ -465,7 +469,9 @@ def advise(
     """Rank what would make training faster or cheaper, from a profile, or from a recipe, which is profiled first.
 
     `overrides`, `framework` to `stall_timeout` and `resume` are for a recipe; None stands for what `profile` takes.
-    With `apply`, a file, the recipe with the largest certain gain is written there.
+    `price` and `budget` are in the cluster's currency; `deadline` is a time such as `36h`, `friday` or `2026-11-27`.
+    `spot_interruption` is how often a host is taken away in an hour. With `apply`, a file, the recipe with the largest
+    certain gain is written there.
     """
     from hvdkit.commands import advise as advise_
     from hvdkit.commands import predict as predict_
@@ -475,7 +481,8 @@ def advise(
         "--launcher": launcher, "--stall-timeout": stall_timeout, "--resume": resume,
     }  # fmt: skip
     target, links = as_path(apply), as_path(cluster)
-    predict_.check(price, target)
+    predict_.check(price, target, budget, spot_interruption)
+    deadline_s = predict_.seconds_until(deadline, datetime.now())
     path = None if isinstance(subject, Mapping) else _profile(subject)
     measured = path is not None and path.suffix == ".json"
     if measured and ranks is None and [name for name, value in of_recipes.items() if value] == ["-np"]:
@@ -491,7 +498,9 @@ def advise(
     place = as_path(out) or paths.default_out(request.name, "advise")
     with _claimed(place, overwrite, resume, [path, links]) as folder:
         plan = request.plan(folder)
-        found = predict_.advise(plan, predict_.money(plan, price, images, epochs), folder)
+        found = predict_.advise(
+            plan, predict_.money(plan, price, images, epochs, budget, deadline_s, spot_interruption), folder
+        )
         if target is not None:
             _say([f"{target}: the recipe with {predict_.apply(found, request.settings, target)}"])
         return found.at(folder)

@@ -104,6 +104,15 @@ def advise(
         int | None, typer.Option(min=1, help="images in an epoch", show_default="the recipe's data")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="epochs of training", show_default="the recipe's")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="find the fastest way to train for this much, in the cluster file's currency")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="find the cheapest way to train until then: 36h, 2d, friday, 2026-11-27")
+    ] = None,
+    spot_interruption: Annotated[
+        float | None, typer.Option(help="how often a host is taken away in an hour, such as 0.05")
+    ] = None,
     apply: Annotated[
         Path | None, typer.Option(metavar="NEW.yaml", help="write the recipe with the largest certain gain")
     ] = None,
@@ -142,7 +151,8 @@ def advise(
     from hvdkit.report.predict import advice_lines
 
     advice = api.advise(
-        subject, overrides, cluster=cluster, ranks=ranks, price=price, images=images, epochs=epochs, apply=apply,
+        subject, overrides, cluster=cluster, ranks=ranks, price=price, images=images, epochs=epochs, budget=budget,
+        deadline=deadline, spot_interruption=spot_interruption, apply=apply,
         policy=policy, settings=set_, framework=framework, np=np, hosts=hosts, steps=steps, launcher=launcher,
         stall_timeout=stall_timeout, out=out, overwrite=overwrite, resume=resume,
     )  # fmt: skip

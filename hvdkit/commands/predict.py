@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,11 @@ from hvdkit.simulator.predict import Prediction
 from hvdkit.simulator.settings import Settings
 
 if TYPE_CHECKING:  # advice is loaded only for `hvdkit advise`
-    from hvdkit.simulator.advise import Advice, Money
+    from hvdkit.simulator.advise import Advice
+    from hvdkit.simulator.money import Money
     from hvdkit.simulator.sweep import Sweep
 
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 NO_LINKS = "expected a cluster file, or the name of one of hvdkit's"
 
 
@@ -139,10 +143,14 @@ def sweep(
     return answer
 
 
-def check(price: float | None, apply: Path | None) -> None:
-    """Check what advice needs beside a question. Raises RequestError for a price, or a file that is there already."""
+def check(price: float | None, apply: Path | None, budget: float | None, interruptions: float | None) -> None:
+    """Check what advice needs beside a question. Raises RequestError for a number, or a file that is there already."""
     if price is not None and not 0 <= price < 1e9:
         raise RequestError(f"--price {price}: expected the price of a GPU for an hour, such as 2.5")
+    if budget is not None and not 0 < budget < 1e15:
+        raise RequestError(f"--budget {budget:g}: expected what the training may cost, such as 500")
+    if interruptions is not None and not 0 <= interruptions <= 60:
+        raise RequestError(f"--spot-interruption {interruptions:g}: expected how often a host is lost in an hour: 0.05")
     if apply is None:
         return
     if os.path.lexists(apply):
@@ -151,15 +159,57 @@ def check(price: float | None, apply: Path | None) -> None:
         raise RequestError(f"--apply {apply}: {apply.parent} is no folder that can be written; name another file")
 
 
-def money(plan: Plan, price: float | None, images: int | None, epochs: int | None) -> Money:
-    """What training costs; what is not given is taken from the recipe and the cluster."""
-    from hvdkit.simulator.advise import Money
+def seconds_until(deadline: str | None, now: datetime) -> float | None:
+    """Seconds from `now` to a deadline such as 36h, 2d, friday (its end) or 2026-11-27T18:00; None for none.
 
-    settings = plan.profile.settings
+    Raises RequestError for another text, and for a time that has passed.
+    """
+    if deadline is None:
+        return None
+    text = deadline.strip().lower()
+    if found := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(m|h|d)", text):
+        seconds = float(found[1]) * {"m": 60, "h": 3600, "d": 86400}[found[2]]
+    else:
+        days = [name for name in _WEEKDAYS if len(text) >= 3 and name.startswith(text)]
+        try:
+            if days:
+                end = now + timedelta((_WEEKDAYS.index(days[0]) - now.weekday()) % 7)
+                at = datetime.combine(end.date(), time.max)
+            else:
+                at = datetime.fromisoformat(text.upper())
+                at = datetime.combine(at.date(), time.max) if len(text) <= 10 else at.replace(tzinfo=None)
+        except ValueError:
+            expected = "expected a time such as 36h, 2d, friday, 2026-11-27 or 2026-11-27T18:00"
+            raise RequestError(f"--deadline {deadline!a}: {expected}") from None
+        seconds = (at - now).total_seconds()
+    if seconds <= 0:
+        raise RequestError(f"--deadline {deadline}: expected a time to come")
+    return seconds
+
+
+def money(
+    plan: Plan,
+    price: float | None,
+    images: int | None,
+    epochs: int | None,
+    budget: float | None = None,
+    deadline_s: float | None = None,
+    interruptions: float | None = None,
+) -> Money:
+    """What training costs, and may cost; what is not given is taken from the recipe and the cluster."""
+    from hvdkit.simulator.money import Money
+
+    settings, cluster = plan.profile.settings, plan.cluster
     return Money(
         images=images or _images(settings),
         epochs=epochs or _count(settings.get("epochs")),
-        price=plan.cluster.price_per_gpu_hour if price is None else price,
+        price=cluster.price_per_gpu_hour if price is None else price,
+        currency=cluster.currency,
+        source=cluster.price_source if price is None else "--price",
+        budget=budget,
+        deadline_s=deadline_s,
+        interruptions=interruptions or 0.0,
+        ranks_per_host=cluster.ranks_per_host,
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hvdkit.simulator.money import amount
+
 if TYPE_CHECKING:
     from hvdkit.simulator.advise import Advice, Suggestion
+    from hvdkit.simulator.plans import Way
     from hvdkit.simulator.predict import Point, Prediction
 
 
@@ -32,19 +35,69 @@ def point_line(point: Point) -> str:
 
 
 def advice_lines(advice: Advice) -> list[str]:
-    """Today's step, a line for each suggestion, software first, and the effect of more ranks."""
-    lines = [f"{advice.model} on {advice.cluster}, today", point_line(advice.today)]
+    """Guesses first, then today's step and costs, the ways within budget and deadline, a line for each suggestion,
+    software first, the effect of more ranks, and notes.
+    """
+    lines = [f"a guess, so that no gain below is sure: {guess}" for guess in advice.guesses]
+    lines += [f"{advice.model} on {advice.cluster}, today", point_line(advice.today), advice.money, *_plans(advice)]
     for kind in ("software", "hardware"):
         mine = [each for each in advice.suggestions if each.kind == kind]
         lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
         lines += [f"  {suggestion_line(each)}" for each in mine]
-    return [*lines, f"more ranks: {advice.adding.told}"]
+    return [*lines, f"more ranks: {advice.adding.told}", *(f"note: {note}" for note in _notes(advice))]
 
 
 def suggestion_line(each: Suggestion) -> str:
     """One suggestion in a line."""
-    money = "" if each.saved is None else f"; training costs {each.train_cost:,.2f}, {each.saved:+,.2f} saved"
-    return f"{each.gain:.2f} × images/s ({_believed(each)}): {each.what}{money}"
+    parts = [f"{_gain(each.gain, each)} × images/s ({_believed(each)}): {each.what}"]
+    if each.currency is None and each.effort == "other machines":
+        parts.append("their price is unknown")
+    elif each.train_cost is not None:
+        saved = "" if each.saved is None else f", {amount(abs(each.saved), each.currency)} {_less(each.saved)}"
+        parts.append(f"training costs {amount(each.train_cost, each.currency)}{saved}")
+    elif each.cost_per_million_images is not None:
+        parts.append(f"a million images cost {amount(each.cost_per_million_images, each.currency)}")
+    if each.points_lost is not None and each.points_lost > 0:
+        per_point = each.saved and each.saved > 0 and f", {amount(each.saved / each.points_lost, each.currency)} each"
+        parts.append(f"lost {each.points_lost:.1f} points of accuracy on a small model{per_point or ''}")
+    return "; ".join(parts)
+
+
+def _less(saved: float) -> str:
+    return "less" if saved >= 0 else "more"
+
+
+def _plans(advice: Advice) -> list[str]:
+    plans = advice.plans
+    if plans is None:
+        return []
+    limits = [f"within {time_text(plans.deadline_s)}"] if plans.deadline_s else []
+    limits += [f"for {amount(plans.budget, plans.currency)}"] if plans.budget is not None else []
+    limit = " and ".join(limits)
+    if plans.cheapest is None or plans.fastest is None:
+        nearest = f"; nearest: {_way(plans.nearest)}" if plans.nearest else ""
+        return [f"{limit}: no way of {plans.tried} that were tried{nearest}"]
+    return [
+        f"{limit}, the cheapest of {plans.tried} ways: {_way(plans.cheapest)}",
+        f"{limit}, the fastest: {_way(plans.fastest)}",
+    ]
+
+
+def _way(way: Way) -> str:
+    cost = ", price unknown"
+    if way.cost is not None and way.cost_high is not None:
+        cost = f", {amount(way.cost, way.currency)} (up to {amount(way.cost_high, way.currency)})"
+    return (
+        f"{way.ranks} rank{'s' * (way.ranks > 1)}, {way.device} on {way.cluster}: {time_text(way.train_s)} "
+        f"(up to {time_text(way.train_high_s)}){cost}, global batch {way.global_batch}"
+        f"{'' if way.sure else ', not sure'}"
+    )
+
+
+def _notes(advice: Advice) -> list[str]:
+    """All notes, today's first; guesses stand above."""
+    notes = [*advice.today.warnings, *(note for each in advice.suggestions for note in each.warnings)]
+    return [note for note in dict.fromkeys(notes) if note not in advice.guesses]
 
 
 def advice_markdown(advice: Advice) -> str:
@@ -53,23 +106,33 @@ def advice_markdown(advice: Advice) -> str:
 
     suggestions = [
         [
-            *(f"{each.kind}: {each.what}", f"{each.gain:.2f}", _believed(each), _time(each.epoch_s)),
-            *(_amount(each.train_cost), _amount(each.saved), each.effort, each.risk),
+            *(f"{each.kind}: {each.what}", _gain(each.gain, each), _believed(each)),
+            "" if each.epoch_s is None else time_text(each.epoch_s),
+            *(_amount(value, each.currency) for value in (each.train_cost, each.saved, each.cost_per_million_images)),
+            *(each.effort, each.risk),
         ]
         for each in advice.suggestions
     ]
-    notes = dict.fromkeys(note for each in advice.suggestions for note in each.warnings)
     today = point_line(advice.today).strip()
-    return render("advise.md", advice=advice, today=today, suggestions=suggestions, notes=notes)
+    plans, notes = _plans(advice), _notes(advice)
+    return render("advise.md", advice=advice, today=today, plans=plans, suggestions=suggestions, notes=notes)
 
 
 def _believed(each: Suggestion) -> str:
-    return f"{each.gain_low:.2f} to {each.gain_high:.2f}{'' if each.sure else ', not sure'}"
+    return f"{_gain(each.gain_low, each)} to {_gain(each.gain_high, each)}{'' if each.sure else ', not sure'}"
 
 
-def _time(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds:.1f} s"
+def _gain(value: float, each: Suggestion) -> str:
+    return f"{value:.{3 if each.gain < 1.1 else 2}f}"
 
 
-def _amount(value: float | None) -> str:
-    return "" if value is None else f"{value:,.2f}"
+def time_text(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _amount(value: float | None, currency: str | None) -> str:
+    return "" if value is None else amount(value, currency)

@@ -7,7 +7,8 @@ communication are the same before and after the change, so they partly cancel.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,26 +17,32 @@ import yaml
 
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import candidates, step
+from hvdkit.simulator import candidates, doubt, plans, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.predict import Point, Record, checked, expected_errors, point
+from hvdkit.simulator.guesses import guesses
+from hvdkit.simulator.money import Money
+from hvdkit.simulator.plans import Plans
+from hvdkit.simulator.predict import Point, Record, cases, checked, point
 from hvdkit.simulator.settings import Settings
-from hvdkit.simulator.step import Case
 
 _LEAST_GAIN = 1.005  # a smaller gain is not reported
 _GROWS = 1.1  # the gain of twice the ranks, below which they are not worth it
+# The figures in evidence.yaml: the accuracy with the method, and without.
+_MEASURED = re.compile(r"measured .*?(?P<after>0\.\d+) \(.*? has (?P<before>0\.\d+) ")
 _BOTH = 1.05  # the gain of compression with Local SGD over the better one of them, below which one is enough
 
 
 class Suggestion(Record):
     """One change. `gain` is images per second relative to today's, expected from `gain_low` to `gain_high`.
 
-    `sure` says that `gain_low` is a gain too. `settings` are for `--set`; `recipe` is what `--apply` writes, None if no
-    key of the recipe does it. Costs are of all ranks, at the price per GPU-hour; they and the times of an epoch and of
-    the training are None if images, epochs or price are unknown. `saved` is the cost of training that the change
-    saves. `risk` is what is known about its accuracy.
+    `sure` says that `gain_low` is a gain too, and that nothing is a guess. `settings` are for `--set`; `recipe` is what
+    `--apply` writes, None if no key of the recipe does it. Costs are of all ranks, in `currency`, at the price per
+    GPU-hour; they and the times of an epoch and of the training are None if images, epochs or price are unknown.
+    `saved` is the cost of training that the change saves, None if it is not in today's currency. `risk` is what is
+    known about its accuracy; `points_lost` is the measured loss of it in percentage points, None if it was not
+    measured.
     """
 
     kind: Kind
@@ -53,14 +60,17 @@ class Suggestion(Record):
     train_s: float | None
     epoch_cost: float | None
     train_cost: float | None
+    cost_per_million_images: float | None
+    currency: str | None
     saved: float | None
+    points_lost: float | None
     effort: str
     risk: str
     warnings: list[str]
 
 
 class Adding(Record):
-    """What more ranks bring: `points` has (images per second, efficiency) by the number of ranks.
+    """What more ranks bring: `points` has (images per second, efficiency) by number of ranks, as `predict` has it.
 
     Twice as many ranks as `most` bring less than a tenth more; None if they bring more everywhere. `loses` are the
     numbers of ranks that are slower than a smaller number.
@@ -73,13 +83,21 @@ class Adding(Record):
 
 
 class Advice(Record, Result):
-    """`advise.json`; `suggestions` are software first, each kind by gain."""
+    """`advise.json`; `suggestions` are software first, each kind by gain.
+
+    `guesses` are what all of it takes for granted; `money` says what a device costs, or why that is unknown. `plans`
+    are the ways to train within a budget or until a deadline, if one is given.
+    """
 
     schema_version: Literal[1] = 1
     model: str
     cluster: str
+    guesses: list[str]
     price_per_gpu_hour: float | None
+    currency: str | None
+    money: str
     today: Point
+    plans: Plans | None
     suggestions: list[Suggestion]
     adding: Adding
 
@@ -88,42 +106,42 @@ class Advice(Record, Result):
         return [each.model_dump(exclude={"settings", "recipe", "warnings"}) for each in self.suggestions]
 
 
-@dataclass(frozen=True)
-class Money:
-    """Images per epoch, epochs, and the price of a GPU for an hour; None if unknown."""
-
-    images: int | None
-    epochs: int | None
-    price: float | None
-
-    def of(self, images_per_second: float, ranks: int, price: float | None) -> tuple[float | None, ...]:
-        """Seconds per epoch and of the training, cost of an epoch and of the training."""
-        epoch = self.images / images_per_second if self.images else None
-        train = epoch * self.epochs if epoch is not None and self.epochs else None
-        hour = None if price is None else price * ranks / 3600
-        return epoch, train, *(None if t is None or hour is None else t * hour for t in (epoch, train))
-
-
 def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, money: Money) -> Advice:
-    """All suggestions. Raises RequestError if the cluster has no room for the ranks."""
+    """All suggestions.
+
+    Raises RequestError if the cluster has no room for the ranks, or an epoch has fewer images than a step takes.
+    """
     checked([ranks], cluster)
     found = calibrate(profile)
     today = point(found, cluster, ranks, settings)
+    money.check(today.step_ms, today.batch_size, ranks)
     now = Candidate("software", "today", settings, {}, cluster, ranks)
-    pairs = [(each, _suggestion(found, now, today, each, money)) for each in candidates.software(found, now)]
-    pairs = sorted((pair for pair in pairs if pair[1].gain >= _LEAST_GAIN), key=lambda pair: -pair[1].gain)
+    taken = guesses(found, cluster, settings.speed)
+
+    def suggested(change: Candidate) -> Suggestion | None:
+        """The change, if it brings something and an epoch has images enough."""
+        after = point(found, change.cluster, change.ranks, change.settings)
+        gain = after.images_per_second / today.images_per_second
+        if gain < _LEAST_GAIN or not money.fits(after.batch_size, change.ranks):
+            return None
+        return _suggestion(change, after, today, gain, gains(found, now, change, gain), money, not taken)
+
+    pairs = [(each, made) for each in candidates.software(found, now) if (made := suggested(each))]
+    pairs.sort(key=lambda pair: -pair[1].gain)
     together = _together(found, now, [each for each, _ in pairs])
-    software = [_suggestion(found, now, today, together, money)] if together is not None else []
-    software += [suggestion for _, suggestion in pairs]
-    hardware = [_suggestion(found, now, today, each, money) for each in candidates.hardware(now)]
-    both = [*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)]
+    software = [made for made in [together and suggested(together), *(made for _, made in pairs)] if made]
+    hardware = [made for each in candidates.hardware(now) if (made := suggested(each))]
     return Advice(
         model=profile.model,
         cluster=cluster.name,
+        guesses=taken,
         price_per_gpu_hour=money.price,
+        currency=None if money.price is None else money.currency,
+        money=money.told,
         today=today,
-        suggestions=[each for each in both if each.gain >= _LEAST_GAIN],
-        adding=_adding(found, now),
+        plans=plans.search(profile, now, money) if money.limited else None,
+        suggestions=[*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)],
+        adding=_adding(found, now, today, money),
     )
 
 
@@ -166,20 +184,27 @@ def _joined(now: Candidate, chosen: list[Candidate]) -> Candidate:
     )
 
 
-def _risk(names: tuple[str, ...]) -> str:
+def _known(names: tuple[str, ...]) -> list[str]:
     """What is known about the accuracy of these methods; `local-sgd` stands for a `local-sgd-16` that is not listed."""
-    known = evidence()
-    texts = [known.get(name) or known.get(name.rpartition("-")[0]) for name in names]
-    return "; ".join(dict.fromkeys(text for text in texts if text)) or "none: the same arithmetic"
+    texts = [evidence().get(name) or evidence().get(name.rpartition("-")[0]) for name in names]
+    return [text for text in dict.fromkeys(texts) if text]
 
 
-def _suggestion(found: Calibration, now: Candidate, today: Point, change: Candidate, money: Money) -> Suggestion:
-    after = point(found, change.cluster, change.ranks, change.settings)
-    gain = after.images_per_second / today.images_per_second
-    low, high = _gains(found, now, change, gain)
-    price = change.cluster.price_per_gpu_hour if change.other_machines else money.price
-    epoch, train, epoch_cost, train_cost = money.of(after.images_per_second, change.ranks, price)
-    before = money.of(today.images_per_second, now.ranks, money.price)[3]
+def _points_lost(names: tuple[str, ...]) -> float | None:
+    """The measured loss of accuracy in percentage points, of one method alone; None if it was not measured."""
+    figures = [_MEASURED.match(text) for text in _known(names)]
+    if len(figures) != 1 or figures[0] is None:
+        return None if figures else 0.0
+    return 100 * (float(figures[0]["before"]) - float(figures[0]["after"]))
+
+
+def _suggestion(
+    change: Candidate, after: Point, today: Point, gain: float, bounds: tuple[float, float], money: Money, certain: bool
+) -> Suggestion:
+    bill = money.at(change.cluster) if change.other_machines else money
+    cost = bill.of(after.step_ms, after.batch_size, change.ranks)
+    before = money.of(today.step_ms, today.batch_size, today.ranks)
+    comparable = before.train is not None and cost.train is not None and bill.currency == money.currency
     return Suggestion(
         kind=change.kind,
         what=change.what,
@@ -189,52 +214,64 @@ def _suggestion(found: Calibration, now: Candidate, today: Point, change: Candid
         step_ms=after.step_ms,
         images_per_second=after.images_per_second,
         gain=gain,
-        gain_low=low,
-        gain_high=high,
-        sure=low > 1,
-        epoch_s=epoch,
-        train_s=train,
-        epoch_cost=epoch_cost,
-        train_cost=train_cost,
-        saved=None if before is None or train_cost is None else before - train_cost,
+        gain_low=bounds[0],
+        gain_high=bounds[1],
+        sure=certain and bounds[0] > 1,
+        epoch_s=cost.epoch_s,
+        train_s=cost.train_s,
+        epoch_cost=cost.epoch,
+        train_cost=cost.train,
+        cost_per_million_images=cost.per_million,
+        currency=None if bill.price is None else bill.currency,
+        saved=before.train - cost.train if comparable else None,  # type: ignore[operator]
+        points_lost=_points_lost(change.evidence),
         effort=change.effort,
-        risk=_risk(change.evidence),
+        risk="; ".join(_known(change.evidence)) or "none: the same arithmetic",
         warnings=after.warnings,
     )
 
 
-def _gains(found: Calibration, now: Candidate, change: Candidate, gain: float) -> tuple[float, float]:
-    """The least and the largest gain if compute and communication have their expected errors, before and after."""
-    cases = [found.case(each.cluster, each.ranks, each.settings) for each in (now, change)]
-    (error, wire_error, _), (error_after, wire_error_after, _) = (
-        expected_errors(found, each, candidate.settings) for each, candidate in zip(cases, (now, change), strict=True)
+def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) -> tuple[float, float]:
+    """The least and the largest gain under all combinations of what may be wrong.
+
+    The errors that both steps share are the same before and after: of compute, of communication, and whether more ranks
+    than were profiled wait longer. What only the change brings is added to the step after it.
+    """
+    pairs = [(each, found.case(each.cluster, each.ranks, each.settings)) for each in (now, change)]
+    made = [cases(found, case, each.settings) for each, case in pairs]
+    here, there = (doubt.expected(found, case) for _, case in pairs)
+    more = max(1.0, there.faster / here.faster, there.slower / here.slower)
+    same_links = change.cluster.levels == now.cluster.levels
+    more_wire = max(1.0, there.wire_slower / here.wire_slower) if same_links else there.wire_slower
+    corners = list(itertools.product((False, True), (False, True), (False, True), (-1, 1)))
+    before, after = (
+        [
+            replace(
+                case,
+                slow=(float(each.factors.mean()) if waits else each.near)
+                * (here.slower if slower else 1 / here.faster)
+                * own**extra,
+                wire=(here.wire_slower if wire else 1 / here.wire_faster) * own_wire**extra,
+            )
+            for slower, wire, waits, extra in corners
+        ]
+        for (_, case), each, own, own_wire in zip(pairs, made, (1.0, more), (1.0, more_wire), strict=True)
     )
-    corners = list(itertools.product((-1, 1), repeat=2))
-
-    def periods(base: Case, wire_error: float) -> list[float]:
-        factors = [((1 + error) ** compute, (1 + wire_error) ** wire) for compute, wire in corners]
-        schedule = step.simulate([replace(base, slow=slow, wire=wire) for slow, wire in factors])
-        return [float(period) for period in schedule.period]
-
-    # the additional error of the change is in the step after it alone
-    more = max(0.0, error_after - error)
-    images = [each.network.ranks * each.batch for each in cases]
-    gains = [gain]
-    before, after = periods(cases[0], wire_error), periods(cases[1], wire_error_after)
-    for slow, quick, (_, wire) in zip(before, after, corners, strict=True):
-        gains.append(slow / (quick * (1 + more) ** wire) * images[1] / images[0])
-    return min(gains), max(gains)
+    images = [case.network.ranks * case.batch for _, case in pairs]
+    found_gains = [gain, *(step.simulate(before).period / step.simulate(after).period * images[1] / images[0])]
+    if made[0].overlap_shown and not made[1].overlap_shown:  # the last bound is the change without overlap
+        found_gains.append(step.period(pairs[0][1]) / step.period(made[1].bounds[-1]) * images[1] / images[0])
+    return float(min(found_gains)), float(max(found_gains))
 
 
-def _adding(found: Calibration, now: Candidate) -> Adding:
-    """Double the ranks, from one to as many as the cluster has room for."""
-    room = min(now.cluster.largest or MOST_RANKS, MOST_RANKS)
+def _adding(found: Calibration, now: Candidate, today: Point, money: Money) -> Adding:
+    """Double the ranks, from one to as many as the cluster has room for and an epoch has images for."""
+    room = min(now.cluster.largest or MOST_RANKS, MOST_RANKS, money.most_ranks(today.batch_size))
     counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
     points = {}
     for count in counts:
-        base = found.case(now.cluster, count, now.settings)
-        seconds, alone = step.period(base), step.period(base.alone)
-        points[count] = (count * base.batch * found.workload.batch_size / seconds, min(1.0, alone / seconds))
+        made = today if count == now.ranks else point(found, now.cluster, count, now.settings)
+        points[count] = (made.images_per_second, made.efficiency)
     loses = [count for i, count in enumerate(counts) if any(points[less][0] >= points[count][0] for less in counts[:i])]
     doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]
     most = next((a for a, b in doubled if points[b][0] < _GROWS * points[a][0]), None)
@@ -246,4 +283,6 @@ def _adding(found: Calibration, now: Candidate) -> Adding:
         told.append(f"beyond {most} ranks, twice as many bring less than 10 % more images/s")
     if half is not None:
         told.append(f"from {half} ranks on, efficiency is below 50 %")
+    if room < min(now.cluster.largest or MOST_RANKS, MOST_RANKS):
+        told.append(f"more than {room} ranks have fewer images in an epoch than a step takes")
     return Adding(points=points, most=most, loses=loses, told="; ".join(told))

@@ -26,7 +26,8 @@ class Calibration:
     """A rank's own work, and the settings `known` under which it was measured.
 
     `check_percent` is the model's error on the profile's own step, None if it cannot be computed. `overlap_shown` says
-    that more of the profile's communication was hidden under compute than exposed. The profile has `ranks` ranks.
+    that more of the profile's communication was hidden under compute than exposed. The profile has `ranks` ranks,
+    on devices named `processor`.
     """
 
     workload: Workload
@@ -35,6 +36,7 @@ class Calibration:
     overlap_shown: bool = False
     ranks: int = 1
     on_cpu: bool = False
+    processor: str = ""
 
     @property
     def error_percent(self) -> float:
@@ -78,7 +80,8 @@ def calibrate(profile: Profile) -> Calibration:
         cycle_time_ms=profile.tuning.cycle_time_ms,
     )
     overlapped = profile.step.overlapped_communication_ms.mean > profile.step.exposed_communication_ms.mean > 0
-    found = Calibration(of_profile(profile), known, None, overlapped, profile.np, on_cpu=profile.device == "cpu")
+    on_cpu = profile.device == "cpu"
+    found = Calibration(of_profile(profile), known, None, overlapped, profile.np, on_cpu, profile.processor)
     return replace(found, check_percent=_check(profile, found))
 
 

@@ -187,7 +187,9 @@ class Cluster(Strict):
     )
     jitter: float = Field(0.0, ge=0, le=10, description="coefficient of variation of a rank's compute time by step")
     residual_percent: Percent = Field(15.0, description="expected error where no measured collective says more")
-    price_per_gpu_hour: Positive | None = Field(None, description="in any currency; null: unknown")
+    price_per_gpu_hour: Positive | None = Field(None, description="price of a device for an hour; null: unknown")
+    currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="currency of the price, such as USD or EUR")
+    price_source: str = Field("", max_length=1000, description="who asks that price, for what, and when")
 
     @model_validator(mode="after")
     def _levels_grow(self) -> Cluster:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from hvdkit.simulator.calibration import Calibration
-from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.guesses import guesses
 from hvdkit.simulator.step import Case
 
 # Priors in percent, each half the width of a 90 % interval.
@@ -41,14 +41,8 @@ class Doubt:
 
 def expected(found: Calibration, base: Case) -> Doubt:
     """The errors of compute and of communication for one case, and the warnings that explain them."""
-    warnings: list[str] = []
+    warnings = guesses(found, base.network.cluster, base.speed)
     both, less, more = [found.error_percent], [0.0], [0.0]
-    device = base.network.cluster.device
-    if found.on_cpu and device.relative_speed and base.speed == 1:
-        warnings.append(
-            f"the profile is of CPUs: this predicts them on {base.network.cluster.name}'s links, not {device.name}s; "
-            "say how many times as fast those are (--set speed=30), or profile on one of them"
-        )
     if base.batch != 1:
         shorter, longer = _batch(base)
         less.append(100 * (shorter - 1))
@@ -84,12 +78,6 @@ def expected(found: Calibration, base: Case) -> Doubt:
         1 + max(wire, more[-1]) / 100,
         tuple(dict.fromkeys(warnings)),
     )
-
-
-def expected_errors(found: Calibration, base: Case, settings: Settings) -> tuple[float, float, list[str]]:
-    """The larger errors of compute and of communication, as fractions, and the warnings that explain them."""
-    doubt = expected(found, base)
-    return max(doubt.faster, doubt.slower) - 1, doubt.wire_slower - 1, list(doubt.warnings)
 
 
 def _batch(base: Case) -> tuple[float, float]:

@@ -22,7 +22,6 @@ from hvdkit.results.profile import Profile
 from hvdkit.simulator import doubt, engine, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
-from hvdkit.simulator.doubt import expected_errors as expected_errors  # for `hvdkit advise`
 from hvdkit.simulator.engine import Schedule
 from hvdkit.simulator.piecewise_linear import Floats
 from hvdkit.simulator.settings import Settings
@@ -60,9 +59,10 @@ class Point(Record):
     """The prediction for one number of ranks. The step time is expected from `low_ms` to `high_ms`.
 
     `efficiency` is relative to as many ranks without communication. `exposed_communication_ms` is what a network
-    without any delay would save; `waiting_ms` is the time that ranks wait for the slowest. `utilisation` is busy time
-    over step time by resource. `bytes_per_step` is what a rank puts into collectives. `memory_mib` is of a rank, None
-    if it is unknown.
+    without any delay would save; `waiting_ms` is the time that ranks wait for the slowest. `utilisation` is busy
+    time over step time by resource. `bytes_per_step` is what a rank puts into collectives. `bound` is the largest
+    part of the critical path, but waiting instead of compute if that is more than a fifth of the step. `memory_mib`
+    is of a rank, None if it is unknown.
     """
 
     ranks: int
@@ -179,7 +179,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         waiting_ms=1e3 * waiting,
         bytes_per_step=round(sent / base.every) * (ranks > 1),
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
-        bound=bound(steady, waiting),
+        bound=bound(steady, waiting, _LONG_WAIT * seconds),
         memory_mib=memory,
         critical_path=critical(steady),
         warnings=warnings,
@@ -190,12 +190,14 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
 class Cases:
     """What a prediction is made of: samples of the slowest rank's factor, and the cases that bound its interval.
 
-    `bounds` are the fastest and the slowest case; the expected, fastest and slowest case with the batch size and the
-    device of the profile, if those are others; and a case without overlap, if the profile does not show any. Backward
-    hides at most `hideable_s` of communication.
+    `near` is the mean factor of no more ranks than were profiled. `bounds` are the fastest and the slowest case;
+    the expected, fastest and slowest case with the batch size and the device of the profile, if those are others;
+    and a case without overlap, if the profile does not show any. Backward hides at most `hideable_s` of
+    communication.
     """
 
     factors: Floats
+    near: float
     bounds: list[Case]
     overlap_shown: bool
     hideable_s: float
@@ -243,7 +245,7 @@ def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
     shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
     if not shown:
         bounds.append(replace(base, slow=mean, policy="grouped"))
-    return Cases(factors, bounds, shown, mean * base.work * base.workload.backward_s, list(doubts.warnings))
+    return Cases(factors, near, bounds, shown, mean * base.work * base.workload.backward_s, list(doubts.warnings))
 
 
 def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
@@ -272,10 +274,11 @@ def slowest(ranks: int, every: int, jitter: float, seed: int) -> Floats:
     return np.array([math.exp(-sigma * normal.inv_cdf(value) - sigma**2 / 2) for value in above])
 
 
-def bound(schedule: Schedule, waiting: float = 0.0) -> str:
+def bound(schedule: Schedule, waiting: float = 0.0, most: float = math.inf) -> str:
     """What most of the critical path is: compute, communication, negotiation, input, waiting, gaps (between steps).
 
-    `waiting` are the seconds of compute that the slowest rank takes longer than the others.
+    `waiting` are the seconds of compute that the slowest rank takes longer than the others. More than `most` of them
+    count before compute.
     """
     seconds: dict[str, float] = {}
     for span in schedule.critical_path():
@@ -283,7 +286,8 @@ def bound(schedule: Schedule, waiting: float = 0.0) -> str:
         seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
     seconds["compute"] = seconds.get("compute", 0.0) - waiting
     seconds["waiting"] = waiting
-    return max(seconds, key=lambda kind: seconds[kind], default="compute")
+    largest = max(seconds, key=lambda kind: seconds[kind])
+    return "waiting" if largest == "compute" and waiting > most else largest
 
 
 def critical(schedule: Schedule) -> list[Critical]:

@@ -1,0 +1,118 @@
+"""What training costs: time and money of an epoch and of the whole, at a price per GPU-hour; budgets and deadlines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hvdkit.errors import RequestError
+from hvdkit.simulator.cluster import Cluster
+
+RESTART_S = 300.0  # assumed: to get another machine, start ranks and read the checkpoint
+
+
+class Bill(NamedTuple):
+    """Seconds and cost of an epoch and of the training, and cost per million images; None where unknown."""
+
+    epoch_s: float | None
+    train_s: float | None
+    epoch: float | None
+    train: float | None
+    per_million: float | None
+
+
+@dataclass(frozen=True)
+class Money:
+    """Images per epoch, epochs, and the price of a GPU for an hour in `currency`; None if unknown.
+
+    `source` says whose price it is. `budget` is in the same currency, `deadline_s` in seconds from the start.
+    `interruptions` is how often a host is taken away in an hour; training then goes on from the checkpoint of the last
+    epoch.
+    """
+
+    images: int | None = None
+    epochs: int | None = None
+    price: float | None = None
+    currency: str = "USD"
+    source: str = ""
+    budget: float | None = None
+    deadline_s: float | None = None
+    interruptions: float = 0.0
+    ranks_per_host: int = 1
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a budget or a deadline."""
+        return self.budget is not None or self.deadline_s is not None
+
+    @property
+    def told(self) -> str:
+        """What a device costs, or that it is unknown."""
+        if self.price is None:
+            return "price: unknown; give --price or the cluster file's price_per_gpu_hour for costs"
+        return f"price: {amount(self.price, self.currency)} per GPU-hour ({self.source or 'source and date not given'})"
+
+    def at(self, cluster: Cluster) -> Money:
+        """The same training at the price of another cluster."""
+        return replace(
+            self, price=cluster.price_per_gpu_hour, currency=cluster.currency, source=cluster.price_source,
+            ranks_per_host=cluster.ranks_per_host,
+        )  # fmt: skip
+
+    def of(self, step_ms: float, batch_size: int, ranks: int) -> Bill:
+        """The bill of a step of `batch_size` images a rank. As in training, an incomplete last batch is left out."""
+        hour = None if self.price is None else self.price * ranks / 3600
+        per_million = None if hour is None else 1e6 * hour * 1e-3 * step_ms / (batch_size * ranks)
+        if self.images is None:
+            return Bill(None, None, None, None, per_million)
+        epoch = 1e-3 * step_ms * (self.images // (batch_size * ranks))
+        lost = self._lost(epoch, ranks)
+        if lost >= 1:
+            return Bill(None, None, None, None, None)
+        epoch /= 1 - lost
+        train = epoch * self.epochs if self.epochs else None
+        cost, whole = (None if hour is None or seconds is None else seconds * hour for seconds in (epoch, train))
+        return Bill(epoch, train, cost, whole, per_million and per_million / (1 - lost))
+
+    def fits(self, batch_size: int, ranks: int) -> bool:
+        """Whether an epoch has images for a step."""
+        return self.images is None or batch_size * ranks <= self.images
+
+    def most_ranks(self, batch_size: int) -> int:
+        """The most ranks for which that is so."""
+        return 2**62 if self.images is None else max(1, self.images // batch_size)
+
+    def check(self, step_ms: float, batch_size: int, ranks: int) -> None:
+        """Raise RequestError if an epoch has too few images, or something is missing for a budget or a deadline."""
+        if self.images is not None and not self.fits(batch_size, ranks):
+            most = self.images // ranks
+            less = f"--set batch_size={most} or less, or fewer ranks" if most else f"-n {self.images} or less"
+            raise RequestError(
+                f"batch_size: expected at most {self.images} images, an epoch, over {ranks} ranks, got {batch_size} × "
+                f"{ranks} = {batch_size * ranks}, which `hvdkit train` refuses too; give {less}"
+            )
+        limits = {"--budget": self.budget, "--deadline": self.deadline_s, "--spot-interruption": self.interruptions}
+        limit = next((name for name, value in limits.items() if value), None)
+        missing = [name for name, value in (("--images", self.images), ("--epochs", self.epochs)) if value is None]
+        if limit and missing:
+            raise RequestError(f"{limit}: expected {' and '.join(missing)} too; the profile's recipe does not say it")
+        if self.images is not None and self.of(step_ms, batch_size, ranks).epoch_s is None:
+            raise RequestError(
+                f"--spot-interruption {self.interruptions:g}: hosts are taken away faster than an epoch ends, so that "
+                "training never ends; take fewer hosts, or shorter epochs"
+            )
+
+    def _lost(self, epoch_s: float, ranks: int) -> float:
+        """The share of time that interruptions take: each costs a restart, and half an epoch on average.
+
+        1 or more means that training never ends.
+        """
+        hosts = -(-ranks // self.ranks_per_host)
+        return self.interruptions * hosts / 3600 * (RESTART_S + epoch_s / 2)
+
+
+def amount(value: float, currency: str | None) -> str:
+    """Money with the digits that matter: at least three, and no cents from 1,000 on."""
+    digits = 0 if abs(value) >= 1000 else 2 if abs(value) >= 1 or value == 0 else 2 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{digits}f} {currency or ''}".rstrip()

@@ -1,0 +1,133 @@
+"""`hvdkit advise --budget --deadline`: the cheapest way to train in time, and the fastest one for the money.
+
+A way is a number of ranks on the cluster, or on another one that hvdkit ships if the speed of both devices is known.
+The recipe stays as it is; with more ranks the global batch grows. Ways with fewer than 100 updates an epoch are left
+out, unless today has as few: nobody knows what accuracy they reach (Goyal et al. 2017 trained ImageNet with 156).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvdkit.results.profile import Profile
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import sweep as sweeping
+from hvdkit.simulator.calibration import calibrate
+from hvdkit.simulator.candidates import MOST_RANKS, Candidate
+from hvdkit.simulator.cluster import Cluster
+from hvdkit.simulator.guesses import guesses
+from hvdkit.simulator.money import Money
+from hvdkit.simulator.predict import Record
+from hvdkit.simulator.settings import Settings
+
+_LEAST_UPDATES = 100  # in an epoch
+
+
+class Way(Record):
+    """Time and cost of the training, expected and at the slow end of the interval. `cost` is None without a price.
+
+    `sure` says that the slow end is within budget and deadline too, and that nothing is a guess.
+    """
+
+    cluster: str
+    device: str
+    ranks: int
+    global_batch: int
+    images_per_second: float
+    train_s: float
+    train_high_s: float
+    cost: float | None
+    cost_high: float | None
+    currency: str
+    sure: bool
+
+
+class Plans(Record):
+    """The cheapest and the fastest way within `budget` (in `currency`) and `deadline_s`; None if there is none.
+
+    `tried` is the number of ways, `nearest` the way that exceeds the limits least, if none is within.
+    """
+
+    budget: float | None
+    deadline_s: float | None
+    currency: str
+    tried: int
+    cheapest: Way | None
+    fastest: Way | None
+    nearest: Way | None
+
+
+def search(profile: Profile, now: Candidate, money: Money) -> Plans:
+    """Try all ways. Ways that cannot be compared, for want of a price in the same currency, are left out."""
+    batch = now.settings.batch_size or profile.batch_size * profile.accumulate
+    largest = max(now.ranks * batch, (money.images or 0) // _LEAST_UPDATES)
+    ways = [way for machine in _machines(now, money) for way in _ways(profile, *machine, largest)]
+    within = [way for way in ways if _excess(way, money) <= 1]
+    # A way whose slow end is within the limits too comes before one that may miss them.
+    safe = [way for way in within if way.sure] or within
+    return Plans(
+        budget=money.budget,
+        deadline_s=money.deadline_s,
+        currency=money.currency,
+        tried=len(ways),
+        cheapest=min(safe, key=_cost, default=None),
+        fastest=min(safe, key=lambda way: way.train_s, default=None),
+        nearest=None if within else min(ways, key=lambda way: _excess(way, money), default=None),
+    )
+
+
+def _machines(now: Candidate, money: Money) -> list[tuple[Cluster, Settings, Money]]:
+    """The cluster, and those that hvdkit ships with a price in the same currency and a device of known speed."""
+    found = [(now.cluster, now.settings, money)]
+    mine = now.cluster.device.relative_speed
+    for name in clusters.shipped() if mine and money.price is not None else ():
+        other = clusters.load(Path(name))
+        speed, bill = other.device.relative_speed, money.at(other)
+        if mine and speed and other.name != now.cluster.name and bill.price and bill.currency == money.currency:
+            scaled = now.settings.model_copy(update={"speed": now.settings.speed * speed / mine, "link": {}})
+            found.append((other, scaled, bill))
+    return found
+
+
+def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, largest: int) -> list[Way]:
+    """Parts of a host, then 1, 2, 3, 4, 6, 8, 12, … hosts, with global batches up to `largest`."""
+    local, room = cluster.ranks_per_host, cluster.largest or MOST_RANKS
+    batch = settings.batch_size or profile.batch_size * profile.accumulate
+    hosts = sorted({1, *(part * 2**i for i in range(15) for part in (2, 3))})
+    counts = sorted({*(2**i for i in range(local.bit_length())), *(local * each for each in hosts)})
+    counts = [count for count in counts if count <= min(room, MOST_RANKS) and batch * count <= largest]
+    whatifs = [sweeping.Whatif({sweeping.RANKS: count}, count, settings, cluster) for count in counts]
+    certain = not guesses(calibrate(profile), cluster, settings.speed)
+    found = []
+    for row in sweeping.sweep(profile, cluster, whatifs).rows:
+        bill, slow = (money.of(ms, row.batch_size, row.ranks) for ms in (row.step_ms, row.high_ms))
+        if bill.train_s is None or slow.train_s is None:
+            continue
+        way = Way(
+            cluster=cluster.name,
+            device=cluster.device.name,
+            ranks=row.ranks,
+            global_batch=row.ranks * row.batch_size,
+            images_per_second=row.images_per_second,
+            train_s=bill.train_s,
+            train_high_s=slow.train_s,
+            cost=bill.train,
+            cost_high=slow.train,
+            currency=money.currency,
+            sure=False,
+        )
+        late = way.model_copy(update={"train_s": way.train_high_s, "cost": way.cost_high})
+        found.append(way.model_copy(update={"sure": certain and _excess(late, money) <= 1}))
+    return found
+
+
+def _excess(way: Way, money: Money) -> float:
+    """The larger of time ÷ deadline and cost ÷ budget; an unknown cost exceeds every budget."""
+    late = way.train_s / money.deadline_s if money.deadline_s else 0.0
+    dear = 0.0 if money.budget is None else float("inf") if way.cost is None else way.cost / money.budget
+    return max(late, dear)
+
+
+def _cost(way: Way) -> float:
+    """Its cost, or where there is no price its GPU-hours."""
+    return way.ranks * way.train_s if way.cost is None else way.cost

@@ -1,0 +1,202 @@
+"""What `hvdkit advise` says agrees with itself: one account of today's step, intervals, guesses, money, limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulating
+from conftest import Hvdkit
+
+from hvdkit.commands.predict import seconds_until
+from hvdkit.errors import RequestError
+from hvdkit.profiling import published
+from hvdkit.results import profile as profiles
+from hvdkit.results.profile import Profile
+from hvdkit.simulator import advise as advising
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import predict as predicting
+from hvdkit.simulator.advise import Advice
+from hvdkit.simulator.money import Money, amount
+from hvdkit.simulator.settings import Settings
+
+V100 = clusters.load(Path("v100-nvlink-ib"))
+
+
+def noisy(spread: float = 0.5) -> Profile:
+    """Ranks whose compute varies, so that they wait for the slowest; of a GPU."""
+    quiet = simulating.profile()
+    compute = quiet.step.compute_ms
+    wide = {"low": compute.mean * (1 - spread / 2), "high": compute.mean * (1 + spread / 2)}
+    split = quiet.step.model_copy(update={"compute_ms": compute.model_copy(update=wide)})
+    ranks = [each.model_copy(update={"split": split}) for each in quiet.ranks]
+    return quiet.model_copy(update={"ranks": ranks, "device": "cuda", "processor": "NVIDIA V100-SXM2"})
+
+
+def test_today_has_one_speed_everywhere() -> None:
+    """Jitter counts in the table of more ranks too."""
+    advice = advising.advise(noisy(), V100, 64, Settings(), Money())
+    (alone,) = predicting.predict(noisy(), V100, [64], Settings()).points
+    assert advice.today == alone
+    assert advice.adding.points[64] == (alone.images_per_second, alone.efficiency)
+    twice = next(each for each in advice.suggestions if each.what == "128 ranks instead of 64")
+    assert advice.adding.points[128][0] == pytest.approx(twice.images_per_second)
+    assert alone.efficiency < 0.9
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+@pytest.mark.parametrize("mbit_per_s", [100.0, 1000.0, 1e5])
+def test_gains_lie_within_their_intervals(spread: float, mbit_per_s: float) -> None:
+    made = simulating.cluster(mbit_per_s=mbit_per_s)
+    advice = advising.advise(noisy(spread), made, 8, Settings(), Money())
+    assert advice.suggestions
+    for each in advice.suggestions:
+        assert each.gain_low <= each.gain <= each.gain_high, each.what
+        assert each.sure == (each.gain_low > 1)
+        # what is sent changes, and how long sending takes is uncertain: so is the gain, to both sides
+        if each.what.startswith(("compress", "Local SGD")):
+            assert each.gain_low < each.gain < each.gain_high, each.what
+
+
+def test_a_guess_comes_first_and_ranks_nothing_as_sure(inside: Hvdkit, tmp_path: Path) -> None:
+    profiles.save(simulating.profile(), tmp_path / "cpu.json")
+    profiles.save(noisy(0.0), tmp_path / "gpu.json")
+    for name, settings, guess in (
+        ("cpu.json", [], "the profile is of CPUs"),
+        ("cpu.json", ["--set", "speed=30"], "the profile is of CPUs"),
+        ("gpu.json", [], None),
+    ):
+        done = inside("advise", name, "--cluster", "v100-nvlink-ib", "-n", 64, *settings, "--out", "o", "--overwrite")
+        advice = Advice.model_validate_json((tmp_path / "o" / "advise.json").read_text())
+        assert bool(advice.guesses) == (guess is not None)
+        assert any(each.sure for each in advice.suggestions) == (guess is None)
+        assert (guess is not None) == done.stdout.startswith(f"a guess, so that no gain below is sure: {guess}")
+        document = (tmp_path / "o" / "advise.md").read_text()
+        assert (guess is not None) == ("**A guess" in document.split("Today:")[0])
+        # notes stand where people read, and nowhere else but there and in the files
+        notes = {*advice.today.warnings, *(note for each in advice.suggestions for note in each.warnings)}
+        for note in notes - set(advice.guesses):
+            assert f"note: {note}" in done.stdout and f"- {note}" in document
+    other = published.profile("resnet50", 2470, 256, "A100")
+    (told,) = advising.advise(other, V100, 8, Settings(), Money()).guesses
+    assert "the profile is of A100, v100-nvlink-ib has V100s" in told
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2, 0.5, 0.8, 1.2])
+@pytest.mark.parametrize("ranks", [2, 64, 4096])
+def test_compute_is_not_the_bound_beside_long_waiting(spread: float, ranks: int) -> None:
+    (found,) = predicting.predict(noisy(spread), simulating.cluster(0.0, 1e6), [ranks], Settings()).points
+    assert found.bound == ("waiting" if found.waiting_ms > 0.2 * found.step_ms else "compute")
+
+
+def test_a_global_batch_beyond_the_data_is_refused_as_training_refuses_it(inside: Hvdkit, tmp_path: Path) -> None:
+    profiles.save(simulating.profile(), tmp_path / "p.json")
+    done = inside("advise", "p.json", "--cluster", "v100-nvlink-ib", "-n", 64, "--images", 2000, "--out", "o")
+    assert done.returncode == 2
+    assert "expected at most 2000 images, an epoch, over 64 ranks, got 32 × 64 = 2048" in done.stderr
+    assert "give --set batch_size=31 or less" in done.stderr and len(done.stderr.splitlines()) == 1
+    advice = advising.advise(simulating.profile(), V100, 32, Settings(), Money(images=2000))
+    assert max(advice.adding.points) == 62, "more ranks cannot train"
+    assert "more than 62 ranks have fewer images in an epoch than a step takes" in advice.adding.told
+    assert not any("64 ranks" in each.what or "images per rank" in each.what for each in advice.suggestions)
+
+
+def test_money_has_a_currency_and_the_digits_that_matter(inside: Hvdkit, tmp_path: Path) -> None:
+    assert [amount(value, "EUR") for value in (0.001234, 0.5, 0.0, 3.06, 512.345, 12345.6)] == [
+        "0.00123 EUR", "0.500 EUR", "0.00 EUR", "3.06 EUR", "512.35 EUR", "12,346 EUR",
+    ]  # fmt: skip
+    for name in clusters.shipped():
+        made = clusters.load(Path(name))
+        assert bool(made.price_per_gpu_hour) == bool(re.search(r"\b20\d\d\b", made.price_source)), name
+    profiles.save(noisy(0.0), tmp_path / "p.json")
+    training = ("--images", 1_281_167, "--epochs", 90, "--out", "o", "--overwrite")
+    done = inside("advise", "p.json", "--cluster", "aws-p3-16xlarge", "-n", 8, *training)
+    assert "price: 3.06 USD per GPU-hour (Amazon EC2" in done.stdout
+    for line in done.stdout.splitlines():
+        if "A100s on" in line or "H100s on" in line:
+            assert "their price is unknown" in line or re.search(r"training costs [\d.,]+ USD, [\d.,]+ USD less", line)
+    done = inside("advise", "p.json", "--cluster", "v100-nvlink-ib", "-n", 8, *training)
+    assert "price: unknown; give --price" in done.stdout
+    done = inside("advise", "p.json", "--cluster", "v100-nvlink-ib", "-n", 8, "--price", 2, *training)
+    assert "price: 2.00 USD per GPU-hour (--price)" in done.stdout
+    advice = json.loads((tmp_path / "o" / "advise.json").read_text())
+    for each in advice["suggestions"]:
+        if each["kind"] == "software":
+            per_image = each["ranks"] * 2 / 3600 / each["images_per_second"]
+            assert each["cost_per_million_images"] == pytest.approx(1e6 * per_image)
+    lost = {each["what"]: each["points_lost"] for each in advice["suggestions"]}
+    assert lost.get("compress gradients: topk 0.01", 1.1) == pytest.approx(1.1)
+
+
+def limits(**more: Any) -> Advice:
+    money = Money(1_281_167, 90, 3.06, "USD", "a test", ranks_per_host=8, **more)
+    return advising.advise(noisy(0.0), clusters.load(Path("aws-p3-16xlarge")), 8, Settings(), money)
+
+
+def test_the_cheapest_way_in_time_and_the_fastest_for_the_money() -> None:
+    free = limits(deadline_s=1e9).plans
+    assert free is not None and free.cheapest is not None and free.fastest is not None
+    assert free.fastest.train_s < free.cheapest.train_s and free.cheapest.cost < free.fastest.cost  # type: ignore[operator]
+    # half of the cheapest way's time: another way, that ends in time and costs more
+    soon = limits(deadline_s=free.cheapest.train_s / 2).plans
+    assert soon is not None and soon.cheapest is not None
+    assert soon.cheapest.train_high_s <= free.cheapest.train_s / 2 and soon.cheapest.sure
+    assert soon.cheapest.cost > free.cheapest.cost  # type: ignore[operator]
+    poor = limits(budget=1.05 * free.cheapest.cost_high).plans  # type: ignore[operator]
+    assert poor is not None and poor.fastest is not None
+    assert poor.fastest.cost_high <= poor.budget and poor.fastest.sure  # type: ignore[operator]
+    assert free.cheapest.train_s >= poor.fastest.train_s >= free.fastest.train_s
+    assert all(way.global_batch * 100 <= 1_281_167 for way in (free.fastest, soon.cheapest, poor.fastest))
+    none = limits(budget=1.0, deadline_s=60.0).plans
+    assert none is not None and none.cheapest is none.fastest is None and none.nearest is not None
+
+
+def test_lost_hosts_cost_time_and_money() -> None:
+    calm, lost = limits(), limits(interruptions=0.05)
+    mine, theirs = (next(e for e in each.suggestions if e.ranks == 16) for each in (calm, lost))
+    # two hosts, each lost 0.05 times an hour, each time with half an epoch and 5 minutes
+    share = 0.05 * 2 / 3600 * (300 + mine.epoch_s / 2)  # type: ignore[operator]
+    assert theirs.train_s == pytest.approx(mine.train_s / (1 - share))  # type: ignore[operator]
+    assert theirs.train_cost == pytest.approx(mine.train_cost / (1 - share))  # type: ignore[operator]
+    with pytest.raises(RequestError, match="hosts are taken away faster than an epoch ends"):
+        limits(interruptions=50.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("36h", 36), ("1.5 d", 36), ("90m", 1.5), ("friday", 118), ("Fri", 118), ("monday", 22),
+        ("2026-11-24", 46), ("2026-11-23T18:00", 16), (None, None),
+    ],
+)  # fmt: skip
+def test_deadlines(text: str | None, hours: float | None) -> None:
+    """From a Monday, two in the morning."""
+    found = seconds_until(text, datetime(2026, 11, 23, 2))
+    assert found is None if hours is None else found == pytest.approx(3600 * hours)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--deadline", "soon"], "--deadline 'soon': expected a time such as 36h"),
+        (["--deadline", "2020-01-01"], "--deadline 2020-01-01: expected a time to come"),
+        (["--deadline", "0h"], "--deadline 0h: expected a time to come"),
+        (["--deadline", "36h"], "--deadline: expected --images and --epochs too"),
+        (["--budget", "5", "--images", "100000"], "--budget: expected --epochs too"),
+        (["--budget", "0"], "--budget 0: expected what the training may cost"),
+        (["--spot-interruption", "-1"], "--spot-interruption -1: expected how often"),
+        (["--spot-interruption", "0.1"], "--spot-interruption: expected --images and --epochs too"),
+    ],
+)
+def test_bad_limits_are_one_line_and_status_2(
+    inside: Hvdkit, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    profiles.save(simulating.profile(), tmp_path / "p.json")
+    done = inside("advise", "p.json", "--cluster", "v100-nvlink-ib", "-n", 8, *arguments, "--out", "o")
+    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "o").exists() or not list((tmp_path / "o").iterdir())
