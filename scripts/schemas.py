@@ -1,4 +1,4 @@
-"""Write the JSON Schemas by which editors complete and check recipes and cluster files.
+"""Write the JSON Schemas by which editors complete and check recipes and cluster files, and docs/file-keys.md.
 
 `python scripts/schemas.py` writes recipes/recipe.schema.json and hvdkit/simulator/clusters/cluster.schema.json from the
 classes that read these files; run it after a change of a key. tests/test_schemas.py compares.
@@ -113,10 +113,13 @@ def text(model: type[BaseModel], title: str) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     for path, (model, title) in FILES.items():
         path.write_text(text(model, title), encoding="utf-8")
         print(path.relative_to(ROOT), file=sys.stderr)
+    import keys
+
+    keys.main()
 
 
 if __name__ == "__main__":

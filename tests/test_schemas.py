@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from conftest import ROOT, Hvdkit
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import keys
 import schemas
 
 from hvdkit.errors import RequestError
@@ -43,6 +45,19 @@ def named_schema(path: Path) -> Path:
 @pytest.mark.parametrize("path", schemas.FILES, ids=lambda path: path.name)
 def test_the_files_are_up_to_date(path: Path) -> None:
     assert path.read_text() == schemas.text(*schemas.FILES[path]), "run `python scripts/schemas.py`"
+
+
+def test_the_page_of_keys_is_up_to_date_and_complete() -> None:
+    """Each number of a file has a unit, and all keys but those that some files lack have an example."""
+    assert keys.PAGE.read_text() == keys.page(), "run `python scripts/schemas.py`"
+    plain = {"schema_version", "rank"}  # numbers without a unit
+    for model, examples in ((keys.Cluster, keys._clusters()), (keys.Profile, keys._profiles())):
+        for _, kind, values in keys._sections(model, list(examples)):
+            assert values, kind
+            for key, field in kind.model_fields.items():
+                number = re.search(r"\b(int|float)\b", str(field.annotation))
+                assert keys.unit(kind, key, field) or not number or key in plain, (kind, key)
+                assert field.description, (kind, key)
 
 
 @pytest.mark.parametrize("of", [RECIPE, CLUSTER], ids=["recipe", "cluster"])

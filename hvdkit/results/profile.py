@@ -31,10 +31,10 @@ class _Strict(Record):
 class Spread(_Strict):
     """A time over the measured steps. Means add up; `low` and `high` are the 10th and 90th percentile."""
 
-    mean: Time
-    median: Time
-    low: Time
-    high: Time
+    mean: Time = Field(description="mean over the measured steps; means add up")
+    median: Time = Field(description="median")
+    low: Time = Field(description="10th percentile")
+    high: Time = Field(description="90th percentile")
 
     @model_validator(mode="after")
     def _check_order(self) -> Spread:
@@ -49,12 +49,12 @@ class Tensor(_Strict):
     `bytes` is its size in memory, in `dtype`, before compression. `layer` is the name of one of the layers.
     """
 
-    name: str
-    shape: list[Size]
-    dtype: Literal["float64", "float32", "float16", "bfloat16"]
-    bytes: Size
-    ready_ms: Time
-    layer: str
+    name: str = Field(description="name of the parameter")
+    shape: list[Size] = Field(description="its shape")
+    dtype: Literal["float64", "float32", "float16", "bfloat16"] = Field(description="type of the gradient in memory")
+    bytes: Size = Field(description="size of the gradient in memory, before compression")
+    ready_ms: Time = Field(description="when backward finishes it, from backward's start (median)")
+    layer: str = Field(description="name of one of `layers`")
 
     @model_validator(mode="after")
     def _check_size(self) -> Tensor:
@@ -67,10 +67,10 @@ class Tensor(_Strict):
 class Layer(_Strict):
     """One layer with its median times, None if the framework has none. `kind` is conv, norm, dense or other."""
 
-    name: str
-    kind: str
-    forward_ms: Time | None
-    backward_ms: Time | None
+    name: str = Field(description="name of the layer")
+    kind: str = Field(description="conv, norm, dense or other")
+    forward_ms: Time | None = Field(description="median time of forward; null: the framework has none")
+    backward_ms: Time | None = Field(description="median time of backward; null: the framework has none")
 
 
 class Split(_Strict):
@@ -83,18 +83,24 @@ class Split(_Strict):
     a collective, negotiation the time from then until Horovod starts it.
     """
 
-    step_ms: Spread
-    input_ms: Spread
-    compute_ms: Spread
-    forward_ms: Spread | None
-    backward_ms: Spread | None
-    compression_ms: Spread | None
-    update_ms: Spread | None
-    exposed_communication_ms: Spread
-    negotiation_ms: Spread
-    waiting_ms: Spread
-    gaps_ms: Spread
-    overlapped_communication_ms: Spread
+    step_ms: Spread = Field(
+        description="the whole step: the sum of input, compute, exposed communication, negotiation, waiting and gaps"
+    )
+    input_ms: Spread = Field(description="waiting for the batch")
+    compute_ms: Spread = Field(description="forward, backward, compression and update")
+    forward_ms: Spread | None = Field(description="forward; null: not separated")
+    backward_ms: Spread | None = Field(description="backward of all batches of the step; null: not separated")
+    compression_ms: Spread | None = Field(
+        description="all work on gradients before they are sent; null: Horovod takes them as they are"
+    )
+    update_ms: Spread | None = Field(description="the optimizer; null: not separated")
+    exposed_communication_ms: Spread = Field(description="communication under which nothing is computed")
+    negotiation_ms: Spread = Field(
+        description="from when the last rank has asked for a collective until Horovod starts it"
+    )
+    waiting_ms: Spread = Field(description="until the last rank has asked for a collective")
+    gaps_ms: Spread = Field(description="work between steps")
+    overlapped_communication_ms: Spread = Field(description="communication during compute, which is no part of the sum")
 
     def parts(self) -> dict[Bound, Spread]:
         """The parts that add up to a step, in the order in which they are shown."""
@@ -111,11 +117,11 @@ class Split(_Strict):
 class Rank(_Strict):
     """One rank's steps. `clock_offset_ms` relates its clock to rank 0's, within `clock_error_ms`."""
 
-    rank: Size
-    host: str
-    clock_offset_ms: float
-    clock_error_ms: Time
-    split: Split
+    rank: Size = Field(description="its number")
+    host: str = Field(description="its host")
+    clock_offset_ms: float = Field(description="its clock against rank 0's")
+    clock_error_ms: Time = Field(description="how far that may be off")
+    split: Split = Field(description="where the time of its steps goes")
 
 
 class Communication(_Strict):
@@ -126,21 +132,23 @@ class Communication(_Strict):
     It is None in files of older versions.
     """
 
-    operation: str
-    tensors: Count
-    bytes: Size
-    start_ms: float | None
-    ms: Time
-    link_bytes: Time | None = None
+    operation: str = Field(description="the collective")
+    tensors: Count = Field(description="gradients fused into it")
+    bytes: Size = Field(description="input of a rank")
+    start_ms: float | None = Field(description="from backward's start; null: unknown")
+    ms: Time = Field(description="median duration")
+    link_bytes: Time | None = Field(
+        None, description="what the busiest link carries for it in one direction; null in older files"
+    )
 
 
 class Latency(_Strict):
     """A collective of `bytes` a rank, timed by itself between steps, `samples` times on all ranks at the same time."""
 
-    operation: str
-    bytes: Size
-    ms: Spread
-    samples: Count
+    operation: str = Field(description="the collective")
+    bytes: Size = Field(description="input of a rank")
+    ms: Spread = Field(description="its time, by itself between steps")
+    samples: Count = Field(description="how often it was timed")
 
 
 class Link(_Strict):
@@ -150,19 +158,19 @@ class Link(_Strict):
     algorithm `achieved` is what the busiest link carries while it is in use. None if unknown, or with one rank.
     """
 
-    interface: str | None
-    rated_mbit_per_s: Rate | None
-    measured_mbit_per_s: Rate | None
-    achieved_mbit_per_s: Rate | None
+    interface: str | None = Field(description="network interface; null: unknown")
+    rated_mbit_per_s: Rate | None = Field(description="its nominal rate; null: unknown")
+    measured_mbit_per_s: Rate | None = Field(description="best bus bandwidth of a collective alone")
+    achieved_mbit_per_s: Rate | None = Field(description="bus bandwidth in a step")
 
 
 class Slowest(_Strict):
     """The rank that the others wait for most: `behind_ms` after the first (mean), last in `last_share` of the steps."""
 
-    rank: Size
-    host: str
-    behind_ms: Time
-    last_share: Annotated[float, Field(ge=0, le=1)]
+    rank: Size = Field(description="the rank that the others wait for most")
+    host: str = Field(description="its host")
+    behind_ms: Time = Field(description="how long after the first it asks for a collective, on average")
+    last_share: Annotated[float, Field(ge=0, le=1)] = Field(description="part of the steps in which it is the last")
 
 
 class Cost(_Strict):
@@ -172,29 +180,31 @@ class Cost(_Strict):
     `low_percent` to `high_percent` their range (None in profiles of earlier versions).
     """
 
-    with_ms: Time
-    without_ms: Time
-    percent: float
-    turns: Count
-    low_percent: float | None = None
-    high_percent: float | None = None
+    with_ms: Time = Field(description="median step with trace events")
+    without_ms: Time = Field(description="median step without them")
+    percent: float = Field(description="median difference")
+    turns: Count = Field(description="pairs of a group of steps with and one without")
+    low_percent: float | None = Field(None, description="smallest difference of a pair; null in older files")
+    high_percent: float | None = Field(None, description="largest difference of a pair; null in older files")
 
 
 class Tuning(_Strict):
     """Horovod's settings while the steps were measured."""
 
-    cycle_time_ms: Time
-    fusion_threshold_bytes: Size
-    cache_capacity: Size
+    cycle_time_ms: Time = Field(description="Horovod's cycle time while steps were measured")
+    fusion_threshold_bytes: Size = Field(description="Horovod's fusion threshold")
+    cache_capacity: Size = Field(description="entries of Horovod's response cache")
 
 
 class Memory(_Strict):
     """Memory of the largest rank. `device_peak_mib` is None on devices without memory of their own."""
 
-    parameter_bytes: Size
-    optimizer_bytes: Size
-    peak_rss_mib: Time
-    device_peak_mib: Time | None
+    parameter_bytes: Size = Field(description="all parameters")
+    optimizer_bytes: Size = Field(description="state of the optimizer")
+    peak_rss_mib: Time = Field(description="memory of the largest process")
+    device_peak_mib: Time | None = Field(
+        description="largest use of a device's memory; null: it has none of its own, or unknown"
+    )
 
 
 class Profile(_Strict, Result):
@@ -206,39 +216,49 @@ class Profile(_Strict, Result):
     was measured.
     """
 
-    schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")]
-    hvdkit_version: str
-    framework: str
-    framework_version: str
-    horovod_version: str | None
-    recipe: str
-    settings: dict[str, Any]
-    model: str
-    np: Count
-    hosts: Count
-    launcher: str
-    device: str
-    processor: str
-    threads: Count
-    batch_size: Count
-    accumulate: Count
-    precision: str
-    compression: str
-    measured_steps: Count
-    tensors: Annotated[list[Tensor], Field(min_length=1)]
-    layers: Annotated[list[Layer], Field(min_length=1)]
-    step: Split
-    ranks: Annotated[list[Rank], Field(min_length=1)]
-    slowest: Slowest | None
-    bound: Bound
-    communications: list[Communication]
-    bytes_per_step: Size
-    latencies: list[Latency]
-    link: Link
-    tuning: Tuning
-    memory: Memory
-    cost: Cost | None
-    published: str | None = None
+    schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")] = Field(
+        description="version of this kind of file"
+    )
+    hvdkit_version: str = Field(description="version of hvdkit that wrote it")
+    framework: str = Field(description="framework, or `published`")
+    framework_version: str = Field(description="its version")
+    horovod_version: str | None = Field(description="Horovod's version; null: none")
+    recipe: str = Field(description="name of the recipe")
+    settings: dict[str, Any] = Field(
+        description="the resolved recipe, from which `advise --apply` writes a changed one"
+    )
+    model: str = Field(description="the model")
+    np: Count = Field(description="ranks")
+    hosts: Count = Field(description="hosts")
+    launcher: str = Field(description="how the ranks were started")
+    device: str = Field(description="`cpu`, or a kind of accelerator")
+    processor: str = Field(description="name of the processor or GPU")
+    threads: Count = Field(description="threads of a rank")
+    batch_size: Count = Field(description="images of a rank in a batch")
+    accumulate: Count = Field(description="batches of a step")
+    precision: str = Field(description="as in the recipe")
+    compression: str = Field(description="method of the recipe")
+    measured_steps: Count = Field(description="steps that were measured")
+    tensors: Annotated[list[Tensor], Field(min_length=1)] = Field(
+        description="gradients, in the order in which backward finishes them"
+    )
+    layers: Annotated[list[Layer], Field(min_length=1)] = Field(description="layers, in the order of forward")
+    step: Split = Field(description="where the time of a step goes, mean over the ranks")
+    ranks: Annotated[list[Rank], Field(min_length=1)] = Field(description="the same for each rank")
+    slowest: Slowest | None = Field(
+        description="the rank that the others wait for; null: one rank, or nothing was reduced"
+    )
+    bound: Bound = Field(description="the largest part of the step")
+    communications: list[Communication] = Field(description="collectives of a step")
+    bytes_per_step: Size = Field(description="what a rank sends in a step")
+    latencies: list[Latency] = Field(description="collectives, timed alone")
+    link: Link = Field(description="the network interface and its rates")
+    tuning: Tuning = Field(description="Horovod's settings")
+    memory: Memory = Field(description="memory of the largest rank")
+    cost: Cost | None = Field(description="what the trace events cost; null: unknown")
+    published: str | None = Field(
+        None, description="the published figure from which all else follows; null: it was measured"
+    )
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each part of a step, with its mean time and its share of the step, and for the whole step."""

@@ -1,0 +1,160 @@
+"""Write docs/file-keys.md: every key of a cluster file and of profile.json, with unit, default and an example.
+
+All of it comes from the classes that read these files and from files that they read, so it cannot be out of date:
+tests/test_schemas.py compares. `python scripts/schemas.py` runs this too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hvdkit.profiling import published
+from hvdkit.results.profile import Profile
+from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "file-keys.md"
+# Units by the end of a key's name, the longest first, and of the keys whose names have none.
+_ENDS = {
+    "mbit_per_s": "Mbit/s", "bytes_per_s": "bytes/s", "us_per_rank": "µs", "per_gpu_hour": "`currency`", "_us": "µs",
+    "_ms": "ms", "_mib": "MiB", "_bytes": "bytes", "percent": "%", "_share": "fraction of 1",
+}  # fmt: skip
+_UNITS = {
+    **dict.fromkeys(("mean", "median", "low", "high", "Communication.ms"), "ms"),
+    **dict.fromkeys(("jitter", "busy", "contention"), "fraction of 1"),
+    **dict.fromkeys(("ranks", "ranks_per_host", "np"), "ranks"),
+    **dict.fromkeys(("bytes", "bytes_per_step"), "bytes"),
+    "ports": "links", "oversubscription": "factor", "relative_speed": "P100 = 1", "hosts": "hosts",
+    "batch_size": "images", "threads": "threads", "accumulate": "batches", "measured_steps": "steps",
+    "tensors": "gradients", "samples": "times", "cache_capacity": "entries", "turns": "pairs", "shape": "elements",
+}  # fmt: skip
+# What a profile of a published figure has not, as a run of several ranks on GPUs has it.
+_MEASURED: dict[str, Any] = {
+    "framework": "pytorch", "framework_version": "2.13.0", "horovod_version": "0.28.1", "launcher": "direct",
+    "slowest": {"rank": 3, "host": "node1", "behind_ms": 4.2, "last_share": 0.81},
+    "communications": [
+        {"operation": "allreduce", "tensors": 62, "bytes": 1089896, "start_ms": 41.5, "ms": 6.3, "link_bytes": 1.1e6},
+    ],
+    "link": {
+        "interface": "eth0", "rated_mbit_per_s": 25e3, "measured_mbit_per_s": 21.2e3, "achieved_mbit_per_s": 18.9e3,
+    },
+    "cost": {
+        "with_ms": 52.1, "without_ms": 51.8, "percent": 0.6, "turns": 10, "low_percent": -0.4, "high_percent": 1.5,
+    },
+}  # fmt: skip
+
+HEAD = """# The keys of cluster files and of profile.json
+
+Every key of the two files that `hvdkit predict` and `hvdkit advise` read, with its unit, its default and an example.
+`scripts/schemas.py` writes this page from the classes that read the files. [cluster-files.md](cluster-files.md)
+explains cluster files and how to write one, [profile.md](profile.md) how a profile is measured, and
+[simulator.md](simulator.md#from-a-published-figure) how to make one from a published figure.
+
+An unknown key, a missing one and a value out of range are refused, with a line for each. `null` stands for unknown.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, model, examples in (
+        ("Cluster files", Cluster, list(_clusters())),
+        ("profile.json", Profile, list(_profiles())),
+    ):
+        parts.append(f"## {title}\n")
+        for name, kind, values in _sections(model, examples):
+            parts.append(f"### {name}\n" if name else "")
+            parts.append("\n".join(_table(kind, values)) + "\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _clusters() -> Iterator[dict[str, Any]]:
+    for name in ["aws-p3-16xlarge", *clusters.shipped()]:
+        yield clusters.load(Path(name)).model_dump()
+
+
+def _profiles() -> Iterator[dict[str, Any]]:
+    made = published.profile("resnet50", 2470, 256, "a100").model_dump()
+    spread, rank = made["step"]["step_ms"], {**made["ranks"][0], "host": "node1"}
+    latency = {"operation": "allreduce", "bytes": 65536, "ms": spread, "samples": 20}
+    memory = made["memory"] | {"peak_rss_mib": 3120.5, "device_peak_mib": 14210.5}
+    more = {"latencies": [latency], "memory": memory, "ranks": [rank]}
+    yield Profile.model_validate(made | _MEASURED | more).model_dump()
+
+
+def _sections(model: type[BaseModel], examples: list[Any]) -> Iterator[tuple[str, type[BaseModel], list[Any]]]:
+    """The file, then each kind of section in it once: (the key that holds it, its class, examples of it)."""
+    waiting: list[tuple[str, type[BaseModel], list[Any]]] = [("", model, examples)]
+    seen: set[type[BaseModel]] = set()
+    while waiting:
+        name, kind, values = waiting.pop(0)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        yield name, kind, values
+        for key, field in kind.model_fields.items():
+            inner = _inner(field.annotation)
+            if inner is not None:
+                held = [value.get(key) for value in values]
+                flat = [each for one in held for each in (one if isinstance(one, list) else [one]) if each is not None]
+                waiting.append((f"`{name.strip('`')}.{key}`" if name else f"`{key}`", inner, flat))
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """The class of the section, or of the sections of the list, that a key holds."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _inner(part))), None)
+
+
+def _table(kind: type[BaseModel], values: list[Any]) -> Iterator[str]:
+    yield "| key | unit | default | meaning | example |"
+    yield "|---|---|---|---|---|"
+    for key, field in kind.model_fields.items():
+        inside = _inner(field.annotation) is not None
+        example = "below" if inside else _example(key, values)
+        cells = (f"`{key}`", unit(kind, key, field), _default(field), str(field.description), example)
+        yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def unit(kind: type[BaseModel], key: str, field: FieldInfo) -> str:
+    """The unit of a key, empty for texts, sections and switches."""
+    by_end = next((unit for end, unit in _ENDS.items() if key.endswith(end)), "")
+    known = _UNITS.get(f"{kind.__name__}.{key}") or by_end or _UNITS.get(key, "")
+    return "" if _inner(field.annotation) and known != "ms" else known
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "below" if isinstance(value, BaseModel) else f"`{_text(value)}`"
+
+
+def _example(key: str, values: list[Any]) -> str:
+    """The first value that a file has and that says something."""
+    found = [value[key] for value in values if value.get(key) not in (None, "", [], {})]
+    text = _text(max(found, key=lambda value: value not in (0, 1, False), default=None))
+    return f"`{text}`" if len(text) <= 60 else f"`{text[:56]} …`"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
