@@ -23,6 +23,7 @@ _OURS = {
     "compare.json", "compare.csv", "compare.md", "runs",
     "parity.json", "parity.csv", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",
+    "sweep.json", "sweep.csv", "sweep.png",
     "predict.json", "predict.csv", "predict.png", "predict-trace.json", "advise.json", "advise.csv", "advise.md",
     "bench.json", "bench.csv", "cluster.yaml", "bench.png", "request.json", "rows.json", "ranks.json",
     "profile.json", "profile.csv", "profile.png", "trace.json", "timeline.json", "record.json", "own-profile",

@@ -21,6 +21,7 @@ def table(found: Sweep) -> Table:
     if len(rows) > _SHOWN:
         rows = sorted(rows, key=lambda row: -row.images_per_second)[:_SHOWN]
     columns: dict[str, Any] = {key: lambda row, key=key: Cell(text(row.what[key])) for key in found.rows[0].what}
+    money = f"{found.currency}/million images"
     made = Table.of(
         "sweep",
         rows,
@@ -31,10 +32,10 @@ def table(found: Sweep) -> Table:
             "to": lambda row: number(row.high_ms, 1),
             "images/s": lambda row: number(row.images_per_second),
             "efficiency": lambda row: percent(row.efficiency),
-            found.money: lambda row: number(row.cost_per_million_images, 2),
+            money: lambda row: number(row.cost_per_million_images, 2),
         },
     )
-    return made.without_empty([found.money])
+    return made.without_empty([money])
 
 
 def lines(found: Sweep) -> list[str]:

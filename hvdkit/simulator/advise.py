@@ -7,6 +7,7 @@ communication are the same before and after the change, so they partly cancel.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -38,7 +39,7 @@ class Suggestion(Record):
     """One change. `gain` is images per second relative to today's, expected from `gain_low` to `gain_high`.
 
     `sure` says that `gain_low` is a gain too, and that nothing is a guess. `settings` are for `--set`; `recipe` is what
-    `--apply` writes, None if no key of the recipe does it. Costs are of all ranks, in `currency`, at the price per
+    `--apply` writes, None if no key of the recipe does it. Costs are of whole hosts, in `currency`, at the price per
     GPU-hour; they and the times of an epoch and of the training are None if images, epochs or price are unknown.
     `saved` is the cost of training that the change saves, None if it is not in today's currency. `risk` is what is
     known about its accuracy; `points_lost` is the measured loss of it in percentage points, None if it was not
@@ -240,9 +241,9 @@ def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) ->
     pairs = [(each, found.case(each.cluster, each.ranks, each.settings)) for each in (now, change)]
     made = [cases(found, case, each.settings) for each, case in pairs]
     here, there = (doubt.expected(found, case) for _, case in pairs)
-    more = max(1.0, there.faster / here.faster, there.slower / here.slower)
+    more = max(_added(here.faster, there.faster), _added(here.slower, there.slower))
     same_links = change.cluster.levels == now.cluster.levels
-    more_wire = max(1.0, there.wire_slower / here.wire_slower) if same_links else there.wire_slower
+    more_wire = _added(here.wire_slower, there.wire_slower) if same_links else there.wire_slower
     corners = list(itertools.product((False, True), (False, True), (False, True), (-1, 1)))
     before, after = (
         [
@@ -262,6 +263,11 @@ def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) ->
     if made[0].overlap_shown and not made[1].overlap_shown:  # the last bound is the change without overlap
         found_gains.append(step.period(pairs[0][1]) / step.period(made[1].bounds[-1]) * images[1] / images[0])
     return float(min(found_gains)), float(max(found_gains))
+
+
+def _added(before: float, after: float) -> float:
+    """The factor that comes to an error by the change: errors of different origin add as squares."""
+    return 1 + math.sqrt(max(0.0, (after - 1) ** 2 - (before - 1) ** 2))
 
 
 def _adding(found: Calibration, now: Candidate, today: Point, money: Money) -> Adding:

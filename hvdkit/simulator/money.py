@@ -61,8 +61,11 @@ class Money:
         )  # fmt: skip
 
     def of(self, step_ms: float, batch_size: int, ranks: int) -> Bill:
-        """The bill of a step of `batch_size` images a rank. As in training, an incomplete last batch is left out."""
-        hour = None if self.price is None else self.price * ranks / 3600
+        """The bill of a step of `batch_size` images a rank.
+
+        As in training, an incomplete last batch is left out. Hosts are paid for as a whole.
+        """
+        hour = None if self.price is None else self.price * self._hosts(ranks) * self.ranks_per_host / 3600
         per_million = None if hour is None else 1e6 * hour * 1e-3 * step_ms / (batch_size * ranks)
         if self.images is None:
             return Bill(None, None, None, None, per_million)
@@ -103,13 +106,15 @@ class Money:
                 "training never ends; take fewer hosts, or shorter epochs"
             )
 
+    def _hosts(self, ranks: int) -> int:
+        return -(-ranks // self.ranks_per_host)
+
     def _lost(self, epoch_s: float, ranks: int) -> float:
         """The share of time that interruptions take: each costs a restart, and half an epoch on average.
 
         1 or more means that training never ends.
         """
-        hosts = -(-ranks // self.ranks_per_host)
-        return self.interruptions * hosts / 3600 * (RESTART_S + epoch_s / 2)
+        return self.interruptions * self._hosts(ranks) / 3600 * (RESTART_S + epoch_s / 2)
 
 
 def amount(value: float, currency: str | None) -> str:

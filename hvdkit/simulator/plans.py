@@ -90,11 +90,11 @@ def _machines(now: Candidate, money: Money) -> list[tuple[Cluster, Settings, Mon
 
 
 def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, largest: int) -> list[Way]:
-    """Parts of a host, then 1, 2, 3, 4, 6, 8, 12, … hosts, with global batches up to `largest`."""
+    """1, 2, 3, 4, 6, 8, 12, … hosts, with global batches up to `largest`."""
     local, room = cluster.ranks_per_host, cluster.largest or MOST_RANKS
     batch = settings.batch_size or profile.batch_size * profile.accumulate
     hosts = sorted({1, *(part * 2**i for i in range(15) for part in (2, 3))})
-    counts = sorted({*(2**i for i in range(local.bit_length())), *(local * each for each in hosts)})
+    counts = [local * each for each in hosts]
     counts = [count for count in counts if count <= min(room, MOST_RANKS) and batch * count <= largest]
     whatifs = [sweeping.Whatif({sweeping.RANKS: count}, count, settings, cluster) for count in counts]
     certain = not guesses(calibrate(profile), cluster, settings.speed)

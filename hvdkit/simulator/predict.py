@@ -146,7 +146,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
     sampled = [replace(base, slow=float(factor)) for factor in factors] if mean > 1 else []
     steady = engine.run(step.detailed(middle))
     bounds = len(made.bounds)
-    periods = step.simulate([*made.bounds, *sampled]).period
+    periods = step.periods([*made.bounds, *sampled])
     spread = periods[bounds:] if sampled else np.array([steady.period])
     seconds = float(spread.mean())
     alone = step.period(base.alone)

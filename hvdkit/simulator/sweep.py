@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -26,7 +26,7 @@ from hvdkit.simulator import step
 from hvdkit.simulator.calibration import calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
-from hvdkit.simulator.piecewise_linear import Floats
+from hvdkit.simulator.money import Money
 from hvdkit.simulator.predict import Record
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
@@ -34,7 +34,6 @@ from hvdkit.simulator.step import Case
 MOST = 100_000  # what-ifs of one sweep
 RANKS = "n"  # the key that stands for the number of ranks
 _PARTS = 4
-_AT_ONCE = 1000  # cases in memory
 _DOTS = ("...", "…")
 
 Grid = Mapping[str, Sequence[Any]]
@@ -53,7 +52,7 @@ class Whatif:
 class Row(Record):
     """One what-if: the swept keys with their values, and the prediction as in a `predict.Point`.
 
-    `cost_per_million_images` is in the cluster's currency, None if its price is unknown.
+    `cost_per_million_images` is of whole hosts in the cluster's currency, None if its price is unknown.
     """
 
     what: dict[str, Any]
@@ -77,13 +76,9 @@ class Sweep(Record, Result):
     model: str
     profile: str
     cluster: str
+    currency: str
     rows: list[Row]
     notes: dict[str, int]
-
-    @property
-    def money(self) -> str:
-        """The heading of the cost per million images."""
-        return "cost/million images"
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each what-if, with a column for each swept key."""
@@ -155,31 +150,31 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
         base = replace(found.case(network.cluster, each.ranks, each.settings), network=network)
         asked.append((each, base, predicting.cases(found, base, each.settings)))
     lone = {_lone(base): base.alone for _, base, _ in asked}
-    alone = dict(zip(lone, _periods(list(lone.values())), strict=True))
+    alone = dict(zip(lone, step.periods(list(lone.values())), strict=True))
     simulated: list[Case] = []
     for _, base, made in asked:
         slow = [float(part.mean()) for part in np.array_split(made.factors, min(_PARTS, len(made.factors)))]
         simulated += [*made.bounds, *(replace(base, slow=factor) for factor in slow)]
-    periods = iter(_periods(simulated))
+    periods = iter(step.periods(simulated))
+    money = Money(price=cluster.price_per_gpu_hour, ranks_per_host=cluster.ranks_per_host)
     rows = []
     for each, base, made in asked:
         bounds = [float(next(periods)) for _ in made.bounds]
         parts = min(_PARTS, len(made.factors))
         seconds = math.fsum(next(periods) for _ in range(parts)) / parts
         low, high = made.interval(seconds, alone[_lone(base)], bounds)
-        speed = each.ranks * base.batch * found.workload.batch_size / seconds
-        price = each.cluster.price_per_gpu_hour
+        size = round(base.batch * found.workload.batch_size)
         rows.append(
             Row(
                 what=each.what,
                 ranks=each.ranks,
-                batch_size=round(base.batch * found.workload.batch_size),
+                batch_size=size,
                 step_ms=1e3 * seconds,
                 low_ms=1e3 * low,
                 high_ms=1e3 * high,
-                images_per_second=speed,
+                images_per_second=each.ranks * base.batch * found.workload.batch_size / seconds,
                 efficiency=min(1.0, alone[_lone(base)] / seconds),
-                cost_per_million_images=None if price is None else 1e6 / speed * each.ranks * price / 3600,
+                cost_per_million_images=money.of(1e3 * seconds, size, each.ranks).per_million,
             )
         )
     notes = Counter(warning for _, _, made in asked for warning in made.warnings)
@@ -187,6 +182,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
         model=profile.model,
         profile=predicting.source(profile),
         cluster=cluster.name,
+        currency=cluster.currency,
         rows=rows,
         notes=dict(notes),
     )
@@ -195,19 +191,6 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
 def _lone(case: Case) -> tuple[object, ...]:
     """All that the step without communication depends on: it is the same for many."""
     return case.network.cluster.device, case.rules, case.batch, case.speed, case.every
-
-
-def _periods(cases: Sequence[Case]) -> Floats:
-    """The step times of any cases of one profile, in seconds, shape (cases,)."""
-    alike: dict[Any, list[int]] = defaultdict(list)
-    for place, case in enumerate(cases):
-        alike[case.rules, case.compression.method, case.network.ranks == 1].append(place)
-    found = np.zeros(len(cases))
-    for places in alike.values():
-        for first in range(0, len(places), _AT_ONCE):
-            chunk = places[first : first + _AT_ONCE]
-            found[chunk] = step.simulate([cases[place] for place in chunk]).period
-    return found
 
 
 def _listed(text: str) -> list[Any]:
