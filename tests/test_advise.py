@@ -24,6 +24,7 @@ from hvdkit.simulator.advise import Advice
 from hvdkit.simulator.money import Money, amount
 from hvdkit.simulator.settings import Settings
 
+pytestmark = pytest.mark.check
 V100 = clusters.load(Path("v100-nvlink-ib"))
 
 

@@ -11,6 +11,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 import worked_case
 
+pytestmark = pytest.mark.check
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
