@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -21,6 +22,32 @@ HANG_S = 8
 def train(hvdkit: Hvdkit, script: str, out: str, *words: object, np: int = 2) -> CompletedProcess[str]:
     command = ["train", SCRIPTS / "recipe.yaml", f"model.script={script}.py", "-np", np, "--out", out, *words]
     return hvdkit(*command, "--stall-timeout", HANG_S)
+
+
+@pytest.fixture
+def hung(hvdkit: Hvdkit) -> dict[str, str]:
+    """What is said of the runs that only the watchdog ends; they wait side by side."""
+    scripts = ("hang_at_the_start", "hang_in_the_middle")
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda script: train(hvdkit, script, script), scripts))
+    assert [each.returncode for each in done] == [1, 1], [each.stderr for each in done]
+    return {script: each.stderr for script, each in zip(scripts, done, strict=True)}
+
+
+def test_a_hang_is_named_with_the_collective_and_where_each_rank_is(hung: dict[str, str], tmp_path: Path) -> None:
+    start, middle = hung["hang_at_the_start"], hung["hang_in_the_middle"]
+    assert "rank 0 on localhost hangs before its first step" in start, start
+    assert "rank 1 on localhost has not come so far" in start, start
+    assert "allreduce 'norm' waits: rank 0 entered it, rank 1 on localhost did not" in middle, middle
+    assert re.search(r"called in fault \(\S+/hang_in_the_middle\.py:\d+\)", middle), middle
+    stacks = (tmp_path / "hang_in_the_middle" / "logs" / "stacks.txt").read_text()
+    assert stacks.count("rank ") == 2 and "hang_in_the_middle.py" in stacks
+
+
+def test_tensors_that_do_not_fit_are_named(hvdkit: Hvdkit) -> None:
+    done = train(hvdkit, "shapes_differ", "run")
+    assert done.returncode == 1 and "shapes_differ.py, line 11, in fault" in done.stderr, done.stderr
+    assert "allreduce.norm: rank 0: ALLREDUCE float32 [4]; rank 1: ALLREDUCE float32 [5]" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

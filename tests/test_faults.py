@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -108,6 +109,7 @@ def test_a_rank_that_hangs_is_named_with_its_step_and_what_it_does(framework: st
     assert error.rank == 1
     assert "rank 1 on localhost hangs at step 3: no progress for" in str(error), str(error)
     assert "executing commit (" in str(error) and "rank.py:" in str(error)
+    assert re.match(r"allreduce 'gradients\S*' .*: rank 0 entered (it|them), rank 1 on localhost did not; ", str(error))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -121,6 +123,18 @@ def test_a_rank_that_is_frozen_is_named(framework: str, hung: Any) -> None:
 def test_horovodrun_names_the_right_rank_too(fault: str, tmp_path: Path, recipe: Path, mark: str) -> None:
     error = failed("mxnet", fault, tmp_path, recipe, mark, launcher="horovodrun")
     assert error.rank == 1, str(error)
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "mpirun"])
+def test_a_rank_that_evaluates_while_the_others_train(launcher: str, tmp_path: Path, recipe: Path, mark: str) -> None:
+    """It makes progress, so what it does is known from when it is ended."""
+    if shutil.which(launcher) is None and launcher == "mpirun":
+        pytest.skip("needs Open MPI: sudo make cluster-check")
+    error = failed("mxnet", "evaluates", tmp_path, recipe, mark, launcher=launcher)
+    assert error.rank == 1
+    assert "rank 0 entered it, rank 1 on localhost did not; " in str(error), str(error)
+    assert "rank 1 on localhost goes on at step 3, in phase 'evaluation', executing commit (" in str(error), str(error)
+    assert "rank 0 on localhost" in (tmp_path / "logs" / "stacks.txt").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -103,6 +103,30 @@ def test_a_rank_that_is_killed_is_named_with_its_host(slurm: Slurm, tmp_path: Pa
         rank_of(run, 0)
 
 
+def test_a_hang_is_named_with_the_collective_and_the_hosts(slurm: Slurm, tmp_path: Path) -> None:
+    recipe = ROOT / "tests" / "debugging" / "recipe.yaml"
+    train = ["train", str(recipe), "model.script=hang_in_the_middle.py", "-np", "4", "--stall-timeout", "12"]
+    done = call(slurm, [*ALLOCATION, *HVDKIT, *train, "--out", "run"], tmp_path)
+    assert done.returncode == 1, done.stderr
+    named = "allreduce 'norm' waits: rank 0 entered it, rank 1 on h1, rank 2 on h2, rank 3 on h2 did not"
+    assert named in done.stderr, done.stderr
+    stacks = (tmp_path / "run" / "logs" / "stacks.txt").read_text()
+    assert "hang_in_the_middle.py" in stacks
+    assert [line[:6] for line in stacks.splitlines() if line.startswith("rank")] == [
+        f"rank {rank}" for rank in range(4)
+    ]
+
+
+def test_a_wrong_interface_is_said(slurm: Slurm, tmp_path: Path) -> None:
+    """Ranks whose address is one that other hosts do not reach."""
+    train = ["train", *RECIPE, "--framework", "mxnet", "-np", "4", "--debug", "--out", "run"]
+    wrong = {"HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+    done = call(slurm, [*ALLOCATION, *HVDKIT, *train], tmp_path, env=wrong)
+    assert done.returncode == 1
+    assert "other hosts do not reach lo; set HOROVOD_GLOO_IFACE" in done.stderr, done.stderr
+    assert re.search(r"first warning or error: rank-\d: .*Connection refused", done.stderr), done.stderr
+
+
 def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: Path, tmp_path: Path) -> None:
     """On USR2, as before the time ends, it writes a checkpoint and is queued again; it ends with the same bits."""
     run = tmp_path / "run"

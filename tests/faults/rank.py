@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hvdkit import adapters
+from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.session import Session
 from hvdkit.worker.entry import main
 
@@ -39,6 +40,11 @@ def commit(fault: str) -> None:
         bytearray(2**31)
     elif fault == "sleeps":
         time.sleep(600)
+    elif fault == "evaluates":  # and says so, while the others train
+        heartbeat = Heartbeat()
+        while True:
+            heartbeat.beat("evaluation", STEP)
+            time.sleep(0.1)
     elif fault == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
