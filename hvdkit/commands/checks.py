@@ -9,8 +9,8 @@ from hvdkit import tasks
 from hvdkit.baselines import registry
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import wants_gpu
-from hvdkit.data import check_classes, counts
-from hvdkit.data.counts import Counts
+from hvdkit.data import check_classes
+from hvdkit.data.counts import Counts, check_validation
 from hvdkit.errors import Faults
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe.schema import Recipe
@@ -28,20 +28,19 @@ def check(recipe: Recipe, framework: str, placement: Placement, use: Use, rival:
     """
     if not placement.here:
         return None
-    faults, found = Faults(), None
+    faults, found, task = Faults(), None, tasks.choose(recipe)
     with faults.collected():
         if recipe.device == "gpu":
             check_gpu(framework, placement.np)
     with faults.collected():
         if use != "none":
-            found = counts.count(recipe.data, int(recipe.model.classes))
-    task = tasks.choose(recipe)
+            found = task.count()
     if found is not None:
         with faults.collected():
             check_classes(recipe.data.name, found.classes, int(recipe.model.classes))
     if found is not None and use == "evaluate":
         with faults.collected():
-            counts.check_validation(found.val)
+            check_validation(found.val)
     elif found is not None:
         with faults.collected():
             StepPlan(recipe, found.train, world_size(placement.np, rival))

@@ -100,7 +100,8 @@ class Trainable(Protocol):
     """A model of this framework in training: the operations that only the framework can do, used by `core.session`.
 
     `parameters` and `buffers` map torchvision's names to tensors, which `Tensors.assign` changes. If `transposed`,
-    kernels are HWIO and matrices (in, out). If `traced`, functions are compiled once and run many times.
+    kernels are HWIO and matrices (in, out), other than in files; a model whose attribute `transposed` is False has
+    the files' layouts. If `traced`, functions are compiled once and run many times.
     `stamp(names, tensors)` returns the tensors; while trace events are recorded it also records, under these names of
     `core.trace_events`, when the tensors are ready. `overlaps` says whether gradients may be sent during backward.
     """
@@ -125,6 +126,12 @@ class Trainable(Protocol):
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """The outputs for a batch's inputs, in evaluation mode."""
+
+    def losses(self, batch: Batch) -> np.ndarray:
+        """Each sample's mean cross-entropy without label smoothing (n,), in evaluation mode; outputs stay on the device.
+
+        Outputs are (n, …, classes), targets (n, …), whole numbers.
+        """
 
     def compile(self, function: Function) -> Function:
         """The function compiled in the framework's fastest way; it takes and returns tensors."""

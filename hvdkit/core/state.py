@@ -13,6 +13,7 @@ from hvdkit.errors import RequestError
 # Other frameworks' names of a layer's tensors, and torchvision's names for them.
 _LEAVES = {
     "kernel": "weight",
+    "embeddings": "weight",
     "gamma": "weight",
     "beta": "bias",
     "moving_mean": "running_mean",

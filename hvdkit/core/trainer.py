@@ -223,9 +223,9 @@ class Loop:
         return RunError(f"the loss is no longer a number from step {step} on, learning rate {rate:.3g}; {remedy}")
 
     def _speed(self, steps: int) -> float:
-        """Samples per second over all ranks in the last `steps` steps of this process, measured by this rank."""
+        """The task's units a second over all ranks in the last `steps` steps of this process, measured by this rank."""
         seconds = self.clock.seconds[-steps:]
-        return sum(self.step_samples[-steps:]) / sum(seconds) if seconds else 0.0
+        return self._task.units * sum(self.step_samples[-steps:]) / sum(seconds) if seconds else 0.0
 
     def _write(self, loss: float, speed: float, **rest: Any) -> None:
         warnings, self.warnings = self.warnings, []
@@ -334,8 +334,7 @@ def evaluate(
 
     Collective, with the same result on all ranks.
     """
-    sums, total = summed(adapter, session, metrics_of, split, batch_size, shard, on_batch)
-    return {name: value / total for name, value in sums.items()} if total else {}
+    return metrics_of.means(*summed(adapter, session, metrics_of, split, batch_size, shard, on_batch))
 
 
 def summed(
@@ -355,9 +354,12 @@ def summed(
     adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
     for batch, valid in data_.evaluation_batches(split, batch_size, shard.rank, shard.size):
         on_batch()
+        total += valid
+        if metrics_of.sums is None:
+            sums += session.trainable.losses(batch)[:valid].sum(dtype=np.float64)
+            continue
         outputs, targets = session.predict(batch.inputs)[:valid], batch.targets[:valid]
         sums += checked_sums(metrics_of, outputs, targets)
-        total += valid
         if adds_loss:
             loss += valid * session.mean_loss(outputs, targets)
     named = dict(zip(metrics_of.names, sums.tolist(), strict=True)) | ({"loss": loss} if adds_loss else {})
@@ -368,6 +370,7 @@ def summed(
 
 def checked_sums(metrics_of: Metrics, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """The sums of the metrics over a batch. Raises RequestError unless there is a finite one for each name."""
+    assert metrics_of.sums
     found = np.asarray(metrics_of.sums(outputs, targets), float)
     found = found.reshape(1) if found.shape == () and len(metrics_of.names) == 1 else found
     whole = found.shape == (len(metrics_of.names),)

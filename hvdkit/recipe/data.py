@@ -135,4 +135,26 @@ class OwnData(Strict):
     augment: ClassVar[str] = "none"
 
 
-AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Native | OwnData
+class Text(Strict):
+    """Windows of a text: UTF-8 files, of which the end is held out for validation; see docs/language-models.md.
+
+    Without `path` it is the English text that Python ships (`pydoc_data.topics`).
+    """
+
+    name: Literal["text"]
+    path: Location | None = Field(None, description="UTF-8 file, or folder of them; null: the text that Python ships")
+    tokens: Location = Field("bytes", description="bytes, or a file of `hvdkit tokenizer train`")
+    validation: float = Field(0.1, ge=0, lt=1, description="share of the text, at its end, held out for validation")
+    augment: ClassVar[str] = "none"
+
+
+class SyntheticText(Strict):
+    """Random tokens, for throughput."""
+
+    name: Literal["synthetic-text"]
+    train_windows: int = Field(1280, ge=1, le=2**31, description="samples an epoch, of as many tokens as the context")
+    val_windows: int = Field(0, ge=0, le=2**31, description="held-out samples")
+    augment: ClassVar[str] = "none"
+
+
+AnyData = Digits | Mnist5k | Cifar10 | ImageFolder | Synthetic | Text | SyntheticText | Native | OwnData

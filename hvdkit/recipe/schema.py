@@ -29,6 +29,8 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     OwnData,
     Strict,
     Synthetic,
+    SyntheticText,
+    Text,
 )
 from hvdkit.recipe.optimizer import AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
 from hvdkit.recipe.yaml_files import brief, named
@@ -39,6 +41,7 @@ ModelName = Literal[
     "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
 ]  # fmt: skip
+GptName = Literal["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt"]
 
 
 Classes = Literal["auto"] | Annotated[int, Field(ge=2, le=1_000_000)]
@@ -67,6 +70,43 @@ class Model(Strict):
         return self
 
 
+class GPT(Strict):
+    """GPT-2, or `gpt` of any size; its table is in `hvdkit/tasks/gpt.py`.
+
+    A width of a multiple of `heads`. Files of weights have Hugging Face's names and layouts.
+    """
+
+    TASK: ClassVar[str] = "language_modeling"
+    SCRIPT: ClassVar[str] = "gpt"
+    new_head: ClassVar[bool] = False
+
+    name: GptName = Field(description="gpt2 to gpt2-xl: the published sizes; gpt: the size that the other keys give")
+    layers: int | None = Field(None, ge=1, le=1000, description="blocks; for gpt")
+    heads: int | None = Field(None, ge=1, le=1000, description="attention heads in a block; for gpt")
+    width: int | None = Field(None, ge=1, le=100_000, description="size of a token's vector; for gpt")
+    context: int | None = Field(None, ge=1, le=1_000_000, description="tokens of a sample; for gpt")
+    vocabulary: int | None = Field(None, ge=2, le=1_000_000, description="different tokens; for gpt: 256 if not given")
+    weights: str | None = Field(None, description="safetensors file to start from, with Hugging Face's names")
+
+    @model_validator(mode="after")
+    def _gpt_has_a_size(self) -> GPT:
+        sizes = {key: getattr(self, key) for key in ("layers", "heads", "width", "context", "vocabulary")}
+        if self.name != "gpt":
+            if given := [key for key, value in sizes.items() if value is not None]:
+                raise ValueError(f"expected {', '.join(given)} only for name gpt, as {self.name} has its own sizes")
+            return self
+        if missing := [key for key, value in sizes.items() if value is None and key != "vocabulary"]:
+            raise ValueError(f"expected {', '.join(missing)} for name gpt, got none")
+        if self.width and self.heads and self.width % self.heads:
+            raise ValueError(f"expected a width that is a multiple of heads, got {self.width} and {self.heads}")
+        return self
+
+    @property
+    def classes(self) -> int:
+        """The tokens among which the model chooses."""
+        return 50_257 if self.name != "gpt" else self.vocabulary or 256
+
+
 class OwnModel(Strict):
     """A model of the user's, with its data, loss and metrics: a script with a `hvdkit.tasks.own.Own`."""
 
@@ -83,10 +123,13 @@ class OwnModel(Strict):
 def _kind_of_model(value: Any) -> str:
     """`own`, or else a name of hvdkit's models, so that all faults of the section are found."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    return "own" if name == "own" else "resnet20"
+    return "own" if name == "own" else "gpt" if str(name).startswith("gpt") else "resnet20"
 
 
-AnyModel = Annotated[Annotated[Model, Tag("resnet20")] | Annotated[OwnModel, Tag("own")], Discriminator(_kind_of_model)]
+AnyModel = Annotated[
+    Annotated[Model, Tag("resnet20")] | Annotated[GPT, Tag("gpt")] | Annotated[OwnModel, Tag("own")],
+    Discriminator(_kind_of_model),
+]
 
 
 class Schedule(Strict):
@@ -210,6 +253,8 @@ class Recipe(Strict):
         model, data = (document.get(key) if isinstance(document, dict) else None for key in ("model", "data"))
         if not isinstance(model, dict) or not isinstance(data, dict) or data.get("name") == "imagefolder":
             return document
+        if _kind_of_model(model) == "gpt":
+            return document
         return document | {"model": model | {"classes": 10}} if model.get("classes", "auto") == "auto" else document
 
     @property
@@ -222,6 +267,9 @@ class Recipe(Strict):
         found = communication.faults(self)
         if isinstance(self.data, OwnData) and not isinstance(self.model, OwnModel):
             found.append(f"data.name: own needs a script; expected model.name own, got {self.model.name}")
+        if isinstance(self.model, GPT) != isinstance(self.data, Text | SyntheticText):
+            kinds = "text or synthetic-text" if isinstance(self.model, GPT) else "images"
+            found.append(f"data.name: expected {kinds} for model {self.model.name}, got {self.data.name}")
         if self.recompute and isinstance(self.model, OwnModel):
             found.append("recompute: expected false with model.name own, whose script can do it, got true")
         if found:

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hvdkit.data import Shard
+    from hvdkit.data.counts import Counts
     from hvdkit.data.dataset import Dataset
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Softmax cross-entropy of each row in float64: (n, classes), (n,) -> (n,)."""
+    """Softmax cross-entropy of each row in float64: (…, classes), (…) -> (rows,)."""
     import numpy as np
 
-    logits = logits.astype(np.float64)
+    logits, labels = logits.reshape(-1, logits.shape[-1]).astype(np.float64), labels.reshape(-1)
     shifted = logits - logits.max(axis=1, keepdims=True)
     return np.asarray(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels])
 
@@ -41,12 +42,20 @@ class ImageClassification:
 
     own = False
     unit = "images"
+    units = 1
+    flop = None
     metrics = METRICS
     best = "accuracy"
 
     def __init__(self, recipe: Recipe) -> None:
         assert isinstance(recipe.model, Model)
         self._recipe, self._model, self.loss = recipe, recipe.model, None
+
+    def count(self) -> Counts | None:
+        """The counts of the recipe's images. Raises RequestError if files are missing or wrong."""
+        from hvdkit.data import counts
+
+        return counts.count(self._recipe.data, int(self._model.classes))
 
     def open_data(self, shard: Shard) -> Dataset:
         """The recipe's images. Raises RequestError if the model has too few classes, or files are missing or wrong."""

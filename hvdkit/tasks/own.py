@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hvdkit.data import Shard
+    from hvdkit.data.counts import Counts
     from hvdkit.data.dataset import Dataset, Split
 
 
@@ -27,6 +28,8 @@ class Own:
 
     own = True
     unit = "samples"
+    units = 1
+    flop = None
     metrics: Metrics = METRICS
     # The metric of which the best checkpoint has the highest, with a minus sign the lowest. Empty: accuracy if it is
     # measured, else the lowest loss.
@@ -67,6 +70,12 @@ class Own:
         raise RequestError(f"{type(self).__name__}: {expected}, got none")
 
     # For hvdkit
+
+    def count(self) -> Counts | None:
+        """The counts of the recipe's data set, None for `samples`. Raises RequestError if files are missing or wrong."""
+        from hvdkit.data import counts
+
+        return counts.count(self.recipe.data, int(self.recipe.model.classes))
 
     def open_data(self, shard: Shard) -> Dataset:
         """The data set of `samples`, or the recipe's."""

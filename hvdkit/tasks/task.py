@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     import numpy as np
 
     from hvdkit.data import Shard
+    from hvdkit.data.counts import Counts
     from hvdkit.data.dataset import Dataset
 
 
@@ -62,11 +63,18 @@ class Metrics:
     """What evaluation measures: for each name the mean of a value over all samples.
 
     `sums(outputs, targets)` returns the sum of each value over a batch, in the order of `names`. `outputs` are the
-    model's in evaluation mode.
+    model's in evaluation mode. Without `sums` the only name is `loss`, the cross-entropy, which the framework computes
+    on its device; large outputs then stay there. `derived` returns more metrics that follow from the means.
     """
 
     names: tuple[str, ...]
-    sums: Callable[[np.ndarray, np.ndarray], tuple[float, ...]]
+    sums: Callable[[np.ndarray, np.ndarray], tuple[float, ...]] | None
+    derived: Callable[[dict[str, float]], dict[str, float]] = lambda means: {}
+
+    def means(self, sums: dict[str, float], total: int) -> dict[str, float]:
+        """All metrics by name, of their sums over `total` samples; empty without samples."""
+        found = {name: value / total for name, value in sums.items()} if total else {}
+        return found | (self.derived(found) if found else {})
 
 
 NO_METRICS = Metrics((), lambda outputs, targets: ())
@@ -75,18 +83,27 @@ NO_METRICS = Metrics((), lambda outputs, targets: ())
 class Task(Protocol):
     """What a recipe trains: samples, a model, and metrics.
 
-    `unit` names samples in the plural, such as images. The checkpoint with the highest metric
+    `unit` names in the plural what speeds count, such as images, and a sample has `units` of them; `flop` is the
+    arithmetic of training on one of them, None if that is not reported. The checkpoint with the highest metric
     `best` is kept as the best one; with a minus sign before its name, the one with the lowest.
     """
 
     own: bool  # whether its code is the user's
     unit: str
+    units: int
+    flop: int | None
     metrics: Metrics
     best: str
 
     @property
     def loss(self) -> Callable[[Any, Any], Any] | None:
         """A function (outputs, targets) -> mean loss in the framework's operations; None: the recipe's loss."""
+
+    def count(self) -> Counts | None:
+        """The counts of the recipe's data set on this machine; None if only a rank can know them.
+
+        Raises RequestError if its files are missing or wrong.
+        """
 
     def open_data(self, shard: Shard) -> Dataset:
         """The recipe's data set. Raises RequestError if it cannot be opened or does not fit the model."""

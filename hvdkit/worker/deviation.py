@@ -126,7 +126,7 @@ def _loss(evidence: Evidence) -> Deviation | None:
     got, expected = evidence.gradients
     if abs(got.loss - expected.loss) <= TOLERANCE * abs(expected.loss):
         return None
-    labels, classes = evidence.targets, expected.outputs.shape[1]
+    labels, classes = evidence.targets.reshape(-1), expected.outputs.shape[-1]
     plain = cross_entropy(expected.outputs, labels).mean()
     even = np.mean([cross_entropy(expected.outputs, np.full(len(labels), label)).mean() for label in range(classes)])
     asked = evidence.recipe.loss.label_smoothing

@@ -40,7 +40,7 @@ def evaluate(
     sums, total = trainer.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
     if not all(map(math.isfinite, sums.values())):  # JSON cannot represent it
         raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
-    versions, means = adapter.versions(), {name: value / total for name, value in sums.items()}
+    versions, means = adapter.versions(), setup.task.metrics.means(sums, total)
     result = EvaluationResult(
         framework=adapter.NAME,
         framework_version=versions["framework"],

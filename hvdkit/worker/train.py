@@ -216,7 +216,8 @@ def _result(
 ) -> TrainResult:
     """The result of the run; collective, with the same figures on all ranks."""
     adapter, recipe, world = setup.adapter, setup.recipe, setup.mesh.world
-    measured, progress = metrics.gather(adapter, recipe, setup.mesh, loop.clock, loop.step_samples), loop.progress
+    units = [samples * setup.task.units for samples in loop.step_samples]
+    measured, progress = metrics.gather(adapter, recipe, setup.mesh, loop.clock, units), loop.progress
     versions = adapter.versions()
     corrupt = {path for each in adapter.allgather_object(list(setup.dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(

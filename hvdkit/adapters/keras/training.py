@@ -33,7 +33,7 @@ class TrainableModel(TensorFlowModel):
         # Without the states of random layers, which are a rank's own.
         variables = [(_name(each), each.value) for each in model.variables if not _is_seed(each)]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
-        self.model = model
+        self.model, self.transposed = model, getattr(model, "transposed", True)
         _bound.add(self)
         with floatx(self.dtype):  # the dtype of the sum of losses
             model.compile(

@@ -150,6 +150,9 @@ class TrainableModel(EagerModel):
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         return self.model(inputs)
 
+    def losses(self, batch: Batch) -> np.ndarray:
+        return cross_entropy(self.model(batch.inputs), batch.targets)
+
 
 def _stamp(names: tuple[str, ...], tensors: list[np.ndarray]) -> list[np.ndarray]:
     for name in names:

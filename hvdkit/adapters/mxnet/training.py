@@ -76,6 +76,12 @@ class TrainableModel(EagerModel):
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         return np.asarray(one_tensor(self.model(*arguments(mapped(self._put, inputs)))).asnumpy())
 
+    def losses(self, batch: Batch) -> np.ndarray:
+        inputs, targets = self.inputs(batch)
+        logits = one_tensor(self.model(*arguments(inputs)))
+        each = -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
+        return np.asarray(each.reshape((len(targets), -1)).mean(axis=1).asnumpy())
+
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         """SGD by multi-tensor kernels; with single operations, a small model's update takes a tenth of its step.
 
@@ -101,7 +107,7 @@ class TrainableModel(EagerModel):
 
 
 class _CrossEntropy:
-    """Mean softmax cross-entropy of logits (n, classes) and labels (n,), with label smoothing."""
+    """Mean softmax cross-entropy of logits (…, classes) and labels (…), with label smoothing."""
 
     def __init__(self, smoothing: float) -> None:
         self._smoothing = smoothing
@@ -110,7 +116,7 @@ class _CrossEntropy:
     def __call__(self, logits: mx.nd.NDArray, labels: mx.nd.NDArray) -> mx.nd.NDArray:
         if self._smoothing == 0:
             return self._criterion(logits, labels).mean()
-        classes = logits.shape[1]
+        classes = logits.shape[-1]
         hot = mx.nd.one_hot(labels, classes, dtype=logits.dtype)
         return self._criterion(logits, hot * (1 - self._smoothing) + self._smoothing / classes).mean()
 

@@ -46,7 +46,7 @@ class TrainableModel(EagerModel):
         self.forward: Any = self.model
         self._device, self._layout = device, layout
         self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-            torch.nn.CrossEntropyLoss(label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
+            partial(cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
         )
         # Without frozen ones, which weight decay would change.
         self.trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -98,6 +98,15 @@ class TrainableModel(EagerModel):
             logits = self.model(*arguments(mapped(self._put, inputs)))
         return np.array(one_tensor(logits).to(self._dtype).cpu())
 
+    def losses(self, batch: Batch) -> np.ndarray:
+        inputs, targets = self.inputs(batch)
+        self.model.eval()
+        with torch.inference_mode():
+            with self._autocast():
+                logits = self.model(*arguments(inputs))
+            each = cross_entropy(one_tensor(logits).to(self._dtype), targets, reduction="none")
+            return np.array(each.reshape(len(targets), -1).mean(dim=1).cpu())
+
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
             return partial(_sgd, settings)
@@ -123,6 +132,11 @@ class TrainableModel(EagerModel):
 
     def _as_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
+    """Softmax cross-entropy of `logits` (…, classes) and `labels` (…), by `torch.nn.functional.cross_entropy`."""
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), **how)
 
 
 Tensors = list[torch.Tensor]

@@ -44,6 +44,7 @@ class TrainableModel(EagerModel):
         self.stamp = unmarked
         self._pools: dict[int, tf.Tensor] = {}  # of inputs that stay on the device
         self._predict: Any = None
+        self._losses: Any = None
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         """Logits (n, classes) in the parameters' dtype. Traced into a graph."""
@@ -84,6 +85,14 @@ class TrainableModel(EagerModel):
         self._predict = self._predict or self.compile(lambda inputs: self.logits(inputs, False))
         return np.array(self._predict(mapped(tf.constant, inputs)))
 
+    def losses(self, batch: Batch) -> np.ndarray:
+        def compute(inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=self.logits(inputs, False))
+            return tf.reduce_mean(tf.reshape(each, [tf.shape(targets)[0], -1]), 1)
+
+        self._losses = self._losses or self.compile(compute)
+        return np.array(self._losses(*self.inputs(batch)))
+
     def compile(self, function: Function) -> Function:
         # AutoGraph would convert all functions, including Horovod's, which is half of a run's start-up time.
         return cast(Function, tf.function(function, autograph=False))
@@ -103,7 +112,7 @@ class ModuleModel(TrainableModel):
     def __init__(self, model: tf.Module, loss: AnyLoss, precision: str) -> None:
         variables = [(_name(variable), variable) for variable in model.variables]
         super().__init__(variables, [_name(variable) for variable in model.trainable_variables], loss, precision)
-        self.model = model
+        self.model, self.transposed = model, getattr(model, "transposed", True)
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         given = arguments(mapped(self.as_dtype, inputs))
@@ -116,7 +125,7 @@ def unmarked(names: tuple[str, ...], tensors: list[tf.Tensor]) -> list[tf.Tensor
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf.Tensor:
-    """Mean softmax cross-entropy of `logits` (n, classes) and `labels` (n,), whole numbers; in the logits' dtype.
+    """Mean softmax cross-entropy of `logits` (…, classes) and `labels` (…), whole numbers; in the logits' dtype.
 
     Smoothing spreads its share evenly over all classes, the true one included (Szegedy et al. 2016, section 7).
     """

@@ -1,0 +1,181 @@
+"""The tokens of a text: made once, kept in a cache by the text's content, and read as memory maps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from hvdkit.errors import RequestError
+from hvdkit.files import open_regular, read_bounded
+from hvdkit.recipe.data import Text
+from hvdkit.runtimes.store import cache
+
+_BLOCK = 2**20  # bytes that are tokenized at once, up to the end of a line
+_FORMAT = "1"  # of the cache
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of the training and the validation part, (n,) each, as unsigned whole numbers below `vocabulary`.
+
+    `val_bytes` is the size of the validation part as UTF-8, `digest` the SHA-256 of the whole text.
+    """
+
+    train: np.ndarray
+    val: np.ndarray
+    val_bytes: int
+    vocabulary: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Record:
+    """`tokens.json` of the cache, beside `train.bin` and `val.bin`."""
+
+    dtype: str
+    train: int
+    val: int
+    val_bytes: int
+    vocabulary: int
+
+
+Encode = Callable[[bytes], np.ndarray]
+
+
+@lru_cache(maxsize=1)  # the runs of a comparison have the same text
+def open_tokens(data: Text) -> Tokens:
+    """The tokens of a recipe's text; the end, from a line's beginning on, is the validation part.
+
+    Raises RequestError if files are missing, empty or no UTF-8, or the cache cannot be written.
+    """
+    digest, size = _digest(data)
+    if data.tokens == "bytes":
+        vocabulary, encode = 256, _bytes
+        key = f"{digest} bytes"
+    else:
+        vocabulary, encode = _tokenizer(Path(data.tokens))
+        key = f"{digest} {hashlib.sha256(read_bounded(Path(data.tokens))).hexdigest()}"
+    kept = hashlib.sha256(f"{_FORMAT} {key} {data.validation}".encode()).hexdigest()
+    folder = cache() / "tokens" / kept
+    if not folder.is_dir():
+        _make(folder, data, size, vocabulary, encode)
+    record = _Record(**json.loads(read_bounded(folder / "tokens.json")))
+    train, val = (_mapped(folder / name, record.dtype, count) for name, count in _parts(record).items())
+    return Tokens(train, val, record.val_bytes, record.vocabulary, digest)
+
+
+def _parts(record: _Record) -> dict[str, int]:
+    return {"train.bin": record.train, "val.bin": record.val}
+
+
+def _mapped(path: Path, dtype: str, count: int) -> np.ndarray:
+    return np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
+
+
+def _make(folder: Path, data: Text, size: int, vocabulary: int, encode: Encode) -> None:
+    """Write the tokens into `folder`, which is there only once it is complete."""
+    dtype = next(kind for kind in ("uint8", "uint16", "uint32") if vocabulary <= np.iinfo(kind).max + 1)
+    first_of_val, done, counts, val_bytes = round(size * (1 - data.validation)), 0, [0, 0], 0
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
+        try:
+            with (scratch / "train.bin").open("wb") as train, (scratch / "val.bin").open("wb") as val:
+                for block in _blocks(data, first_of_val):
+                    part = int(done >= first_of_val)
+                    found = encode(block).astype(dtype)
+                    (val if part else train).write(found.tobytes())
+                    counts[part] += len(found)
+                    done += len(block)
+                    val_bytes += part * len(block)
+            record = _Record(dtype, *counts, val_bytes, vocabulary)
+            (scratch / "tokens.json").write_text(json.dumps(asdict(record)))
+            if not folder.is_dir():
+                scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        if folder.is_dir():  # another rank was faster
+            return
+        raise RequestError(
+            f"{folder}: the tokens cannot be written ({error.strerror}); free space, or set XDG_CACHE_HOME to a folder "
+            "of yours"
+        ) from error
+
+
+def _digest(data: Text) -> tuple[str, int]:
+    """The SHA-256 of the whole text, and its size in bytes. Raises RequestError if a file is no UTF-8, or all empty."""
+    total, size = hashlib.sha256(), 0
+    for block in _blocks(data, 0):
+        total.update(block)
+        size += len(block)
+    if not size:
+        raise RequestError(f"data.path: {data.path}: no text in it; expected a UTF-8 file, or a folder of them")
+    return total.hexdigest(), size
+
+
+def _blocks(data: Text, cut: int) -> Iterator[bytes]:
+    """The text in blocks that end with a line; the byte at `cut` is in the first line of its block or in none."""
+    if data.path is None:
+        yield from _cut([line.encode() for line in _english().splitlines(keepends=True)], cut)[0]
+        return
+    done = 0
+    for path in files(Path(data.path).expanduser()):
+        try:
+            with open_regular(path) as file:
+                while lines := file.readlines(_BLOCK):
+                    parts, done = _cut(lines, cut, done)
+                    for part in parts:
+                        part.decode()
+                        yield part
+        except OSError as error:
+            raise RequestError(f"data.path: {path}: cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise RequestError(
+                f"data.path: {path}: expected UTF-8, got the byte {error.object[error.start]:#04x} in "
+                f"{error.object[max(0, error.start - 20) : error.start + 5]!r}; convert it by `iconv -t UTF-8`"
+            ) from None
+
+
+def _cut(lines: list[bytes], cut: int, done: int = 0) -> tuple[list[bytes], int]:
+    """The lines as one block, or two if the first byte after `cut` that begins a line is inside; and the new `done`."""
+    starts = np.cumsum([done, *map(len, lines)])
+    place = int(np.searchsorted(starts[:-1], cut))
+    parts = [b"".join(lines[:place]), b"".join(lines[place:])]
+    return [part for part in parts if part], int(starts[-1])
+
+
+def files(path: Path) -> list[Path]:
+    """The file, or all files below the folder but hidden ones, sorted. Raises RequestError if there are none."""
+    if path.is_dir():
+        found = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+        if not found:
+            raise RequestError(f"data.path: {path}: no files in it; expected UTF-8 files")
+        return found
+    if not os.path.lexists(path):
+        raise RequestError(f"data.path: {path}: no such file or folder; expected a UTF-8 file, or a folder of them")
+    return [path]
+
+
+def _english() -> str:
+    """The English text that Python ships: the reference's topics, sorted by name."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def _bytes(block: bytes) -> np.ndarray:
+    return np.frombuffer(block, np.uint8)
+
+
+def _tokenizer(path: Path) -> tuple[int, Encode]:
+    raise RequestError(f"data.tokens: expected bytes, got {path}")

@@ -1,0 +1,121 @@
+"""GPT-2 as data: the table from which each framework builds its model, and the initial weights for all of them.
+
+Radford et al. 2019: layer norms in front of attention and MLP and behind the last block, learned positions, GELU in its
+tanh form, causal attention, and an output layer that is the table of token vectors. Names and layouts are Hugging
+Face's (`GPT2LMHeadModel`): matrices are (in, out), the two tables of vectors have a row for each token and position.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hvdkit.tasks.task import Layer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hvdkit.recipe.schema import GPT as Model
+
+_DEVIATION = 0.02  # of the initial weights
+# name -> (layers, heads, width); all have 1,024 positions and 50,257 tokens
+_PUBLISHED = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+
+
+@dataclass(frozen=True)
+class GPT:
+    """`layers` blocks of attention with `heads` heads and an MLP, on vectors of size `width`.
+
+    `dtype` is that of the parameters, `compute_dtype` that of everything between the vectors of the tokens and the last
+    layer norm, except layer norms, which are computed in the parameters' dtype. With `recompute` each block stores only
+    its input. A framework that casts models itself need not read these.
+    """
+
+    name: str
+    layers: int
+    heads: int
+    width: int
+    context: int
+    vocabulary: int
+    dtype: str = "float32"
+    compute_dtype: str = "float32"
+    recompute: bool = False
+    norm_momentum: float = 0.0
+    norm_epsilon: float = 1e-5
+
+    @property
+    def blocks(self) -> list[str]:
+        """The names of the blocks, in forward order."""
+        return [f"transformer.h.{number}" for number in range(self.layers)]
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the trainable parameters, in forward order."""
+        width = self.width
+        shapes: dict[str, tuple[int, ...]] = {
+            "transformer.wte.weight": (self.vocabulary, width),
+            "transformer.wpe.weight": (self.context, width),
+        }
+        layers = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
+        mlp = {"mlp.c_fc": (width, 4 * width), "mlp.c_proj": (4 * width, width)}
+        for block in self.blocks:
+            for norm, matrices in (("ln_1", layers), ("ln_2", mlp)):
+                shapes[f"{block}.{norm}.weight"] = shapes[f"{block}.{norm}.bias"] = (width,)
+                for name, shape in matrices.items():
+                    shapes[f"{block}.{name}.weight"], shapes[f"{block}.{name}.bias"] = shape, shape[1:]
+        shapes["transformer.ln_f.weight"] = shapes["transformer.ln_f.bias"] = (width,)
+        return shapes
+
+    def parameter_count(self) -> int:
+        """The number of trainable parameters; the output layer has none of its own."""
+        return sum(math.prod(shape) for shape in self.parameter_shapes().values())
+
+    def training_flop(self) -> int:
+        """Floating-point operations of training on one token, without those of `recompute`.
+
+        6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B), where H Q is the width.
+        """
+        return 6 * self.parameter_count() + 12 * self.layers * self.width * self.context
+
+    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
+        """About how many values of one sample of `shape` (context,) are kept until backward.
+
+        Counted are what each layer of a block needs: its input, and the weights of attention where they are stored; and
+        the logits with their probabilities. With `recompute` these are the blocks' inputs, and all of one block.
+        """
+        (tokens,) = shape
+        block = tokens * (16 * self.width + 2 * self.heads * tokens)
+        blocks = self.layers * tokens * self.width + block if recompute else self.layers * block
+        return blocks + tokens * (2 * self.width + 2 * self.vocabulary)
+
+    def initial_state(self, seed: int) -> dict[str, np.ndarray]:
+        """Initial parameters, float32: the same bits for every framework and rank.
+
+        Weights are normal with standard deviation 0.02, those of the layers that add to the residual stream with
+        0.02 / sqrt(2 × layers) (Radford et al. 2019, section 2.3), biases are 0. Each tensor has its own random stream.
+        """
+        import numpy as np  # imported here because the command line counts parameters and starts without NumPy
+
+        state: dict[str, np.ndarray] = {}
+        for name, shape in self.parameter_shapes().items():
+            if len(shape) == 2:
+                random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+                share = math.sqrt(2 * self.layers) if name.endswith("c_proj.weight") else 1.0
+                state[name] = random.standard_normal(shape, np.float32) * np.float32(_DEVIATION / share)
+            else:
+                state[name] = np.full(shape, 0.0 if name.endswith(".bias") else 1.0, np.float32)
+        return state
+
+    def normalized_layers(self) -> Iterator[Layer]:
+        """None, as there is no batch norm."""
+        return iter(())
+
+
+def architecture(model: Model) -> GPT:
+    """The table of a recipe's model."""
+    if model.name in _PUBLISHED:
+        return GPT(model.name, *_PUBLISHED[model.name], 1024, model.classes)
+    assert model.layers and model.heads and model.width and model.context
+    return GPT(model.name, model.layers, model.heads, model.width, model.context, model.classes)

@@ -1,0 +1,102 @@
+"""GPT-2 in Keras 3 (on TensorFlow), trained by `model.fit`.
+
+    horovodrun -np 2 python recipes/keras/gpt.py recipes/gpt-tiny.yaml epochs=2
+
+One process without a launcher works too.
+"""
+
+if __name__ == "__main__":
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
+
+import sys
+
+from hvdkit.adapters import keras as adapter
+from hvdkit.tasks import gpt
+from hvdkit.worker.entry import main
+
+import keras  # isort: skip  # after the adapter, which silences TensorFlow's start-up messages
+from keras import layers, ops  # isort: skip
+
+
+# Layers compute in `compute_dtype`, while variables are in `dtype`.
+POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+
+
+class Linear(layers.Layer):
+    """A linear layer, as one product of matrices."""
+
+    def __init__(self, outputs: int, name: str, policy: str):
+        super().__init__(name=name, dtype=policy)
+        self.outputs = outputs
+
+    def build(self, shape):
+        self.weight = self.add_weight((shape[-1], self.outputs), "zeros", name="weight")
+        self.bias = self.add_weight((self.outputs,), "zeros", name="bias")
+
+    def call(self, x):
+        rows = ops.reshape(x, (-1, self.weight.shape[0]))
+        return ops.reshape(ops.matmul(rows, self.weight) + self.bias, (-1, ops.shape(x)[1], self.outputs))
+
+
+class Block(layers.Layer):
+    """Causal attention and MLP, each behind a layer norm, and each added to its input."""
+
+    def __init__(self, table: gpt.GPT, name: str, policy: str):
+        super().__init__(name=name, dtype=policy)
+        self.heads, self.width, self.recompute = table.heads, table.width, table.recompute
+        self.ln_1 = layers.LayerNormalization(epsilon=table.norm_epsilon, name="ln_1", dtype=policy)
+        self.c_attn = Linear(3 * self.width, "attn.c_attn", policy)
+        self.attn_proj = Linear(self.width, "attn.c_proj", policy)
+        self.ln_2 = layers.LayerNormalization(epsilon=table.norm_epsilon, name="ln_2", dtype=policy)
+        self.c_fc = Linear(4 * self.width, "mlp.c_fc", policy)
+        self.mlp_proj = Linear(self.width, "mlp.c_proj", policy)
+
+    def build(self, shape):
+        for layer in (self.ln_1, self.c_attn, self.attn_proj, self.ln_2, self.c_fc):
+            layer.build((None, None, self.width))
+        self.mlp_proj.build((None, None, 4 * self.width))
+
+    def call(self, x, training=None):
+        return (keras.remat(self.compute) if self.recompute and training else self.compute)(x)
+
+    def compute(self, x):
+        """The block's output; with `recompute`, it is computed again in backward."""
+        tokens = ops.shape(x)[1]
+        parts = ops.reshape(self.c_attn(self.ln_1(x)), (-1, tokens, 3, self.heads, self.width // self.heads))
+        q, k, v = ops.unstack(parts, axis=2)
+        y = ops.dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attn_proj(ops.reshape(y, (-1, tokens, self.width)))
+        return x + self.mlp_proj(ops.gelu(self.c_fc(self.ln_2(x)), approximate=True))
+
+
+class Positions(layers.Layer):
+    """Adds a position's vector to each token's."""
+
+    def __init__(self, table: gpt.GPT, policy: str):
+        super().__init__(name="transformer.wpe", dtype=policy)
+        self.shape = table.context, table.width
+
+    def build(self, shape):
+        self.weight = self.add_weight(self.shape, "zeros", name="weight")
+
+    def call(self, x):
+        return x + self.weight[: ops.shape(x)[1]]
+
+
+def build(table: gpt.GPT) -> keras.Model:
+    """A model from tokens (n, t) to logits (n, t, vocabulary)."""
+    policy = POLICIES.get(table.compute_dtype, table.dtype)
+    tokens = keras.Input((None,), dtype="int64")
+    sizes = table.vocabulary, table.width
+    wte = layers.ReversibleEmbedding(*sizes, reverse_dtype=table.dtype, name="transformer.wte", dtype=policy)
+    x = Positions(table, policy)(wte(tokens))
+    for name in table.blocks:
+        x = Block(table, name, policy)(x)
+    x = layers.LayerNormalization(epsilon=table.norm_epsilon, name="transformer.ln_f", dtype=table.dtype)(x)
+    model = keras.Model(tokens, wte(x, reverse=True), name=table.name)
+    model.transposed = False  # its matrices are (in, out), as in GPT-2's files
+    return model
+
+
+if __name__ == "__main__":
+    main(adapter, build, sys.argv[1:])

@@ -1,0 +1,137 @@
+"""GPT-2 in MXNet's Gluon.
+
+    horovodrun -np 2 python recipes/mxnet/gpt.py recipes/gpt-tiny.yaml epochs=2
+
+One process without a launcher works too.
+"""
+
+if __name__ == "__main__":
+    import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
+
+import math
+import sys
+
+import mxnet as mx
+from mxnet.gluon import nn
+
+from hvdkit.adapters import mxnet as adapter
+from hvdkit.tasks import gpt
+from hvdkit.worker.entry import main
+
+
+_TWICE = 2 * math.sqrt(2 / math.pi)
+
+
+class Linear(nn.HybridBlock):
+    """A linear layer whose matrix is (in, out), as GPT-2's files have it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.weight = self.params.get("weight", shape=(inputs, outputs))
+        self.bias = self.params.get("bias", shape=(outputs,))
+
+    def hybrid_forward(self, F, x, weight, bias):
+        # Much faster than F.dot and F.broadcast_add, whose backward sums in one thread.
+        return F.FullyConnected(x, F.transpose(weight), bias, num_hidden=self.outputs, flatten=False)
+
+
+class Attention(nn.HybridBlock):
+    """Causal self-attention: a token sees itself and those before it."""
+
+    def __init__(self, table: gpt.GPT) -> None:
+        super().__init__()
+        self.heads, self.scale = table.heads, (table.width // table.heads) ** -0.5
+        self.c_attn = Linear(table.width, 3 * table.width)
+        self.c_proj = Linear(table.width, table.width)
+
+    def hybrid_forward(self, F, x):
+        # (n, t, 3 × width) to three times (n × heads, t, width / heads)
+        parts = self.c_attn(x).reshape((0, 0, -4, 3, -1)).split(3, axis=2, squeeze_axis=True)
+        q, k, v = (
+            part.reshape((0, 0, -4, self.heads, -1)).transpose((0, 2, 1, 3)).reshape((-3, 0, 0)) for part in parts
+        )
+        scores = F.batch_dot(q, k, transpose_b=True) * self.scale
+        place = F.contrib.arange_like(x, axis=1)
+        later = F.broadcast_lesser(place.reshape((-1, 1)), place.reshape((1, -1)))
+        weights = F.softmax(F.broadcast_add(scores, F.BlockGrad(later * -1e9).expand_dims(0)))
+        y = F.batch_dot(weights, v).reshape((-4, -1, self.heads, 0, 0)).transpose((0, 2, 1, 3))
+        return self.c_proj(y.reshape((0, 0, -3)))
+
+
+class MLP(nn.HybridBlock):
+    """Two linear layers with GELU, in its tanh form, between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.c_fc = Linear(width, 4 * width)
+        self.c_proj = Linear(4 * width, width)
+
+    def hybrid_forward(self, F, x):
+        x = self.c_fc(x)
+        # (1 + tanh(y)) / 2 is the logistic function of 2y, for which there is a fast kernel
+        twice = x * (F.square(x) * (0.044715 * _TWICE) + _TWICE)
+        return self.c_proj(x * F.Activation(twice, act_type="sigmoid"))
+
+
+class Block(nn.HybridBlock):
+    """Attention and MLP, each behind a layer norm, and each added to its input."""
+
+    def __init__(self, table: gpt.GPT) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(epsilon=table.norm_epsilon, in_channels=table.width)
+        self.attn = Attention(table)
+        self.ln_2 = nn.LayerNorm(epsilon=table.norm_epsilon, in_channels=table.width)
+        self.mlp = MLP(table.width)
+
+    def hybrid_forward(self, F, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Table(nn.HybridBlock):
+    """A vector for each token or position."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(rows, width))
+
+    def hybrid_forward(self, F, x, weight):
+        return F.take(weight, x)
+
+
+class Transformer(nn.HybridBlock):
+    """From tokens (n, t) to the vectors (n, t, width) by which the next ones are predicted."""
+
+    def __init__(self, table: gpt.GPT) -> None:
+        super().__init__()
+        self.wte = Table(table.vocabulary, table.width)
+        self.wpe = Table(table.context, table.width)
+        self.h = nn.HybridSequential()
+        self.h.add(*(Block(table) for _ in range(table.layers)))
+        self.ln_f = nn.LayerNorm(epsilon=table.norm_epsilon, in_channels=table.width)
+
+    def hybrid_forward(self, F, tokens):
+        x = self.wte(tokens)
+        places = F.contrib.arange_like(x, axis=1).expand_dims(0)
+        places = F.broadcast_add(tokens.astype("float32") * 0, places.astype("float32"))
+        return self.ln_f(self.h(x + self.wpe(places)))
+
+
+class GPT(nn.HybridBlock):
+    """A model from tokens (n, t) to logits (n, t, vocabulary)."""
+
+    def __init__(self, table: gpt.GPT) -> None:
+        super().__init__()
+        self.transformer, self.vocabulary = Transformer(table), table.vocabulary
+
+    def hybrid_forward(self, F, tokens):
+        weight = self.transformer.wte.weight
+        weight = weight.var() if F is mx.sym else weight.data()
+        return F.FullyConnected(self.transformer(tokens), weight, num_hidden=self.vocabulary, no_bias=True, flatten=False)
+
+
+build = GPT
+
+if __name__ == "__main__":
+    main(adapter, build, sys.argv[1:])
