@@ -174,7 +174,7 @@ def test_other_tools_settings_as_overrides(words: str, told: str, inside: Hvdkit
         ("resnet18", "resnet18 is a model: give a recipe and model.name=resnet18"),
         ("cifar10", "cifar10 is a data set: give a recipe and data.name=cifar10"),
         ("pytorch", "pytorch is a framework: give a recipe and --framework pytorch"),
-        ("epochs=3.5", "the recipe comes first, as in `resnet20-digits epochs=3.5`"),
+        ("epochs=3.5", "the recipe comes first, as in `gpt-tiny epochs=3.5`"),
         ("resnet20-digits.yaml", "the recipe that comes with hvdkit is resnet20-digits"),
         ("recipes/resnet20-digits", "the recipe that comes with hvdkit is resnet20-digits"),
         ("mine.yaml", "mine.yaml: no such file"),

@@ -128,9 +128,9 @@ class Trainable(Protocol):
         """The outputs for a batch's inputs, in evaluation mode."""
 
     def losses(self, batch: Batch) -> np.ndarray:
-        """Each sample's mean cross-entropy without label smoothing (n,), in evaluation mode; outputs stay on the device.
+        """Each sample's mean cross-entropy (n,) without label smoothing, in evaluation mode.
 
-        Outputs are (n, …, classes), targets (n, …), whole numbers.
+        Outputs are (n, …, classes) and stay on the device, targets are (n, …), whole numbers.
         """
 
     def compile(self, function: Function) -> Function:

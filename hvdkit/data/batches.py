@@ -11,7 +11,7 @@ from hvdkit.data import Shard, check_classes, small_images
 from hvdkit.data.dataset import ArraySplit as ArraySplit  # users import it from here
 from hvdkit.data.dataset import Augmentation, Batch, BatchedSplit, Dataset, PoolSplit, Split, StreamedSplit
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, OwnData, Synthetic
+from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, OwnData, Synthetic, SyntheticText, Text
 
 
 def open_dataset(data: AnyData, classes: int, seed: int, shard: Shard | None = None, batch_size: int = 1) -> Dataset:
@@ -36,6 +36,8 @@ def _open(data: AnyData, classes: int, seed: int, shard: Shard, batch_size: int)
     # Most runs need none of these.
     if isinstance(data, OwnData):
         raise RequestError("data.name: own needs a script; expected model.name own")
+    if isinstance(data, Text | SyntheticText):
+        raise RequestError(f"data.name: {data.name} needs a model for text, such as model.name gpt2")
     if isinstance(data, ImageFolder):
         from hvdkit.data import imagefolder
 

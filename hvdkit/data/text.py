@@ -60,7 +60,9 @@ def open_text(data: Text | SyntheticText, context: int, vocabulary: int, seed: i
             "a longer text or a smaller context"
         )
     bytes_per_token = tokens.val_bytes / len(tokens.val) if len(tokens.val) else None
-    note = f"text: {len(tokens.train):,} tokens to train on, {len(tokens.val):,} for validation; SHA-256 {tokens.digest}"
+    note = (
+        f"text: {len(tokens.train):,} tokens to train on, {len(tokens.val):,} for validation; SHA-256 {tokens.digest}"
+    )
     return Dataset(splits[0], splits[1], (context,), tokens.vocabulary, note=note), bytes_per_token
 
 

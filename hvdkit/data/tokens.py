@@ -58,8 +58,9 @@ def open_tokens(data: Text) -> Tokens:
     Raises RequestError if files are missing, empty or no UTF-8, or the cache cannot be written.
     """
     digest, size = _digest(data)
+    vocabulary: int = 256
+    encode: Encode = _bytes
     if data.tokens == "bytes":
-        vocabulary, encode = 256, _bytes
         key = f"{digest} bytes"
     else:
         vocabulary, encode = _tokenizer(Path(data.tokens))
@@ -97,7 +98,7 @@ def _make(folder: Path, data: Text, size: int, vocabulary: int, encode: Encode) 
                     counts[part] += len(found)
                     done += len(block)
                     val_bytes += part * len(block)
-            record = _Record(dtype, *counts, val_bytes, vocabulary)
+            record = _Record(dtype, counts[0], counts[1], val_bytes, vocabulary)
             (scratch / "tokens.json").write_text(json.dumps(asdict(record)))
             if not folder.is_dir():
                 scratch.rename(folder)

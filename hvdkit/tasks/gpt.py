@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 _DEVIATION = 0.02  # of the initial weights
 # name -> (layers, heads, width); all have 1,024 positions and 50,257 tokens
-_PUBLISHED = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+_PUBLISHED = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class ImageClassification:
     own = False
     unit = "images"
     units = 1
-    flop = None
+    flop: int | None = None
     metrics = METRICS
     best = "accuracy"
 

@@ -29,7 +29,7 @@ class Own:
     own = True
     unit = "samples"
     units = 1
-    flop = None
+    flop: int | None = None
     metrics: Metrics = METRICS
     # The metric of which the best checkpoint has the highest, with a minus sign the lowest. Empty: accuracy if it is
     # measured, else the lowest loss.
@@ -72,7 +72,7 @@ class Own:
     # For hvdkit
 
     def count(self) -> Counts | None:
-        """The counts of the recipe's data set, None for `samples`. Raises RequestError if files are missing or wrong."""
+        """The counts of hvdkit's data sets. Raises RequestError if files are missing or wrong."""
         from hvdkit.data import counts
 
         return counts.count(self.recipe.data, int(self.recipe.model.classes))

@@ -90,6 +90,8 @@ def _forward(evidence: Evidence) -> Deviation | None:
     if _close(got.outputs, expected.outputs):
         return None
     before = "the inputs"
+    if next(evidence.architecture.normalized_layers(), None) is None:
+        return Deviation("logits", "the forward pass: the order of layers, an activation, a mask, a scale, an epsilon")
     for layer in evidence.architecture.normalized_layers():
         mean = f"{layer.norm}.running_mean"
         if mean in evidence.after[1] and not _close(evidence.after[0][mean], evidence.after[1][mean]):
@@ -157,7 +159,7 @@ def _update(evidence: Evidence) -> Deviation | None:
     wrong = [name for name in expected if is_weight(name) and not _close(got[name], expected[name])]
     for name in wrong:
         if all(expected[each].ndim < 2 for each in wrong):
-            return Deviation(name, "weight decay of biases and batch norm: the others are right")
+            return Deviation(name, "weight decay of biases and norms: the others are right")
         share = _ratio(got[name] - start[name], expected[name] - start[name])
         if share is not None:
             return Deviation(name, f"the learning rate: the update is {share:.6g} times the expected one")

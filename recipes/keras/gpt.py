@@ -8,6 +8,7 @@ One process without a launcher works too.
 if __name__ == "__main__":
     import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 
+import math
 import sys
 
 from hvdkit.adapters import keras as adapter
@@ -20,6 +21,11 @@ from keras import layers, ops  # isort: skip
 
 # Layers compute in `compute_dtype`, while variables are in `dtype`.
 POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+
+
+def gelu(x):
+    """GELU in its tanh form; the constants of `keras.ops.gelu` are float32 always."""
+    return 0.5 * x * (1 + ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 class Linear(layers.Layer):
@@ -61,12 +67,12 @@ class Block(layers.Layer):
 
     def compute(self, x):
         """The block's output; with `recompute`, it is computed again in backward."""
-        tokens = ops.shape(x)[1]
-        parts = ops.reshape(self.c_attn(self.ln_1(x)), (-1, tokens, 3, self.heads, self.width // self.heads))
-        q, k, v = ops.unstack(parts, axis=2)
-        y = ops.dot_product_attention(q, k, v, is_causal=True)
+        tokens, size = ops.shape(x)[1], self.width // self.heads
+        q, k, v = ops.unstack(ops.reshape(self.c_attn(self.ln_1(x)), (-1, tokens, 3, self.heads, size)), axis=2)
+        # The function's own scale is a float32 always.
+        y = ops.dot_product_attention(q * size**-0.5, k, v, scale=1.0, is_causal=True)
         x = x + self.attn_proj(ops.reshape(y, (-1, tokens, self.width)))
-        return x + self.mlp_proj(ops.gelu(self.c_fc(self.ln_2(x)), approximate=True))
+        return x + self.mlp_proj(gelu(self.c_fc(self.ln_2(x))))
 
 
 class Positions(layers.Layer):

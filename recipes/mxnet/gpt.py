@@ -12,12 +12,12 @@ import math
 import sys
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import nn
 
 from hvdkit.adapters import mxnet as adapter
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
-
 
 _TWICE = 2 * math.sqrt(2 / math.pi)
 
@@ -34,6 +34,19 @@ class Linear(nn.HybridBlock):
     def hybrid_forward(self, F, x, weight, bias):
         # Much faster than F.dot and F.broadcast_add, whose backward sums in one thread.
         return F.FullyConnected(x, F.transpose(weight), bias, num_hidden=self.outputs, flatten=False)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm with an epsilon in float64 precision; MXNet's own is always a float32."""
+
+    def __init__(self, table: gpt.GPT) -> None:
+        super().__init__(epsilon=table.norm_epsilon, in_channels=table.width)
+        # (s x − s m) / sqrt(s² v + s² e) does not depend on s, and s² e is e as a float32.
+        rounded = float(np.float32(table.norm_epsilon))
+        self.factor = math.sqrt(rounded / table.norm_epsilon) if table.dtype == "float64" else None
+
+    def hybrid_forward(self, F, x, gamma, beta):
+        return super().hybrid_forward(F, x * self.factor if self.factor else x, gamma, beta)
 
 
 class Attention(nn.HybridBlock):
@@ -79,9 +92,9 @@ class Block(nn.HybridBlock):
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(epsilon=table.norm_epsilon, in_channels=table.width)
+        self.ln_1 = LayerNorm(table)
         self.attn = Attention(table)
-        self.ln_2 = nn.LayerNorm(epsilon=table.norm_epsilon, in_channels=table.width)
+        self.ln_2 = LayerNorm(table)
         self.mlp = MLP(table.width)
 
     def hybrid_forward(self, F, x):
@@ -109,7 +122,7 @@ class Transformer(nn.HybridBlock):
         self.wpe = Table(table.context, table.width)
         self.h = nn.HybridSequential()
         self.h.add(*(Block(table) for _ in range(table.layers)))
-        self.ln_f = nn.LayerNorm(epsilon=table.norm_epsilon, in_channels=table.width)
+        self.ln_f = LayerNorm(table)
 
     def hybrid_forward(self, F, tokens):
         x = self.wte(tokens)
@@ -128,7 +141,9 @@ class GPT(nn.HybridBlock):
     def hybrid_forward(self, F, tokens):
         weight = self.transformer.wte.weight
         weight = weight.var() if F is mx.sym else weight.data()
-        return F.FullyConnected(self.transformer(tokens), weight, num_hidden=self.vocabulary, no_bias=True, flatten=False)
+        return F.FullyConnected(
+            self.transformer(tokens), weight, num_hidden=self.vocabulary, no_bias=True, flatten=False
+        )
 
 
 build = GPT

@@ -8,6 +8,7 @@ One process without a launcher works too.
 if __name__ == "__main__":
     import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 
+import math
 import sys
 
 from hvdkit.adapters import tensorflow
@@ -15,6 +16,11 @@ from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
 import tensorflow as tf  # isort: skip  # after the adapter, which silences TensorFlow's start-up messages
+
+
+def gelu(x: tf.Tensor) -> tf.Tensor:
+    """GELU in its tanh form; the constants of `tf.nn.gelu` are float32 always."""
+    return 0.5 * x * (1 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 class Linear(tf.Module):
@@ -58,7 +64,7 @@ class Attention(tf.Module):
         tokens, size = tf.shape(x)[1], self.width // self.heads
         parts = tf.reshape(self.c_attn(x), [-1, tokens, 3, self.heads, size])
         q, k, v = tf.unstack(tf.transpose(parts, [2, 0, 3, 1, 4]))
-        scores = tf.matmul(q, k, transpose_b=True) * tf.cast(size**-0.5, x.dtype)
+        scores = tf.matmul(q, k, transpose_b=True) * size**-0.5
         seen = tf.range(tokens)[:, None] >= tf.range(tokens)
         y = tf.nn.softmax(tf.where(seen, scores, scores.dtype.min)) @ v
         return self.c_proj(tf.reshape(tf.transpose(y, [0, 2, 1, 3]), [-1, tokens, self.width]))
@@ -80,7 +86,7 @@ class Block(tf.Module):
     def compute(self, x: tf.Tensor) -> tf.Tensor:
         """The block's output; with `recompute`, it is computed again in backward."""
         x = x + self.attn(self.ln_1(x))
-        return x + self.c_proj(tf.nn.gelu(self.c_fc(self.ln_2(x)), approximate=True))
+        return x + self.c_proj(gelu(self.c_fc(self.ln_2(x))))
 
 
 class GPT(tf.Module):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,28 +28,13 @@ from hvdkit.tasks import resnet
 from hvdkit.tasks.image_classification import cross_entropy
 from hvdkit.worker import parity, setup
 
+sys.path.insert(0, str(Path(__file__).parent))
+from gpt_faults import FAULTS as OF_GPT
+from gpt_faults import Fault, built_otherwise
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
 Build = Callable[[resnet.ResNet], Any]
-Fault = Callable[[Any, Any], AbstractContextManager[None]]  # (adapter, recipe module)
-
-
-def built_otherwise(change: Callable[[Any], None]) -> Fault:
-    """Change the model after it has been built."""
-
-    @contextmanager
-    def fault(adapter: Any, module: Any) -> Iterator[None]:
-        sound = module.build
-
-        def build(table: resnet.ResNet) -> Any:
-            model = sound(table)
-            change(model)
-            return model
-
-        with mock.patch.object(module, "build", build):
-            yield
-
-    return fault
 
 
 def prepared_otherwise(**changes: dict[str, Any]) -> Fault:
@@ -159,11 +144,12 @@ FAULTS: dict[str, dict[str, Fault]] = {
 
 def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
     adapter: Any = adapters.load(framework)
-    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
+    recipe = schema.load(recipe_file)
+    script = ROOT / "recipes" / framework / f"{recipe.model.SCRIPT}.py"
+    spec = importlib.util.spec_from_file_location("recipe", script)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    recipe = schema.load(recipe_file)
     topology = adapter.init("cpu", 1)
     task, mesh = tasks.choose(recipe), Mesh(topology)
     dataset = task.open_data(mesh.shard)
@@ -176,7 +162,8 @@ def main(framework: str, recipe_file: Path, trace: Path, leads: bool) -> None:
 
     if leads:
         take_part(leads=True)
-    for name, fault in FAULTS[framework].items():
+    faults = FAULTS[framework] if recipe.model.SCRIPT == "resnet" else OF_GPT
+    for name, fault in faults.items():
         with fault(adapter, module):
             take_part(leads=False)
         if topology.is_root:

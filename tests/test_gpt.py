@@ -1,0 +1,149 @@
+"""GPT on text: four frameworks compute the same, planted faults are found, and commands work on its runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FRAMEWORKS, ROOT, Hvdkit
+
+from hvdkit.commands import parity
+from hvdkit.launch.hosts import Host
+from hvdkit.launch.job import Job
+from hvdkit.launch.launchers import LAUNCHERS
+from hvdkit.launch.placement import Placement
+from hvdkit.recipe import schema
+from hvdkit.results.parity import Parity
+from hvdkit.runtimes.store import find
+from hvdkit.tasks import gpt
+
+sys.path.insert(0, str(ROOT / "tests" / "parity"))
+
+RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"
+SMALL = (
+    "model.layers=1",
+    "model.heads=2",
+    "model.width=16",
+    "model.context=16",
+    "data.validation=0.01",
+    "schedule.warmup_epochs=0",
+)
+# fault -> (what is missed, what deviates first, a word of the likely cause)
+FOUND = {
+    "post_norm": ("logits_f64", "logits", "order of layers"),
+    "exact_gelu": ("logits_f64", "logits", "activation"),
+    "untied_head": ("gradients_f64", "gradient of transformer.wte.weight", "backward"),
+    "mask_off_by_one": ("logits_f64", "logits", "mask"),
+    "position_off_by_one": ("logits_f64", "logits", "forward pass"),
+    "decay_on_norms": ("weights_f64", "transformer.h.0.ln_1.weight", "decay"),
+    "no_scale": ("logits_f64", "logits", "scale"),
+}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
+)
+def test_published_sizes(name: Any, parameters: int) -> None:
+    table = gpt.architecture(schema.GPT(name=name))
+    assert table.parameter_count() == parameters
+    assert table.training_flop() == 6 * parameters + 12 * table.layers * table.width * 1024
+
+
+@pytest.mark.check
+def test_initial_weights_have_the_published_deviations() -> None:
+    table = gpt.architecture(schema.GPT(name="gpt", layers=8, heads=2, width=64, context=32))
+    state = table.initial_state(1)
+    assert {name: array.shape for name, array in state.items()} == table.parameter_shapes()
+    assert state["transformer.h.3.mlp.c_fc.weight"].std() == pytest.approx(0.02, rel=0.03)
+    assert state["transformer.h.3.mlp.c_proj.weight"].std() == pytest.approx(0.02 / 4, rel=0.03)
+    assert not state["transformer.h.3.attn.c_attn.bias"].any() and (state["transformer.ln_f.weight"] == 1).all()
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.timeout(300)
+def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    done = hvdkit("parity", RECIPE, "--steps", 3, "--out", "run", *SMALL, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
+    assert result.passed and list(result.frameworks) == list(FRAMEWORKS)
+    for name, each in result.frameworks.items():
+        assert each.logits_f64 < 1e-14 and each.gradients_f64 < 1e-13, name
+        assert name == "pytorch" or each.logits_f64 > 0, name
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The findings of a sound reference about each planted fault: two ranks of PyTorch, once for all of them."""
+    folder = tmp_path_factory.mktemp("planted")
+    checked = schema.load(RECIPE, SMALL)
+    (folder / "recipe.yaml").write_text(schema.dump(checked))
+    (folder / "trace").mkdir()
+    script = str(ROOT / "tests" / "parity" / "rank.py")
+    job = Job(
+        python=find("pytorch").python,
+        arguments=[script, "pytorch", str(folder / "recipe.yaml"), str(folder / "trace"), "--leads"],
+        np=2,
+        hosts=[Host("localhost", 2)],
+        environment=find("pytorch").environment | {"OMP_NUM_THREADS": "1"},
+        log_dir=folder / "logs",
+    )
+    LAUNCHERS["direct"].run(job)
+
+    def verdict(fault: str) -> Parity:
+        findings = json.loads((folder / "trace" / f"pytorch-{fault}.json").read_text())
+        return parity.judge(parity.plan(checked, ["pytorch"], 2, Placement(2)), {"pytorch": findings})
+
+    return verdict
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", FOUND)
+def test_a_planted_fault_is_found_and_named(fault: str, planted: Any) -> None:
+    each = planted(fault).frameworks["pytorch"]
+    missed, first, word = FOUND[fault]
+    assert not each.passed and missed in each.missed
+    assert each.first_deviation == first and word in each.likely_cause
+
+
+@pytest.fixture(scope="module")
+def trained(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks under PyTorch; to be read only."""
+    from conftest import run as run_command
+
+    folder = tmp_path_factory.mktemp("trained")
+    command = [sys.executable, "-m", "hvdkit", "train", str(RECIPE), "--framework", "pytorch", "-np", "2"]
+    environment = {**__import__("os").environ, "HVDKIT_RUNTIMES": str(warm_runtimes)}
+    done = run_command([*command, "--out", "run", *SMALL, "steps=30"], 120, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+def test_a_run_states_tokens(trained: Path) -> None:
+    result = json.loads((trained / "result.json").read_text())
+    assert result["unit"] == "tokens" and result["parameters"] == 256 * 16 + 16 * 16 + 12 * 16 * 16 + 13 * 16 + 2 * 16
+    found = result["validation"]
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
+    assert found["bits_per_byte"] < 7  # 8 before training
+    tokens = 30 * 2 * 4 * 16  # steps, ranks, windows, context
+    assert result["images_per_second"] == pytest.approx(
+        tokens * result["measured_steps"] / 30 / (sum(result["step_ms"]) / 1e3), rel=0.01
+    )
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("framework", ["tensorflow", "keras", "mxnet"])
+def test_another_framework_evaluates_the_same(trained: Path, framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
+    done = hvdkit(
+        "evaluate", trained / "checkpoints" / "best", "--framework", framework, "-np", 2, "--out", "evaluated"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "evaluated" / "evaluate.json").read_text())["metrics"]
+    expected = json.loads((trained / "result.json").read_text())["validation"]
+    assert found == pytest.approx(expected, rel=1e-5)

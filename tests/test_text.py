@@ -1,0 +1,135 @@
+"""Text as windows of tokens: the same for every framework, held out at the end, refused where it is no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Hvdkit
+
+from hvdkit.data import text, tokens
+from hvdkit.data.batches import epoch_batches
+from hvdkit.data.tokens import Tokens
+from hvdkit.errors import RequestError
+from hvdkit.recipe.data import SyntheticText, Text
+
+pytestmark = pytest.mark.check
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tokens.open_tokens.cache_clear()
+    yield tmp_path / "cache"
+    tokens.open_tokens.cache_clear()
+
+
+def opened(path: Path | None, **keys: object) -> Tokens:
+    tokens.open_tokens.cache_clear()
+    return tokens.open_tokens(Text.model_validate({"name": "text", "path": path and str(path), **keys}))
+
+
+def test_a_text_is_its_bytes_with_the_end_held_out(tmp_path: Path) -> None:
+    lines = [f"line {number} äöü\n" for number in range(100)]
+    (tmp_path / "a.txt").write_text("".join(lines), encoding="utf-8")
+    found = opened(tmp_path / "a.txt", validation=0.25)
+    whole = "".join(lines).encode()
+    assert found.train.tobytes() + found.val.tobytes() == whole and found.vocabulary == 256
+    assert found.val_bytes == len(found.val) and found.val.tobytes().startswith(b"line ")
+    assert 0 <= len(found.train) - 0.75 * len(whole) < len(lines[-1].encode())
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "texts" / "b").mkdir(parents=True)
+    for name, content in (("c.txt", "third"), ("a.txt", "first "), ("b/b.txt", "second "), (".hidden", "no")):
+        (tmp_path / "texts" / name).write_text(content)
+    assert opened(tmp_path / "texts", validation=0.0).train.tobytes() == b"first second third"
+
+
+def test_tokens_are_made_once_for_a_content(tmp_path: Path, own_cache: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("one\ntwo\n" * 50)
+    first = opened(file)
+    assert isinstance(first.train, np.memmap)
+    made = {path: path.stat().st_mtime_ns for path in own_cache.rglob("*.bin")}
+    assert len(made) == 2
+    opened(file.rename(tmp_path / "b.txt"))
+    assert {path: path.stat().st_mtime_ns for path in own_cache.rglob("*.bin")} == made
+    (tmp_path / "b.txt").write_text("one\nTwo\n" * 50)
+    assert opened(tmp_path / "b.txt").digest != first.digest and len(list(own_cache.rglob("*.bin"))) == 4
+    assert not list(own_cache.rglob("making-*"))
+
+
+def test_the_text_of_python_is_there_without_a_path() -> None:
+    found = opened(None)
+    assert len(found.train) > 400_000 and b'The "if" statement' in found.train.tobytes() + found.val.tobytes()
+
+
+def test_targets_are_the_next_tokens() -> None:
+    split = text.WindowSplit(np.arange(25, dtype=np.uint16), 8)
+    assert len(split) == 3 and len(text.WindowSplit(np.arange(24), 8)) == 2
+    batch = split.batch(np.array([2, 0]))
+    assert batch.inputs.tolist() == [list(range(16, 24)), list(range(8))]
+    assert (batch.targets == batch.inputs + 1).all() and batch.inputs.dtype == np.int64
+
+
+def test_the_same_tokens_whatever_the_number_of_ranks() -> None:
+    split = text.WindowSplit(np.arange(8 * 16 + 1), 8)
+
+    def windows(size: int) -> list[list[int]]:
+        steps = zip(*(epoch_batches(split, 8 // size, 3, 1, rank, size) for rank in range(size)), strict=True)
+        return [sorted(first for batch in step for first in batch.inputs[:, 0]) for step in steps]
+
+    assert windows(1) == windows(2) == windows(4) and len(windows(1)) == 2
+
+
+def test_synthetic_text_depends_on_the_seed_only() -> None:
+    data = SyntheticText(name="synthetic-text", train_windows=100, val_windows=10)
+    first, second, other = (text.open_text(data, 16, 50, seed)[0] for seed in (1, 1, 2))
+    batches = [each.train.batch(np.arange(70)) for each in (first, second, other)]
+    assert (batches[0].inputs == batches[1].inputs).all() and (batches[0].inputs != batches[2].inputs).any()
+    assert len(first.val) == 10 and batches[0].inputs.max() < 50
+    assert (batches[0].inputs[:, 1:] == batches[0].targets[:, :-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "keys", "told"),
+    [
+        (None, {}, "no such file or folder"),
+        (b"", {}, "no text in it"),
+        (b"good\nb\xe4d\n", {}, "expected UTF-8, got the byte 0xe4"),
+        (b"short\n", {}, "give a longer text or a smaller context"),
+    ],
+)
+def test_what_is_no_text_is_refused(content: bytes | None, keys: dict[str, object], told: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(RequestError, match=told):
+        text.open_text(Text.model_validate({"name": "text", "path": str(file)}), 128, 256, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["model.vocabulary=100"], "model.vocabulary: expected at least 256"),
+        (["model.width=130"], "width that is a multiple of heads, got 130 and 4"),
+        (["model.layers=null"], "expected layers for name gpt"),
+        (["model.name=gpt2"], "only for name gpt"),
+        (["model.name=gpt3"], "'gpt2'"),
+        (["data.name=digits"], "expected text or synthetic-text for model gpt, got digits"),
+        (["batch_size=100000"], "batch_size: expected at most"),
+        (["data.path=nowhere"], "no such file or folder"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(changes: list[str], told: str, inside: Hvdkit) -> None:
+    done = inside("train", "gpt-tiny", "--framework", "pytorch", "--out", "run", *changes)
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_images_need_another_model(inside: Hvdkit) -> None:
+    done = inside("train", "resnet20-digits", "--framework", "pytorch", "--out", "run", "data.name=text")
+    assert done.returncode == 2 and "data.name: expected images for model resnet20, got text" in done.stderr
