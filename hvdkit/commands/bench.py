@@ -147,6 +147,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
         hosts=placement.hosts,
         environment=environment,
         log_dir=folder / "logs",
+        home=folder,
         stall_timeout_s=placement.stall_timeout_s,
     )
     rows: list[BenchRow] = []

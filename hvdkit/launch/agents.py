@@ -18,6 +18,7 @@ from typing import Any
 
 from hvdkit.core.heartbeat import STOP, WAITING
 from hvdkit.errors import RunError
+from hvdkit.launch import home
 from hvdkit.launch.agent.reports import MARK, RANKS
 from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits
@@ -223,6 +224,8 @@ class Agents:
             self.hangs.pop(name, None)
         elif event == "link down":
             self.note_link_down(report)
+        elif event == "not home":
+            home.complain(name, self._host(report), report["fault"])
         elif name not in self.ends:  # an agent's report of an end counts more than that it was killed afterwards
             self.ends[name] = self._read_end(report, received)
             self.note_end(self.ends[name])

@@ -10,6 +10,7 @@ from pathlib import Path
 from hvdkit.core.heartbeat import STOP
 from hvdkit.errors import RequestError
 from hvdkit.launch.agent import stalls
+from hvdkit.launch.agent.mirror import MARK
 from hvdkit.launch.hosts import Host, place
 from hvdkit.launch.slots import Slot
 
@@ -45,6 +46,7 @@ class Job:
     Ranks that are ended have `grace_s` seconds from SIGTERM to SIGKILL. Where the launcher gets SIGTERM, they are first
     asked, by a file in `log_dir`, to end by themselves within `preemption_grace_s` seconds.
     With `elastic` the job survives lost ranks, and new ones join; it starts with `np`.
+    Where a host does not see `home`, the folder that ranks write into, its agents fetch its files and send theirs back.
     A rank without progress for `stall_timeout_s` seconds ends the job; with 0 it waits for ever. Where ranks have only
     lost another one, that one has `settle_s` seconds to end by itself, so that its own error is known.
     """
@@ -60,6 +62,7 @@ class Job:
     grace_s: float = GRACE_S
     preemption_grace_s: float = 0.0
     elastic: Elastic | None = None
+    home: Path | None = None
 
     @property
     def here(self) -> bool:
@@ -109,7 +112,7 @@ def prepare(job: Job) -> None:
         raise RequestError(f"{job.python}: no Python interpreter there; build it with `hvdkit runtime build`")
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
-        for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STACKS, STOP):
+        for pattern in (*_LOGS, "rank-*.failure.json", "exits.json", STACKS, STOP, f"{MARK}*"):
             for old in job.log_dir.glob(pattern):
                 old.unlink()
     except OSError as error:

@@ -10,6 +10,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Iterable
 
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B  # linux/sockios.h
 
@@ -62,6 +63,12 @@ def source_address(other: str) -> str | None:
         probe.connect((other, 9))  # sends nothing
         return str(probe.getsockname()[0])
     return None
+
+
+def ways_from(others: Iterable[str]) -> list[str]:
+    """This machine's addresses, that first from which it reaches the others, by name or address."""
+    found = [source_address(other) for other in others]
+    return list(dict.fromkeys([*(each for each in found if each and not each.startswith("127.")), *addresses()]))
 
 
 def names() -> list[str]:

@@ -42,7 +42,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if not __package__:
     # -I leaves hvdkit out of sys.path; at the end of it no module of the standard library is hidden.
@@ -50,10 +50,13 @@ if not __package__:
 
 from hvdkit.launch.agent.link_monitor import LinkMonitor
 from hvdkit.launch.agent.process_tree import descendants, kill
-from hvdkit.launch.agent.reports import MARK, Reports, write_line
+from hvdkit.launch.agent.reports import HOME, MARK, Reports, write_line
 from hvdkit.launch.agent.shell_rank import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, exit_status, prctl, step_aside
 from hvdkit.launch.agent.stalls import StallReader
 from hvdkit.launch.agent.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from hvdkit.launch.agent.mirror import Mirror
 
 TAIL_BYTES = 8192
 AFTERMATH_S = 0.5  # for helpers that clean up once their rank is gone, such as multiprocessing's resource tracker
@@ -106,14 +109,17 @@ class RankAgent:
         self.link = LinkMonitor(None if reports.rank is None else os.environ.get("HOROVOD_GLOO_IFACE"))
         self.stalls = StallReader()
         self.frozen = False
+        self.mirror: Mirror | None = None
         self.activity: dict[str, Any] | None = None  # of the rank, when it was asked to end
         self.connected = stat.S_ISSOCK(os.fstat(1).st_mode)  # to the launcher
 
     def run(self, command: list[str]) -> int:
         """Start `command`, wait for its end, report both; returns its exit status, 127 where it cannot be started."""
         self._catch_signals()
-        self._open_log()
         self.started_at = time.monotonic()
+        if not self._has_folder():
+            return 2
+        self._open_log()
         try:
             process = self._start(command)
         except OSError as error:
@@ -126,6 +132,8 @@ class RankAgent:
         self.watchdog = Watchdog(self.folder, self.reports.name, self.child, hang_s)
         self.watchers = [watcher for watcher in (self.watchdog, self.link) if watcher.interval_s]
         self.reports.send("started", pid=self.child)
+        if self.mirror is not None:
+            self.mirror.start()
         status, ended_at = self._wait()
         process.returncode = exit_status(status)  # reaped here, not by Popen
         self._read_output()
@@ -138,8 +146,24 @@ class RankAgent:
         for suffix in (".beat", ".stack"):
             self.log_path.with_suffix(suffix).unlink(missing_ok=True)
         self._remove_scratch()
+        if self.mirror is not None and (fault := self.mirror.finish()):
+            self.reports.send("not home", fault=fault)
         self.reports.send("left")
         return exit_status(status)
+
+    def _has_folder(self) -> bool:
+        """Have the run's folder here: the launcher's, or a copy of it. Reports the rank's end where that fails."""
+        if HOME not in os.environ or self.reports.rank is None:
+            return True
+        from hvdkit.launch.agent.mirror import Astray, mirrored  # only where there are several hosts
+
+        try:
+            self.mirror = mirrored(self.reports.name)
+        except Astray as error:
+            record = {"clock": self.started_at, "step": None, "kind": "request", "message": str(error)}
+            self.reports.send("ended", **{**self._how_it_ended(2 << 8, time.monotonic()), "failure": record})
+            return False
+        return True
 
     def wait_for_stop(self) -> None:
         """Wait until the launcher ends all ranks, or is gone."""

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 MARK = "@hvdkit "
+HOME = "HVDKIT_HOME"  # a variable, which says how to reach the run's folder from another host (mirror.py)
 RANKS = ("rank", "shell-rank", "task")  # roles of agents of ranks; others are of programs that start ranks
 
 

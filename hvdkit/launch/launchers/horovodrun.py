@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from hvdkit.errors import RequestError
+from hvdkit.launch import home
 from hvdkit.launch.agents import AgentCommand, agent_command
-from hvdkit.launch.hosts import Host, parse_hosts, shown
+from hvdkit.launch.hosts import Host, discovered, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
@@ -39,11 +40,12 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
     command = _command(job, horovodrun)
-    launcher = AgentCommand(None, command, _environment(job))
-    if job.elastic is not None:
-        elastic.supervise(job, launcher, on_tick)
-    else:
-        supervise(job, [launcher], on_tick)
+    with home.served(job, [host.name for host in job.hosts if not host.here]) as of_home:
+        launcher = AgentCommand(None, command, _environment(job) | of_home)
+        if job.elastic is not None:
+            elastic.supervise(job, launcher, on_tick)
+        else:
+            supervise(job, [launcher], on_tick)
 
 
 def _command(job: Job, horovodrun: Path) -> list[str]:
@@ -65,9 +67,11 @@ def _places(job: Job) -> list[str]:
     if job.elastic is None:
         return hosts
     bounds = ["--min-np", str(job.elastic.min_np), "--max-np", str(job.elastic.max_np)]
-    if job.elastic.discovery is not None:
-        hosts = ["--host-discovery-script", str(job.elastic.discovery.absolute())]
-    if job.here:
+    here = job.here
+    if (script := job.elastic.discovery) is not None:
+        hosts = ["--host-discovery-script", str(script.absolute())]
+        here = all(host.here for host in discovered(script, here=False))
+    if here:
         bounds += ["--network-interfaces", "lo"]  # else it waits for a second host, to find one that both have
     return [*hosts, *bounds]
 

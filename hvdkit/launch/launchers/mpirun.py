@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 
 from hvdkit.errors import RequestError
+from hvdkit.launch.agent.interfaces import ways_from
 from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import MPI_HOSTFILE, slurm, tasks
@@ -82,7 +83,7 @@ def _hydra(job: Job, environment: Mapping[str, str]) -> list[str]:
 
     Its helpers on other hosts get this host's address: its name may be unknown there, or mean a loopback address.
     """
-    here = [] if job.here else ["-localhost", tasks.ways(_others(job))[0]]
+    here = [] if job.here else ["-localhost", ways_from(_others(job))[0]]
     return [*here, "-np", str(job.np), "-hosts", shown(job.hosts), "-bind-to", "none"]
 
 

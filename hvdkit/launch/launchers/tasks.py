@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from hvdkit.launch.agent.interfaces import addresses, source_address
+from hvdkit.launch import home
+from hvdkit.launch.agent.interfaces import ways_from
 from hvdkit.launch.agent.task import VARIABLE as VARIABLE
 from hvdkit.launch.agents import AgentCommand, agent_command
 from hvdkit.launch.job import Job, Tick
@@ -38,15 +39,19 @@ def run(
     the program's environment. The program goes by its name in messages and logs, or by `program`. Raises as `supervise`
     does.
     """
-    with rendezvous(job, _HERE if job.here else "0.0.0.0") as port, Listener() as listener:
-        base = {**job.base_environment(), "HVDKIT_LAUNCHER": launcher}
+    with (
+        rendezvous(job, _HERE if job.here else "0.0.0.0") as port,
+        Listener() as listener,
+        home.served(job, peers) as of_home,
+    ):
+        base = {**job.base_environment(), **of_home, "HVDKIT_LAUNCHER": launcher}
         environment = {**base, **added}
         words = command(environment)
         launch = {
             "program": program or words[0],
             "hosts": [(host.name, host.slots) for host in job.hosts],
             "np": job.np,
-            "addresses": [_HERE] if job.here else ways(peers),
+            "addresses": [_HERE] if job.here else ways_from(peers),
             "rendezvous": port,
             "reports": listener.port,
             "secret": listener.secret,
@@ -60,9 +65,3 @@ def passed(job: Job, environment: Mapping[str, str]) -> list[str]:
     """The variables of the environment that ranks on other hosts need."""
     names = (name for name in environment if name in job.environment or _PASSED.fullmatch(name))
     return sorted({*names, VARIABLE})
-
-
-def ways(peers: Sequence[str]) -> list[str]:
-    """This machine's addresses, that first from which it reaches the peers."""
-    found = [source_address(peer) for peer in peers]
-    return list(dict.fromkeys([*(each for each in found if each and not each.startswith("127.")), *addresses()]))

@@ -85,7 +85,7 @@ def _mpi_job(pods: Pods, command: list[str], elastic: bool) -> Object:
     if pods.seconds:
         policy["activeDeadlineSeconds"] = pods.seconds
     launcher = _pod(pods, "launcher", {"command": command}, ranks=both, results=True, job_files=True)
-    worker = _pod(pods, "worker", _SSHD, ranks=True, results=True)
+    worker = _pod(pods, "worker", _SSHD, ranks=True, results=elastic)
     workers = pods.nodes - both
     replicas = {"Launcher": _replicas(1, launcher, "Never")}  # the operator starts another one, backoffLimit times
     if workers:
@@ -115,7 +115,7 @@ def _runtime(pods: Pods) -> Object:
     both = pods.launcher_as_worker
     jobs: list[Object] = []
     if pods.nodes > 1 or not both:
-        pod = _pod(pods, "node", _SSHD, ranks=True, results=True)
+        pod = _pod(pods, "node", _SSHD, ranks=True, results=False)
         jobs.append({"name": "node", "template": {"spec": _job(pod)}})
     launcher: Object = {
         "name": "launcher",

@@ -1,0 +1,200 @@
+"""Results come home: while a job runs, its agents on other hosts read and write the run's folder over HTTP.
+
+An agent on a host that does not see the folder fetches what it needs, and sends back what its rank writes
+(agent/mirror.py). Only what has the job's secret is answered, and nothing outside the folder is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from hvdkit.launch.agent.interfaces import ways_from
+from hvdkit.launch.agent.mirror import DESTINATION, MARK, OFFSET, SECRET, TARGET
+from hvdkit.launch.agent.reports import HOME
+from hvdkit.launch.job import Job
+
+MOST_BYTES = 64 * 2**30  # of a file
+_PART_BYTES = 2**20
+_TIMEOUT_S = 60.0
+
+
+@contextlib.contextmanager
+def served(job: Job, peers: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Serve the job's folder to the agents on `peers` (names or addresses); yields variables for their environment.
+
+    Nothing is served where all ranks run here.
+    """
+    if job.home is None or job.here:
+        yield {}
+        return
+    secret, mark = secrets.token_hex(16), f"{MARK}{secrets.token_hex(8)}"
+    server = _Server(job.home, secret)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    seen = job.log_dir / mark  # an agent that finds this file sees the folder itself
+    try:
+        seen.touch()
+        facts = {"folder": str(job.home.absolute()), "mark": str(seen.absolute()), "secret": secret,
+                 "addresses": ways_from(peers), "port": server.server_port}  # fmt: skip
+        yield {HOME: json.dumps(facts)}
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        seen.unlink(missing_ok=True)
+
+
+def complain(rank: str, host: str, fault: str) -> None:
+    """Say on standard error that what a rank has written did not come home."""
+    print(f"{rank} on {host}: not all of its files came home: {fault}", file=sys.stderr, flush=True)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, folder: Path, secret: str) -> None:
+        super().__init__(("0.0.0.0", 0), _Handler)
+        self.folder, self.secret = folder.resolve(), secret
+
+    def handle_error(self, *_: Any) -> None:
+        """An agent that ends while it is answered is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET a file, or the folder's list as JSON; PUT a file, whole or from an offset on; DELETE, MOVE, LINK."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = _TIMEOUT_S
+    server: _Server
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: the command line shows the run."""
+
+    def do_GET(self) -> None:
+        """A file's content; of the folder itself a list of [path, kind]."""
+        with self._answered() as place:
+            if place == self.server.folder:
+                self._send(json.dumps(_listed(place)).encode())
+                return
+            with place.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self._head(200, size)
+                while size > 0 and (part := file.read(min(size, _PART_BYTES))):
+                    self.wfile.write(part)
+                    size -= len(part)
+
+    def do_PUT(self) -> None:
+        """Write a file: atomically, or where an offset is given from there on."""
+        with self._answered() as place:
+            left = int(self.headers["Content-Length"])
+            if not 0 <= left <= MOST_BYTES:
+                raise OSError(errno.EFBIG, f"expected at most {MOST_BYTES >> 30} GiB")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            offset = self.headers.get(OFFSET)
+            if offset is not None:
+                with place.open("r+b") as file:
+                    file.seek(int(offset))
+                    self._receive(left, file)
+                    file.truncate()
+            else:
+                making = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+                try:
+                    with making.open("wb") as file:
+                        self._receive(left, file)
+                        os.fsync(file.fileno())
+                    making.replace(place)
+                finally:
+                    making.unlink(missing_ok=True)
+            self._send()
+
+    def do_DELETE(self) -> None:
+        """Remove a file, a link or a folder, if it is there."""
+        with self._answered() as place:
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            else:
+                place.unlink(missing_ok=True)
+            self._send()
+
+    def do_MOVE(self) -> None:
+        """Rename a folder, in place of an older one."""
+        with self._answered() as place:
+            destination = self._inside(unquote(self.headers[DESTINATION]))
+            shutil.rmtree(destination, ignore_errors=True)
+            place.rename(destination)
+            self._send()
+
+    def do_LINK(self) -> None:
+        """Make a link to a name beside it."""
+        with self._answered() as place:
+            target = unquote(self.headers[TARGET])
+            self._inside(str(place.parent.relative_to(self.server.folder) / target))
+            making = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+            making.symlink_to(target)
+            making.replace(place)
+            self._send()
+
+    @contextlib.contextmanager
+    def _answered(self) -> Iterator[Path]:
+        """The path that is asked for; what goes wrong becomes the answer, and ends the connection."""
+        try:
+            if not secrets.compare_digest(self.headers.get(SECRET, "").encode(), self.server.secret.encode()):
+                raise OSError(errno.EACCES, "expected the job's secret")
+            yield self._inside(unquote(self.path).lstrip("/"))
+        except FileNotFoundError:
+            self._send(b"no such file", 404)
+        except (OSError, ValueError, TypeError) as error:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self._send((getattr(error, "strerror", None) or str(error)).encode(), 500)
+
+    def _inside(self, name: str) -> Path:
+        """The path of this name in the folder. Raises OSError for one that leaves it, links followed."""
+        place = self.server.folder / name
+        if ".." in place.parts or (name and not place.parent.resolve().is_relative_to(self.server.folder)):
+            raise OSError(errno.EACCES, "expected a path inside the folder")
+        return place
+
+    def _receive(self, left: int, file: Any) -> None:
+        while left > 0:
+            part = self.rfile.read(min(left, _PART_BYTES))
+            if not part:
+                raise OSError(errno.ECONNRESET, "the connection ended")
+            file.write(part)
+            left -= len(part)
+
+    def _head(self, status: int, size: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+
+    def _send(self, content: bytes = b"", status: int = 200) -> None:
+        self._head(status, len(content))
+        self.wfile.write(content)
+
+
+def _listed(folder: Path) -> list[tuple[str, str]]:
+    """What is in the folder, with a kind: `file`, `folder`, or `link TARGET`; without names that begin with '.'."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        for name in sorted([*folders, *names]):
+            path = here / name
+            if name.startswith("."):
+                continue
+            kind = f"link {path.readlink()}" if path.is_symlink() else "folder" if path.is_dir() else "file"
+            found.append((str(path.relative_to(folder)), kind))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return found
