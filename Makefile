@@ -84,7 +84,7 @@ cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray,
 	@$(PYTHON) scripts/test_programs.py --clusters
 	@$(BIN)/python -m pip install --quiet -e '.[ray]'
 	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
-		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py
+		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py tests/test_kubernetes_pods.py
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

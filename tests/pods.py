@@ -141,3 +141,5 @@ class Cluster:
         mpi = self._folder / "launcher" / "etc" / "mpi"
         mpi.mkdir()
         (mpi / "hostfile").write_text(job.hostfile())
+        names = [line.partition(" ")[0] for line in job.hostfile().splitlines()]
+        (mpi / "discover_hosts.sh").write_text("#!/bin/sh\n" + "".join(f"echo {name}\n" for name in names))

@@ -109,3 +109,16 @@ def test_the_launcher_runs_ranks_too(network: Any, tmp_path: Path) -> None:
         assert launcher.returncode == 0, out
     ends = json.loads((claim / "digits" / "logs" / "exits.json").read_text())
     assert [end["host"].partition(".")[0] for end in ends] == ["digits-launcher", "digits-worker-0"]
+
+
+def test_an_elastic_job_asks_which_pods_there_are(network: Any, tmp_path: Path) -> None:
+    elastic = ["elastic={min_np: 2, max_np: 2}", "epochs=1", "--framework", "mxnet", "-np", "2", "--nodes", "2"]
+    manifest = submitted(tmp_path, *elastic)
+    claim, files = tmp_path / "claim", tmp_path / "files"
+    claim.mkdir()
+    files.mkdir()
+    with running(Cluster(network, manifest, files, {"runs": claim}), 2) as (launcher, _):
+        out = said(launcher)
+        assert launcher.returncode == 0, out
+    result = json.loads((claim / "digits" / "result.json").read_text())
+    assert (result["launcher"], result["np"]) == ("horovodrun", 2)
