@@ -180,6 +180,14 @@ def test_each_rank_of_a_host_sends_its_log(away: Away) -> None:
     assert logs == {"logs/rank-2.log": "two\n", "logs/rank-3.log": "three\n"}
 
 
+def test_a_connection_that_was_closed_is_made_anew(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home._Handler, "timeout", 1.0)
+    assert away.run("print('first')", rank=0)[0] == 0
+    _, reports = away.run("import time; print('a', flush=True); time.sleep(4); print('b')", rank=1, local_rank=1)
+    assert [report["event"] for report in reports] == ["started", "ended", "left"]
+    assert content(away.home)["logs/rank-1.log"] == "a\nb\n"
+
+
 def test_a_folder_of_others_is_not_touched(away: Away) -> None:
     away.folder.mkdir()
     (away.folder / "thesis.tex").write_text("important")

@@ -31,6 +31,7 @@ _AWAY = ".away"  # in a copy: the mark of its job, once it is complete
 _LOGS, _CHECKPOINTS = "logs", "checkpoints"
 _RESULTS = (_CHECKPOINTS, "tensorboard", "tracking")  # rank 0's
 _LOOK_S = 1.0
+_TRIES = 3  # to send what is left once the rank has ended
 _PART_BYTES = 2**20
 _ANSWER_S, _COPY_S = 60.0, 600.0
 
@@ -102,15 +103,17 @@ class Mirror:
     def _follow(self) -> None:
         from http.client import HTTPException
 
-        over = False
-        while not over:
+        tries = _TRIES
+        while tries:
             over = self._over.wait(_LOOK_S)
             try:
                 self._send_changes(over)
                 self._take_stop()
                 self._fault = None
-            except (OSError, HTTPException) as error:
+            except (OSError, HTTPException) as error:  # also a connection that home has closed, as it was not used
                 self._fault, self._connection = _said(error), None
+            if over:
+                tries = tries - 1 if self._fault else 0
 
     def _take_stop(self) -> None:
         """Pass on that the launcher asks ranks to end behind a checkpoint."""
