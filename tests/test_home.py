@@ -81,7 +81,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 RANK = """
-import os, pathlib
+import os, pathlib, time
 run = pathlib.Path(os.environ["RUN"])
 print("recipe", (run / "config.yaml").read_text().strip())
 for line in range(3):
@@ -98,6 +98,11 @@ for step in (1, 2, 3):
     last.symlink_to(f"step-{step}")
 import shutil
 shutil.rmtree(run / "checkpoints" / "step-1")
+time.sleep(1.5)
+(run / "checkpoints" / ".step-3.making").mkdir()
+(run / "checkpoints" / ".step-3.making" / "model").write_text("model 3, anew")
+shutil.rmtree(run / "checkpoints" / "step-3")
+(run / "checkpoints" / ".step-3.making").rename(run / "checkpoints" / "step-3")
 (run / "result.json").write_text("{}")
 """
 
@@ -112,8 +117,7 @@ def test_what_a_rank_writes_comes_home(away: Away) -> None:
         "checkpoints/last": "-> step-3",
         "checkpoints/step-2/model": "model 2",
         "checkpoints/step-2/optimizer": "optimizer 2",
-        "checkpoints/step-3/model": "model 3",
-        "checkpoints/step-3/optimizer": "optimizer 3",
+        "checkpoints/step-3/model": "model 3, anew",
         "logs/rank-0.log": "recipe name: x\n",
     }
     assert not list(away.home.rglob(".*")), "nothing half-sent is left"
@@ -175,9 +179,21 @@ print((run / "checkpoints" / "last" / "model").read_text(), file=(run / "metrics
 
 def test_each_rank_of_a_host_sends_its_log(away: Away) -> None:
     assert away.run("print('two')", rank=2)[0] == 0
-    assert away.run("print('three')", rank=3, local_rank=1)[0] == 0
-    logs = {name: text for name, text in content(away.home).items() if name.startswith("logs/")}
-    assert logs == {"logs/rank-2.log": "two\n", "logs/rank-3.log": "three\n"}
+    script = """
+import os, pathlib
+run = pathlib.Path(os.environ["RUN"])
+print("three")
+(run / "metrics.jsonl").write_text("the first agent's to send, which alone knows the newest")
+(run / "own-profile").mkdir()
+(run / "own-profile" / "rank-3.json").write_text("{}")
+"""
+    assert away.run(script, rank=3, local_rank=1)[0] == 0
+    assert content(away.home) == {
+        "config.yaml": "name: x\n",
+        "logs/rank-2.log": "two\n",
+        "logs/rank-3.log": "three\n",
+        "own-profile/rank-3.json": "{}",
+    }
 
 
 def test_a_connection_that_was_closed_is_made_anew(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from hvdkit.launch.agent.interfaces import ways_from
-from hvdkit.launch.agent.mirror import DESTINATION, MARK, OFFSET, SECRET, TARGET
+from hvdkit.launch.agent.mirror import AWAY, DESTINATION, MARK, OFFSET, SECRET, TARGET
 from hvdkit.launch.agent.reports import HOME
 from hvdkit.launch.job import Job
 
@@ -39,6 +39,7 @@ def served(job: Job, peers: Sequence[str]) -> Iterator[dict[str, str]]:
     if job.home is None or job.here:
         yield {}
         return
+    (job.home / AWAY).unlink(missing_ok=True)  # the folder is no copy of another host's any more
     secret, mark = secrets.token_hex(16), f"{MARK}{secrets.token_hex(8)}"
     server = _Server(job.home, secret)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)

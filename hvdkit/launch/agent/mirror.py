@@ -1,7 +1,7 @@
 """The run's folder on a host that does not see the launcher's: a copy, whose changes go home (launch/home.py).
 
-Each rank's agent sends that rank's log; the first on a host sends all else too. A file that has only grown is sent from
-where it ended. A folder of a checkpoint gets its name when it is complete.
+Each rank's agent sends the files that have its name, such as its log; the first on a host sends all others. A file
+that has only grown is sent from where it ended. A folder of a checkpoint gets its name when it is complete.
 
 Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 """
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 MARK = "home-"
 STOP = "stop"  # of core/heartbeat.py
 SECRET, OFFSET, DESTINATION, TARGET = "X-Secret", "X-Offset", "X-Destination", "X-Target"
-_AWAY = ".away"  # in a copy: the mark of its job, once it is complete
+AWAY = ".away"  # in a copy: the mark of its job, once it is complete
 _LOGS, _CHECKPOINTS = "logs", "checkpoints"
 _RESULTS = (_CHECKPOINTS, "tensorboard", "tracking")  # rank 0's
+_PASSING = (".beat", ".stack")  # of core/heartbeat.py, for the agent alone
 _LOOK_S = 1.0
 _TRIES = 3  # to send what is left once the rank has ended
 _PART_BYTES = 2**20
@@ -74,7 +75,7 @@ class Mirror:
         """Fetch what the rank needs, or wait until the first agent of this host has. Raises Astray."""
         from http.client import HTTPException
 
-        away, where = self._folder / _AWAY, f"{self._folder} on {socket.gethostname()}"
+        away, where = self._folder / AWAY, f"{self._folder} on {socket.gethostname()}"
         try:
             if self._first:
                 self._fetch(away, where)
@@ -107,7 +108,7 @@ class Mirror:
         while tries:
             over = self._over.wait(_LOOK_S)
             try:
-                self._send_changes(over)
+                self._send_changes()
                 self._take_stop()
                 self._fault = None
             except (OSError, HTTPException) as error:  # also a connection that home has closed, as it was not used
@@ -125,13 +126,13 @@ class Mirror:
 
     # What goes home.
 
-    def _send_changes(self, over: bool) -> None:
-        files, links, checkpoints = self._found(over)
+    def _send_changes(self) -> None:
+        files, links, checkpoints = self._found()
         for path in files:
             self._send_file(path)
-        for path in checkpoints:
-            if path not in self._sent:
-                self._send_folder(path)
+        for path, inode in checkpoints.items():
+            if self._sent.get(path) != inode:
+                self._send_folder(path, inode)
         for path, target in links.items():
             if self._sent.get(path) != target:
                 self._ask("LINK", path, {TARGET: quote(target)})
@@ -140,31 +141,36 @@ class Mirror:
             self._ask("DELETE", path)
             del self._sent[path]
 
-    def _found(self, over: bool) -> tuple[list[str], dict[str, str], list[str]]:
-        """What this agent sends: files, links with their targets, folders of checkpoints."""
+    def _found(self) -> tuple[list[str], dict[str, str], dict[str, int]]:
+        """What this agent sends: files, links with their targets, folders of checkpoints with their inodes."""
         files: list[str] = []
         links: dict[str, str] = {}
-        checkpoints: list[str] = []
+        checkpoints: dict[str, int] = {}
         for place, folders, names in os.walk(self._folder):
             here = Path(place).relative_to(self._folder)
-            in_logs = _LOGS in here.parts
             keep = [name for name in folders if not name.startswith(".") and not Path(place, name).is_symlink()]
             for name in [*names, *(set(folders) - set(keep))]:
                 path = Path(place, name)
-                if name.startswith(".") or not (name.startswith(f"{self._name}.") if in_logs else self._first or over):
+                if not self._sends(here, name):
                     continue
                 if path.is_symlink():
                     with contextlib.suppress(OSError):  # gone again
                         links[str(here / name)] = str(path.readlink())
-                elif not in_logs or name.endswith((".log", ".json")):
+                else:
                     files.append(str(here / name))
             if here.name == _CHECKPOINTS:
-                checkpoints += [str(here / name) for name in keep]
+                for name in sorted(keep) if self._first else ():
+                    with contextlib.suppress(OSError):
+                        checkpoints[str(here / name)] = Path(place, name).stat().st_ino
                 keep = []
-            elif not self._first:
-                keep = [name for name in keep if name not in _RESULTS]
             folders[:] = keep
-        return files, links, sorted(checkpoints)
+        return files, links, checkpoints
+
+    def _sends(self, here: Path, name: str) -> bool:
+        """Whether it is this agent that sends the file of this name."""
+        if name.startswith(f"{self._name}."):
+            return not name.endswith(_PASSING)
+        return self._first and _LOGS not in here.parts and not name.startswith((".", "rank-", "worker-"))
 
     def _send_file(self, path: str) -> None:
         """Send a file, or what has come to it since it was sent."""
@@ -179,7 +185,7 @@ class Mirror:
             self._ask("PUT", path, {OFFSET: str(offset)} if grown else {}, _Part(file, size), size)
             self._sent[path] = stamp
 
-    def _send_folder(self, path: str) -> None:
+    def _send_folder(self, path: str, inode: int) -> None:
         """Send a checkpoint, which does not change any more, unless it is deleted meanwhile."""
         parent, _, name = path.rpartition("/")
         making = f"{parent}/.{name}.making"
@@ -190,7 +196,7 @@ class Mirror:
                 self._ask("PUT", f"{making}/{file.name}", {}, content, size)
         if (self._folder / path).exists():
             self._ask("MOVE", making, {DESTINATION: quote(path)})
-            self._sent[path] = True
+            self._sent[path] = inode
         else:
             self._ask("DELETE", making)
 
@@ -221,8 +227,8 @@ class Mirror:
         for checkpoint in self._folder.glob(f"{_CHECKPOINTS}/step-*"):  # as one, not file by file
             name = str(checkpoint.relative_to(self._folder))
             self._sent = {path: sent for path, sent in self._sent.items() if not path.startswith(f"{name}/")}
-            self._sent[name] = True
-        making = away.with_name(f"{_AWAY}.new")
+            self._sent[name] = checkpoint.stat().st_ino
+        making = away.with_name(f"{AWAY}.new")
         making.write_text(self._mark.name)
         making.replace(away)
 
