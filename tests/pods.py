@@ -21,7 +21,8 @@ import yaml
 from conftest import ROOT
 from mpijob import MPIJob
 
-_PROGRAMS = ("sshd", "ssh-keygen", "mpirun")
+_MPIRUN = "mpirun.openmpi"  # as Debian names it, where MPICH may be the other
+_PROGRAMS = ("sshd", "ssh-keygen", _MPIRUN)
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 # Of mpi_job_controller.go: launcherEnvVars and ompiEnvVars.
 _LAUNCHER = {
@@ -113,6 +114,7 @@ class Cluster:
         program.parent.mkdir()
         program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m hvdkit "$@"\n')
         program.chmod(0o755)
+        program.with_name("mpirun").symlink_to(str(shutil.which(_MPIRUN, path=_PATH)))
         config = self._folder / "config"
         config.mkdir()
         for name, text in self._config["data"].items():
