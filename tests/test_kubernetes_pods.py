@@ -19,8 +19,8 @@ from pods import Cluster, end, missing
 
 pytestmark = pytest.mark.timeout(300)
 
-# Enough steps for a job to be stopped among them.
-RECIPE = ["resnet20-digits", "model.name=resnet8", "epochs=2", "threads=1", "log_every=1", "checkpoint.every_steps=5"]
+STEPS = 11  # of an epoch on four ranks
+RECIPE = ["resnet20-digits", "model.name=resnet8", "threads=1", "log_every=1", "checkpoint.every_steps=5"]
 SUBMIT = ["--to", "kubernetes", "--image", "hvdkit", "--results", "runs", "--name", "digits", "--out", "job.yaml"]
 
 
@@ -70,12 +70,17 @@ def wait_for(what: Callable[[], object], launcher: subprocess.Popen[str]) -> Non
 
 def test_a_job_is_deleted_and_goes_on(network: Any, tmp_path: Path) -> None:
     """Ranks run in the workers alone, which see nothing of the claim: what rank 0 writes comes home, and back again."""
-    manifest = submitted(tmp_path, "--framework", "mxnet", "-np", "4", "--nodes", "2", "--no-launcher-as-worker")
-    claim, files = tmp_path / "claim", tmp_path / "files"
+    claim = tmp_path / "claim"
     claim.mkdir()
-    files.mkdir()
-    cluster, run = Cluster(network, manifest, files, {"runs": claim}), claim / "digits"
-    with running(cluster, 2) as (launcher, workers):
+    run = claim / "digits"
+
+    def job(epochs: int) -> Cluster:
+        asked = ["--framework", "mxnet", "-np", "4", "--nodes", "2", "--no-launcher-as-worker", "--overwrite"]
+        files = tmp_path / f"files-{epochs}"
+        files.mkdir()
+        return Cluster(network, submitted(tmp_path, f"epochs={epochs}", *asked), files, {"runs": claim})
+
+    with running(job(1000), 2) as (launcher, workers):
         wait_for((run / "metrics.jsonl").exists, launcher)
         wait_for(lambda: (run / "metrics.jsonl").read_text().count("\n") > 5, launcher)
         for pod in (*workers, launcher):  # as `kubectl delete` does
@@ -88,11 +93,12 @@ def test_a_job_is_deleted_and_goes_on(network: Any, tmp_path: Path) -> None:
     assert not (run / "result.json").exists()
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert len(kept) >= 2 and "last" in kept, kept
-    with running(cluster, 2) as (launcher, _):
+    reached = int(kept[-1].removeprefix("step-"))
+    with running(job(reached // STEPS + 2), 2) as (launcher, _):
         out = said(launcher)
         assert launcher.returncode == 0 and "goes on from step" in out, out
     result = json.loads((run / "result.json").read_text())
-    assert (result["launcher"], result["np"], result["first_step"] > 0) == ("mpirun", 4, True)
+    assert (result["launcher"], result["np"], result["first_step"]) == ("mpirun", 4, reached)
     ends = json.loads((run / "logs" / "exits.json").read_text())
     pods = [f"digits-worker-{number}.digits.default.svc" for number in (0, 0, 1, 1)]
     assert [(end["host"], end["exit_code"]) for end in ends] == [(pod, 0) for pod in pods]
@@ -100,7 +106,7 @@ def test_a_job_is_deleted_and_goes_on(network: Any, tmp_path: Path) -> None:
 
 
 def test_the_launcher_runs_ranks_too(network: Any, tmp_path: Path) -> None:
-    manifest = submitted(tmp_path, "steps=3", "epochs=1", "--framework", "pytorch", "-np", "2", "--nodes", "2")
+    manifest = submitted(tmp_path, "steps=3", "--framework", "pytorch", "-np", "2", "--nodes", "2")
     claim, files = tmp_path / "claim", tmp_path / "files"
     claim.mkdir()
     files.mkdir()
