@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from hvdkit.results.diff import Diff
     from hvdkit.results.dry_run import DryRun
     from hvdkit.results.evaluate import EvaluationResult
+    from hvdkit.results.generate import Generation
     from hvdkit.results.parity import Parity
     from hvdkit.results.predict_images import ImagePredictions
     from hvdkit.results.profile import Profile
@@ -185,6 +186,28 @@ def diff(first: PathLike, second: PathLike, *, out: PathLike | None = None, over
     with _claimed(Path(out), overwrite, inputs=runs) as folder:
         write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
         return found.at(folder)
+
+
+@checked
+def generate(
+    checkpoint: PathLike,
+    prompt: str,
+    *,
+    framework: str | None = None,
+    tokens: int = 200,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Generation:
+    """Go on with a text: a run's or a checkpoint's language model adds the most probable token again and again.
+
+    Without `out` nothing is written.
+    """
+    from hvdkit.commands import generate as generate_
+
+    request = generate_.check(Path(checkpoint), prompt, framework, operator.index(tokens))
+    with _claimed(Path(out), overwrite, inputs=[Path(checkpoint)]) if out else nullcontext() as folder:
+        found = generate_.run(request, folder)
+        return found.at(folder) if folder else found
 
 
 @checked

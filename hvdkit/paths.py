@@ -19,7 +19,7 @@ from hvdkit.files import open_lock
 # All that hvdkit's commands write into a folder. `--overwrite` deletes these names and nothing else.
 _OURS = {
     "config.yaml", "tuning", "metrics.jsonl", "metrics.csv", "result.json", "logs", "checkpoints", "tensorboard",
-    ".away", "tracking", "evaluate.json", "predict-images.json", "doctor.json", "debug", "diff.json",
+    ".away", "tracking", "evaluate.json", "predict-images.json", "generate.json", "doctor.json", "debug", "diff.json",
     "compare.json", "compare.csv", "compare.md", "runs",
     "parity.json", "parity.csv", "parity.md", "parity.png", "parity", "trace",
     "report.html", "report.md",

@@ -40,6 +40,7 @@ print(status, *sys.modules, file=sys.stderr)
 """
 PARTS = (
     "app", "bench", "completion", "diff", "help", "images", "options", "predict", "published", "setting_up", "submit",
+    "text",
 )  # fmt: skip
 PLOTS = {"matplotlib", "jinja2"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,17 +32,24 @@ def save_weights(state: Mapping[str, np.ndarray], path: Path | str, metadata: Ma
     return path
 
 
-def start_from(path: Path, initial: Mapping[str, np.ndarray], new_head: bool) -> dict[str, np.ndarray]:
+Rename = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]  # such as `Architecture.from_file`
+
+
+def start_from(
+    path: Path, initial: Mapping[str, np.ndarray], new_head: bool, rename: Rename = dict
+) -> dict[str, np.ndarray]:
     """The model's `initial` state with its tensors replaced by those of the file, in the initial state's dtypes.
 
-    With `new_head` the last layer keeps its initial values. PyTorch's `num_batches_tracked` is ignored.
+    With `new_head` the last layer keeps its initial values. `rename` gives the file's tensors the model's names.
     Raises RequestError, naming the file and the tensor, if the file cannot be read or does not fit.
     """
-    given = read_fitting(path, {name: value.shape for name, value in initial.items()}, new_head)
+    given = read_fitting(path, {name: value.shape for name, value in initial.items()}, new_head, rename)
     return {name: given.get(name, value).astype(value.dtype) for name, value in initial.items()}
 
 
-def read_fitting(path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bool) -> dict[str, np.ndarray]:
+def read_fitting(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bool, rename: Rename = dict
+) -> dict[str, np.ndarray]:
     """The file's tensors for a model whose tensors have these shapes, without those that `start_from` leaves out.
 
     Raises RequestError as that does.
@@ -52,8 +59,7 @@ def read_fitting(path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bo
         given = load_file(path)
     except OSError as error:
         raise RequestError(
-            f"model.weights: {path}: cannot be read ({error.strerror}); "
-            "expected a safetensors file with torchvision's names"
+            f"model.weights: {path}: cannot be read ({error.strerror}); expected a safetensors file"
         ) from None
     except SafetensorError as error:
         raise RequestError(
@@ -61,9 +67,9 @@ def read_fitting(path: Path, shapes: Mapping[str, tuple[int, ...]], new_head: bo
             "save a PyTorch state dict by safetensors.torch.save_file"
         ) from None
     left_out = HEAD if new_head else ()
-    given = {n: value for n, value in given.items() if not n.endswith("num_batches_tracked") and n not in left_out}
     wanted = {name: shape for name, shape in shapes.items() if name not in left_out}
     try:
+        given = {name: value for name, value in rename(given).items() if name not in left_out}
         check_fits(wanted, given)
     except RequestError as error:
         hint = "" if new_head else "\nfor another number of classes say model.new_head=true"

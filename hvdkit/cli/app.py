@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, completion, diff, help, images, predict, published, setting_up, submit
+from hvdkit.cli import bench, completion, diff, help, images, predict, published, setting_up, submit, text
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -217,7 +217,15 @@ def parity(
     raise typer.Exit(0 if result.passed else 1)
 
 
-for command in (images.predict_images, diff.diff, submit.submit, bench.bench, predict.predict, predict.advise):
+for command in (
+    images.predict_images,
+    diff.diff,
+    text.generate,
+    submit.submit,
+    bench.bench,
+    predict.predict,
+    predict.advise,
+):
     app.command()(command)
 
 

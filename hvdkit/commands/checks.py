@@ -50,8 +50,8 @@ def check(recipe: Recipe, framework: str, placement: Placement, use: Use, rival:
         if recipe.model.weights and use == "train":
             from hvdkit.checkpoint.weights import read_fitting  # NumPy comes with it
 
-            shapes = state_shapes(task.architecture(found.shape if found else None))
-            read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head)
+            table = task.architecture(found.shape if found else None)
+            read_fitting(Path(recipe.model.weights), state_shapes(table), recipe.model.new_head, table.from_file)
     faults.report()
     return found
 

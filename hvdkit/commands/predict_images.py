@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit.checkpoint import snapshots
-from hvdkit.commands.plan import Plan, launch, of_checkpoint
+from hvdkit.commands.plan import Plan
+from hvdkit.commands.question import Asked, ask
 from hvdkit.data import imagefolder, pictures, pixels
 from hvdkit.errors import Faults, HvdkitError
-from hvdkit.files import open_regular, write_atomic
-from hvdkit.launch.placement import Placement
-from hvdkit.recipe import schema
+from hvdkit.files import open_regular
 from hvdkit.results.predict_images import ImagePredictions, read_predictions
 
 _BATCH = 32  # pictures at once
@@ -39,17 +35,11 @@ def check(given: Path, images: Sequence[Path], framework: str | None, top: int) 
     imagefolder.check_pillow()
     files = [file for image in images for file in _files(image, faults)]
     with faults.collected(HvdkitError):
-        checkpoint = snapshots.locate(given)
-        record = snapshots.read(checkpoint).record
-        recipe = schema.revise(record.recipe, f"{checkpoint / snapshots.RECORD}: recipe")
-        how = pictures.preprocessing(recipe.data, int(recipe.model.classes), record.preprocessing)
-        model = recipe.model
-        if isinstance(model, schema.Model):  # what it was trained from need not be there any more
-            model = model.model_copy(update={"weights": None, "new_head": False})
-        changed = {"model": model, "elastic": None, "batch_size": min(_BATCH, max(1, len(files)))}
-        plan = of_checkpoint(recipe.model_copy(update=changed), record.framework, framework, Placement(), "none")
+        asked = Asked.of(given)
+        how = pictures.preprocessing(asked.recipe.data, int(asked.recipe.model.classes), asked.record.preprocessing)
+        plan = asked.plan(framework, batch_size=min(_BATCH, max(1, len(files))))
     faults.report()
-    return Request(plan, checkpoint.absolute(), files, min(top, len(how.class_names)))
+    return Request(plan, asked.checkpoint, files, min(top, len(how.class_names)))
 
 
 def run(request: Request, folder: Path | None) -> ImagePredictions:
@@ -57,18 +47,12 @@ def run(request: Request, folder: Path | None) -> ImagePredictions:
 
     Raises what the launcher raises.
     """
-    with tempfile.TemporaryDirectory(prefix="hvdkit-") as scratch:
-        place = folder or Path(scratch)
-        asked = {
-            "checkpoint": str(request.checkpoint),
-            "files": list(map(str, request.files)),  # the rank has the same working folder
-            "top": request.top,
-        }
-        write_atomic(place / "request.json", json.dumps(asked))
-        write_atomic(place / "config.yaml", schema.dump(request.plan.recipe))
-        arguments = ["--predict-images", str(place / "request.json"), "--out", str(place)]
-        launch(request.plan, place / "config.yaml", arguments, place / "logs")
-        return read_predictions(place / FILE)
+    asked = {
+        "checkpoint": str(request.checkpoint),
+        "files": list(map(str, request.files)),  # the rank has the same working folder
+        "top": request.top,
+    }
+    return ask(request.plan, "--predict-images", asked, FILE, read_predictions, folder)
 
 
 def _files(image: Path, faults: list[str]) -> list[Path]:

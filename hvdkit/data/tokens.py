@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -48,7 +49,17 @@ class _Record:
     vocabulary: int
 
 
-Encode = Callable[[bytes], np.ndarray]
+@dataclass(frozen=True)
+class Encoding:
+    """How text becomes tokens, whole numbers below `vocabulary`, and back; `digest` names it in the cache."""
+
+    vocabulary: int
+    digest: str
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+
+
+BYTES = Encoding(256, "bytes", lambda text: list(text.encode()), lambda found: bytes(found).decode(errors="replace"))
 
 
 @lru_cache(maxsize=1)  # the runs of a comparison have the same text
@@ -58,17 +69,11 @@ def open_tokens(data: Text) -> Tokens:
     Raises RequestError if files are missing, empty or no UTF-8, or the cache cannot be written.
     """
     digest, size = _digest(data)
-    vocabulary: int = 256
-    encode: Encode = _bytes
-    if data.tokens == "bytes":
-        key = f"{digest} bytes"
-    else:
-        vocabulary, encode = _tokenizer(Path(data.tokens))
-        key = f"{digest} {hashlib.sha256(read_bounded(Path(data.tokens))).hexdigest()}"
-    kept = hashlib.sha256(f"{_FORMAT} {key} {data.validation}".encode()).hexdigest()
+    used = encoding(data.tokens)
+    kept = hashlib.sha256(f"{_FORMAT} {digest} {used.digest} {data.validation}".encode()).hexdigest()
     folder = cache() / "tokens" / kept
     if not folder.is_dir():
-        _make(folder, data, size, vocabulary, encode)
+        _make(folder, data, size, used)
     record = _Record(**json.loads(read_bounded(folder / "tokens.json")))
     train, val = (_mapped(folder / name, record.dtype, count) for name, count in _parts(record).items())
     return Tokens(train, val, record.val_bytes, record.vocabulary, digest)
@@ -82,8 +87,9 @@ def _mapped(path: Path, dtype: str, count: int) -> np.ndarray:
     return np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
 
-def _make(folder: Path, data: Text, size: int, vocabulary: int, encode: Encode) -> None:
+def _make(folder: Path, data: Text, size: int, used: Encoding) -> None:
     """Write the tokens into `folder`, which is there only once it is complete."""
+    vocabulary = used.vocabulary
     dtype = next(kind for kind in ("uint8", "uint16", "uint32") if vocabulary <= np.iinfo(kind).max + 1)
     first_of_val, done, counts, val_bytes = round(size * (1 - data.validation)), 0, [0, 0], 0
     try:
@@ -93,7 +99,8 @@ def _make(folder: Path, data: Text, size: int, vocabulary: int, encode: Encode) 
             with (scratch / "train.bin").open("wb") as train, (scratch / "val.bin").open("wb") as val:
                 for block in _blocks(data, first_of_val):
                     part = int(done >= first_of_val)
-                    found = encode(block).astype(dtype)
+                    found = np.frombuffer(block, np.uint8) if used is BYTES else used.encode(block.decode())
+                    found = np.asarray(found, dtype)
                     (val if part else train).write(found.tobytes())
                     counts[part] += len(found)
                     done += len(block)
@@ -174,9 +181,34 @@ def _english() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def _bytes(block: bytes) -> np.ndarray:
-    return np.frombuffer(block, np.uint8)
+def encoding(name: str) -> Encoding:
+    """`bytes`, or the tokenizer in a file (`data.tokens`).
 
-
-def _tokenizer(path: Path) -> tuple[int, Encode]:
-    raise RequestError(f"data.tokens: expected bytes, got {path}")
+    Raises RequestError if the file cannot be read, or the package that reads it is not installed.
+    """
+    if name == "bytes":
+        return BYTES
+    path = Path(name).expanduser()
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise RequestError(
+            f"data.tokens: {name}: the package tokenizers is not installed; run `python -m pip install tokenizers` in "
+            f"the environment of {sys.executable}"
+        ) from None
+    try:
+        content = read_bounded(path)
+        found = Tokenizer.from_buffer(content)
+    except OSError as error:
+        raise RequestError(
+            f"data.tokens: {path}: cannot be read ({error.strerror}); expected bytes, or a file of `hvdkit tokenizer "
+            "train`"
+        ) from error
+    except Exception as error:  # the package raises no other class
+        reason = " ".join(str(error).split())[:100]
+        raise RequestError(
+            f"data.tokens: {path}: no tokenizer ({reason}); expected a file of `hvdkit tokenizer train`"
+        ) from error
+    return Encoding(
+        found.get_vocab_size(), hashlib.sha256(content).hexdigest(), lambda text: found.encode(text).ids, found.decode
+    )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hvdkit.errors import RequestError
 from hvdkit.tasks.task import Layer
 
 if TYPE_CHECKING:
@@ -94,6 +95,19 @@ class GPT:
         block = tokens * (16 * self.width + 2 * self.heads * tokens)
         blocks = self.layers * tokens * self.width + block if recompute else self.layers * block
         return blocks + tokens * (2 * self.width + 2 * self.vocabulary)
+
+    def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors of a file of Hugging Face's, with or without `transformer.` before their names.
+
+        Masks, which older files have, are left out, and an output layer that is the table of tokens. Raises
+        RequestError for another output layer.
+        """
+        masks = (".attn.bias", ".attn.masked_bias")
+        named = {name.removeprefix("transformer."): value for name, value in given.items() if not name.endswith(masks)}
+        head, table = named.pop("lm_head.weight", None), named.get("wte.weight")
+        if head is not None and table is not None and (head.shape != table.shape or (head != table).any()):
+            raise RequestError("lm_head.weight differs from wte.weight; expected the output layer to be that table")
+        return {f"transformer.{name}": value for name, value in named.items()}
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters, float32: the same bits for every framework and rank.

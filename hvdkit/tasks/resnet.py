@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -156,6 +156,10 @@ class ResNet:
             for name in ("running_mean", "running_var")
         }
         return self.parameter_shapes() | statistics
+
+    def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors as they are, without PyTorch's `num_batches_tracked`."""
+        return {name: value for name, value in given.items() if not name.endswith("num_batches_tracked")}
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters and batch-norm buffers, float32: bit-identical for every framework and rank.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -50,6 +50,12 @@ class Architecture(Protocol):
 
     def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
         """About how many values of one sample of `shape` are kept until backward; 0 if that is unknown."""
+
+    def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors of a file of weights under the names of `parameter_shapes`, where others name them otherwise.
+
+        Raises RequestError for tensors that the architecture cannot have.
+        """
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters and buffers, float32: the same bits for every framework and rank."""

@@ -146,6 +146,10 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
         from hvdkit.worker.predict_images import predict_images
 
         predict_images(adapter, script, recipe, arguments.predict_images, arguments.out, heartbeat)
+    elif arguments.generate:
+        from hvdkit.worker.generate import generate
+
+        generate(adapter, script, recipe, arguments.generate, arguments.out, heartbeat)
     else:
         from hvdkit.worker.train import train
 
@@ -188,6 +192,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
     parser.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="do not train: evaluate a checkpoint")
     parser.add_argument("--predict-images", type=Path, metavar="REQUEST", help="do not train: classify pictures")
+    parser.add_argument("--generate", type=Path, metavar="REQUEST", help="do not train: go on with a text")
     parser.add_argument("--parity", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit parity`")
     parser.add_argument("--steps", type=int, default=20, help="for --parity and --profile: steps to look at")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit profile`")

@@ -71,7 +71,8 @@ class Setup:
         if recipe.model.weights:
             from hvdkit.checkpoint import weights
 
-            state = weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head)
+            file, rename = Path(recipe.model.weights), architecture.from_file
+            state = weights.start_from(file, state, recipe.model.new_head, rename)
         if state:
             session.load_state(state)
         startup.done()

@@ -1,0 +1,27 @@
+"""The commands for text: `hvdkit generate` and `hvdkit tokenizer`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hvdkit.cli.options import Overwrite
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT_DIR", help="such as runs/gpt")],
+    prompt: Annotated[str, typer.Option(help="the text to go on with")],
+    framework: Annotated[
+        str | None, typer.Option(help="pytorch, tensorflow, keras or mxnet", show_default="that of the checkpoint")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="number of tokens to add")] = 200,
+    out: Annotated[Path | None, typer.Option(help="a folder for generate.json", show_default="none")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Go on with a text: a trained language model adds the most probable token again and again."""
+    from hvdkit import api
+
+    result = api.generate(checkpoint, prompt, framework=framework, tokens=tokens, out=out, overwrite=overwrite)
+    typer.echo(result.prompt + result.text)

@@ -1,0 +1,63 @@
+"""`hvdkit generate`: a checkpoint's language model goes on with a text, under whichever framework is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdkit.commands.plan import Plan
+from hvdkit.commands.question import Asked, ask
+from hvdkit.data import tokens
+from hvdkit.errors import Faults, HvdkitError, RequestError
+from hvdkit.recipe.schema import GPT, Text
+from hvdkit.results.generate import Generation, read_generation
+
+FILE = "generate.json"
+_MOST = 100_000  # tokens
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and a checkpoint that have passed every check that can be made before a rank starts."""
+
+    plan: Plan
+    checkpoint: Path
+    prompt: str
+    count: int
+
+
+def check(given: Path, prompt: str, framework: str | None, count: int) -> Request:
+    """Check a checkpoint's or a run's folder `given`, and the prompt. Without a `framework` it is the one that has
+    written the checkpoint. Raises RequestError with all faults."""
+    faults = Faults([] if 1 <= count <= _MOST else [f"--tokens {count}: expected 1 to {_MOST}"])
+    if not prompt:
+        faults.append("--prompt: expected a text, got an empty one")
+    with faults.collected(HvdkitError):
+        asked = Asked.of(given)
+        if not isinstance(asked.recipe.model, GPT) or not isinstance(asked.recipe.data, Text):
+            raise RequestError(
+                f"{given}: expected a language model that was trained on text, got {asked.recipe.model.name} on "
+                f"{asked.recipe.data.name}"
+            )
+        if prompt:
+            tokens.encoding(asked.recipe.data.tokens).encode(prompt)
+        plan = asked.plan(framework, batch_size=1)
+    faults.report()
+    return Request(plan, asked.checkpoint, prompt, count)
+
+
+def run(request: Request, folder: Path | None) -> Generation:
+    """The text, which is also written into `folder` (absolute, there and empty) if there is one.
+
+    Raises what the launcher raises.
+    """
+    data = request.plan.recipe.data
+    assert isinstance(data, Text)
+    encoding = tokens.encoding(data.tokens)
+    asked = {
+        "checkpoint": str(request.checkpoint),
+        "tokens": encoding.encode(request.prompt),
+        "count": request.count,
+    }
+    found = ask(request.plan, "--generate", asked, FILE, read_generation, folder)
+    return found.model_copy(update={"prompt": request.prompt, "text": encoding.decode(found.tokens)})

@@ -1,0 +1,61 @@
+"""A question to a checkpoint's model, which one rank answers: pictures to classify, a text to go on with."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hvdkit.checkpoint import snapshots
+from hvdkit.commands.plan import Plan, launch, of_checkpoint
+from hvdkit.files import write_atomic
+from hvdkit.launch.placement import Placement
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import Recipe
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checkpoint, its record and its recipe. What the model was trained from need not be there any more."""
+
+    checkpoint: Path
+    record: snapshots.Record
+    recipe: Recipe
+
+    @classmethod
+    def of(cls, given: Path) -> Asked:
+        """A checkpoint, or the best one of a run's folder. Raises RequestError if it cannot be read."""
+        checkpoint = snapshots.locate(given)
+        record = snapshots.read(checkpoint).record
+        recipe = schema.revise(record.recipe, f"{checkpoint / snapshots.RECORD}: recipe")
+        model = recipe.model
+        if not isinstance(model, schema.OwnModel):
+            changes = {"weights": None, "new_head": False} if isinstance(model, schema.Model) else {"weights": None}
+            model = model.model_copy(update=changes)
+        return cls(checkpoint.absolute(), record, recipe.model_copy(update={"model": model, "elastic": None}))
+
+    def plan(self, framework: str | None, **changes: Any) -> Plan:
+        """The run of one rank under `framework`, None for that of the checkpoint, with changes to the recipe."""
+        recipe = self.recipe.model_copy(update=changes)
+        return of_checkpoint(recipe, self.record.framework, framework, Placement(), "none")
+
+
+def ask(
+    plan: Plan, option: str, asked: dict[str, Any], file: str, read: Callable[[Path], Answer], folder: Path | None
+) -> Answer:
+    """The answer that the plan's rank, started with `option` and what is asked for, writes to `file`.
+
+    All files are written into `folder` (absolute, there and empty) if there is one. Raises what the launcher raises.
+    """
+    with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="hvdkit-") as scratch:
+        place = Path(scratch)
+        write_atomic(place / "request.json", json.dumps(asked))
+        write_atomic(place / "config.yaml", schema.dump(plan.recipe))
+        launch(plan, place / "config.yaml", [option, str(place / "request.json"), "--out", str(place)], place / "logs")
+        return read(place / file)
