@@ -20,7 +20,7 @@ from hvdkit.recipe import registry, schema
 from hvdkit.recipe.hints import values
 
 HVDKIT = "import sys; sys.argv[0] = 'hvdkit'; from hvdkit.__main__ import main; main()"
-RECIPES = ["gpt-tiny", "resnet20-digits", "resnet20-folder", "resnet50-imagenet", "resnet50-synthetic"]
+RECIPES = ["gpt-tiny", "gpt2", "resnet20-digits", "resnet20-folder", "resnet50-imagenet", "resnet50-synthetic"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def completed(inside: Hvdkit, line: str) -> list[str]:
         ("hvdkit pr", ["predict-images", "predict", "profile"]),
         ("hvdkit runtime ", ["build", "add", "list"]),
         ("hvdkit train --res", ["--resume"]),
-        ("hvdkit train resnet5", RECIPES[3:]),
+        ("hvdkit train resnet5", RECIPES[4:]),
         ("hvdkit compare resnet20-digits --framework ", ["pytorch", "tensorflow", "keras", "mxnet"]),
         ("hvdkit compare resnet20-digits --framework k", ["keras"]),
         ("hvdkit train resnet20-digits --log ", ["wandb", "mlflow", "tensorboard"]),
@@ -95,7 +95,7 @@ def test_what_is_completed_is_accepted() -> None:
     """Each value of a key that has a list of them, and each default; a section's keys may need another choice."""
     for key, known in values(schema.Recipe).items():
         for value in known if "." not in key else []:
-            assert schema.load(registry.locate(Path(RECIPES[1])), [f"{key}={value}"])
+            assert schema.load(registry.locate(Path(RECIPES[2])), [f"{key}={value}"])
 
 
 def test_tab_in_a_bash_with_a_terminal(tmp_path: Path) -> None:

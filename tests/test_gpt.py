@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
+from conftest import run as run_command
 
 from hvdkit.commands import parity
 from hvdkit.launch.hosts import Host
@@ -114,11 +116,9 @@ def test_a_planted_fault_is_found_and_named(fault: str, planted: Any) -> None:
 @pytest.fixture(scope="module")
 def trained(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks under PyTorch; to be read only."""
-    from conftest import run as run_command
-
     folder = tmp_path_factory.mktemp("trained")
     command = [sys.executable, "-m", "hvdkit", "train", str(RECIPE), "--framework", "pytorch", "-np", "2"]
-    environment = {**__import__("os").environ, "HVDKIT_RUNTIMES": str(warm_runtimes)}
+    environment = {**os.environ, "HVDKIT_RUNTIMES": str(warm_runtimes)}
     done = run_command([*command, "--out", "run", *SMALL, "steps=30"], 120, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
@@ -147,3 +147,24 @@ def test_another_framework_evaluates_the_same(trained: Path, framework: str, hvd
     found = json.loads((tmp_path / "evaluated" / "evaluate.json").read_text())["metrics"]
     expected = json.loads((trained / "result.json").read_text())["validation"]
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.usefixtures("warm")
+def test_four_frameworks_go_on_with_the_same_text(trained: Path, hvdkit: Hvdkit) -> None:
+    texts = set()
+    for framework in FRAMEWORKS:
+        words = ("--framework", framework, "--prompt", "The following statement ", "--tokens", 20)
+        done = hvdkit("generate", trained, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        texts.add(done.stdout)
+    (text,) = texts
+    assert text.startswith("The following statement ") and len(text.rstrip("\n").encode()) >= 24 + 20
+
+
+def test_transformers_computes_the_same_from_the_same_weights(tmp_path: Path) -> None:
+    runtime = find("pytorch")
+    if not list(runtime.python.parent.parent.glob("lib/python*/site-packages/transformers")):
+        pytest.skip(f"needs `{runtime.python} -m pip install transformers`")
+    script, environment = ROOT / "tests" / "gpt_in_transformers.py", {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run_command([str(runtime.python), str(script), str(tmp_path)], 120, env=environment)
+    assert done.returncode == 0 and "the same logits" in done.stdout, done.stderr

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from conftest import Hvdkit
 
+from hvdkit.checkpoint import weights
 from hvdkit.data import text, tokens
 from hvdkit.data.batches import epoch_batches
 from hvdkit.data.tokens import Tokens
 from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
 from hvdkit.recipe.data import SyntheticText, Text
+from hvdkit.tasks import gpt
 
 pytestmark = pytest.mark.check
 
@@ -133,3 +136,53 @@ def test_requests_that_do_not_fit_are_refused(changes: list[str], told: str, ins
 def test_images_need_another_model(inside: Hvdkit) -> None:
     done = inside("train", "resnet20-digits", "--framework", "pytorch", "--out", "run", "data.name=text")
     assert done.returncode == 2 and "data.name: expected images for model resnet20, got text" in done.stderr
+
+
+def test_a_tokenizer_is_trained_and_used(tmp_path: Path, inside: Hvdkit) -> None:
+    pytest.importorskip("tokenizers", reason="needs `pip install tokenizers`")
+    (tmp_path / "a.txt").write_text("the cat sat on the mat, the dog ate the cat; größer\n" * 40, encoding="utf-8")
+    done = inside("tokenizer", "train", "a.txt", "--out", "tokens.json", "--vocabulary", 280)
+    assert done.returncode == 0, done.stderr
+    encoding = tokens.encoding(str(tmp_path / "tokens.json"))
+    ids = encoding.encode("the cat grows größer")
+    assert encoding.decode(ids) == "the cat grows größer" and len(ids) < 16 and encoding.vocabulary == 280
+    found = opened(tmp_path / "a.txt", tokens=str(tmp_path / "tokens.json"))
+    assert found.vocabulary == 280 and found.train.dtype == np.uint16 and found.val_bytes > 2 * len(found.val)
+    assert encoding.decode(found.train.tolist()).startswith("the cat sat")
+    done = inside("tokenizer", "train", "a.txt", "--out", "tokens.json", "--vocabulary", 280)
+    assert done.returncode == 2 and "the file exists" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["no tokenizer", '{"model": 3}'])
+def test_what_is_no_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text\n" * 100)
+    (tmp_path / "tokens.json").write_text(content)
+    with pytest.raises(RequestError, match=r"data\.tokens: .*(no tokenizer|tokenizers is not installed)"):
+        opened(tmp_path / "a.txt", tokens=str(tmp_path / "tokens.json"))
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow", "keras"])
+def test_the_recipe_of_gpt2_runs_dry(framework: str, inside: Hvdkit, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a line of text\n" * 6000)
+    words = ("data.path=text.txt", "data.tokens=bytes", "accumulate=2")
+    done = inside("train", "gpt2", "--framework", framework, "-np", 2, "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "parameters 474.7 MiB" in shown and f"recipes/{framework}/gpt.py" in shown, shown
+
+
+def test_weights_by_hugging_faces_names(tmp_path: Path) -> None:
+    table = gpt.architecture(schema.GPT(name="gpt", layers=1, heads=2, width=8, context=4, vocabulary=5))
+    state = table.initial_state(3)
+    shapes = {name: array.shape for name, array in state.items()}
+    published = {name.removeprefix("transformer."): array for name, array in state.items()}
+    published["h.0.attn.bias"] = np.tril(np.ones((1, 1, 4, 4), np.float32))  # a mask
+    for given in (state, published, state | {"lm_head.weight": state["transformer.wte.weight"]}):
+        weights.save_weights(given, tmp_path / "model.safetensors")
+        found = weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table.from_file)
+        assert found.keys() == state.keys() and all((found[name] == state[name]).all() for name in state)
+    weights.save_weights(
+        state | {"lm_head.weight": state["transformer.wte.weight"] + 1}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(RequestError, match=r"lm_head\.weight differs from wte\.weight"):
+        weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table.from_file)

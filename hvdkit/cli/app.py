@@ -292,6 +292,7 @@ app.command()(setting_up.doctor)
 app.add_typer(setting_up.runtime_app, name="runtime")
 app.add_typer(setting_up.horovod_app, name="horovod")
 app.add_typer(setting_up.recipes_app, name="recipes")
+app.add_typer(text.tokenizer_app, name="tokenizer")
 
 
 def _version(asked: bool) -> None:

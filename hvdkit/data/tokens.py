@@ -97,7 +97,7 @@ def _make(folder: Path, data: Text, size: int, used: Encoding) -> None:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
         try:
             with (scratch / "train.bin").open("wb") as train, (scratch / "val.bin").open("wb") as val:
-                for block in _blocks(data, first_of_val):
+                for block in blocks(data, first_of_val):
                     part = int(done >= first_of_val)
                     found = np.frombuffer(block, np.uint8) if used is BYTES else used.encode(block.decode())
                     found = np.asarray(found, dtype)
@@ -123,7 +123,7 @@ def _make(folder: Path, data: Text, size: int, used: Encoding) -> None:
 def _digest(data: Text) -> tuple[str, int]:
     """The SHA-256 of the whole text, and its size in bytes. Raises RequestError if a file is no UTF-8, or all empty."""
     total, size = hashlib.sha256(), 0
-    for block in _blocks(data, 0):
+    for block in blocks(data):
         total.update(block)
         size += len(block)
     if not size:
@@ -131,8 +131,11 @@ def _digest(data: Text) -> tuple[str, int]:
     return total.hexdigest(), size
 
 
-def _blocks(data: Text, cut: int) -> Iterator[bytes]:
-    """The text in blocks that end with a line; the byte at `cut` is in the first line of its block or in none."""
+def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
+    """The text in blocks that end with a line, one of which begins with the first line from the byte `cut` on.
+
+    Raises RequestError if a file cannot be read or is no UTF-8.
+    """
     if data.path is None:
         yield from _cut([line.encode() for line in _english().splitlines(keepends=True)], cut)[0]
         return

@@ -139,7 +139,7 @@ class Schedule(Strict):
     """
 
     scale: Literal["linear", "none"] = Field("linear", description="linear: the rate grows with the global batch")
-    base_batch_size: int = Field(256, ge=1, description="global batch, in images, that learning_rate is for")
+    base_batch_size: int = Field(256, ge=1, description="global batch, in samples, that learning_rate is for")
     warmup_epochs: float = Field(0.0, ge=0, le=100_000, description="epochs over which the rate rises to its value")
     decay: Literal["constant", "step", "cosine", "polynomial"] = Field(
         "cosine", description="how the rate falls after the warm-up"
@@ -217,7 +217,7 @@ class Recipe(Strict):
     name: str = Field(pattern=NAME, description="name of the recipe, for folders and reports")
     model: AnyModel = Field(description="what is trained")
     data: Annotated[AnyData, Field(discriminator="name")] = Field(description="what it is trained on")
-    batch_size: int = Field(32, ge=1, le=2**24, description="images per rank and step")
+    batch_size: int = Field(32, ge=1, le=2**24, description="samples (images, windows of a text) per rank and step")
     epochs: int = Field(1, ge=1, le=100_000, description="passes over the training images")
     steps: int | None = Field(None, ge=1, le=2**48, description="stop after so many steps")
     seed: int = Field(1, ge=0, lt=2**32, description="seed of the initial weights and of the order of images")

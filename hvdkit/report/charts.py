@@ -67,11 +67,12 @@ class Charts:
         return {"color": series(index), "mec": SURFACE, "marker": marker, "ls": dashes, "ms": 6.5, "lw": 1.8} | more
 
     def speed(self) -> Iterator[Chart]:
-        """Images per second of each group, with its rounds and its interval."""
+        """Images (or the task's other units) per second of each group, with its rounds and its interval."""
+        unit = self.groups[0].first.unit
         best = max(self.groups, key=lambda group: group.speed.middle)
-        most = f"{best.label} at {ranks(best.np)}, {best.speed.text()} images/s"
-        summary = f"Images per second, all ranks together. The most: {most}."
-        yield self._bars("speed", "Throughput", "images/s", "images_per_second", summary)
+        most = f"{best.label} at {ranks(best.np)}, {best.speed.text()} {unit}/s"
+        summary = f"{unit.capitalize()} per second, all ranks together. The most: {most}."
+        yield self._bars("speed", "Throughput", f"{unit}/s", "images_per_second", summary)
 
     def memory(self) -> Iterator[Chart]:
         """Peak memory of the largest rank."""
@@ -155,7 +156,7 @@ class Charts:
         """Throughput and efficiency by number of ranks, if there are several."""
         found = [efficiency(group, self.groups) for group in self.groups if group.np > 1]
         if len(self._nps) > 1 and any(found):
-            yield self._by_ranks("scaling", "Scaling", "images/s", lambda group: group.speed)
+            yield self._by_ranks("scaling", "Scaling", f"{self.groups[0].first.unit}/s", lambda group: group.speed)
             yield self._by_ranks("efficiency", "Scaling efficiency", "%", lambda group: efficiency(group, self.groups))
 
     def _by_ranks(self, key: str, title: str, unit: str, value: Callable[[Group], Estimate | None]) -> Chart:
@@ -332,7 +333,7 @@ class Charts:
                 canvas.table.rows.append([*known, *figures, *judged])
             axes.axvline(1, color=MUTED, lw=1.2)
             label_rows(axes, [brief(f"{each.framework} {each.np}, {each.against}") for each in shown])
-            axes.set_xlabel("images/s ÷ the alternative's (1: equal)")
+            axes.set_xlabel("speed ÷ the alternative's (1: equal)")
             summary = [
                 f"{each.framework} at {ranks(each.np)} against {each.against}: {each.median:.2f}, {each.shown}"
                 for each in shown

@@ -107,7 +107,8 @@ class TrainResult(Figures, Result):
     and weights for an update, without protocol overhead; None with a rival. `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
     kept, relative to this file: `last`, and `best` by validation accuracy if there is one. `unit` is
-    as in `MetricLine`.
+    as in `MetricLine`; a sample has `units_per_sample` of them, such as the tokens of a window. `model_flop_per_second`
+    is the arithmetic of a language model's training (Chowdhery et al. 2022, appendix B), None for others.
     """
 
     framework: str
@@ -163,6 +164,8 @@ class TrainResult(Figures, Result):
     ended_at: datetime | None = None
     checkpoints: dict[str, str] = Field(default_factory=dict)
     unit: str = "images"
+    units_per_sample: int = 1
+    model_flop_per_second: float | None = None
     initial_state_sha256: str
     final_weights_sha256: str
 
@@ -202,9 +205,10 @@ def result_lines(result: TrainResult) -> str:
     if result.corrupt_images:
         scores += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
     by = f" by {result.rival}" if result.rival else ""
+    rate = f" ({result.model_flop_per_second / 1e9:.3g} GFLOP/s)" if result.model_flop_per_second else ""
     return (
         f"{result.framework} {result.framework_version}{by}, {result.np} rank(s): "
-        f"{result.images_per_second:.1f} {result.unit}/s, "
+        f"{result.images_per_second:.1f} {result.unit}/s{rate}, "
         f"step {result.step_ms_p50:.1f} ms (p90 {result.step_ms_p90:.1f} ms), loss {result.train_loss:.4f}{scores}"
     )
 

@@ -256,6 +256,8 @@ def _result(
         native_pipeline=setup.dataset.native,
         tuning=None if rival_of(adapter) else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[world.device]),
         unit=setup.task.unit,
+        units_per_sample=setup.task.units,
+        model_flop_per_second=setup.task.flop and setup.task.flop * measured.samples_per_second,
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest(parameters_of(session.state())),

@@ -1,0 +1,46 @@
+"""`hvdkit tokenizer train`: a byte-level BPE tokenizer of a text, as GPT-2 has one (Radford et al. 2019, 2.2)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hvdkit.data import tokens
+from hvdkit.errors import RequestError
+from hvdkit.files import write_atomic
+from hvdkit.recipe.data import Text
+
+SMALLEST = 257  # all bytes, and one merge
+
+
+def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
+    """Train on a UTF-8 file or a folder of them, and write the tokenizer to `out`, in Hugging Face's format.
+
+    Returns the number of its tokens, at most `vocabulary`. Raises RequestError for a text that cannot be read, or if
+    the package tokenizers is not installed; RunError if the file cannot be written.
+    """
+    faults = []
+    if not SMALLEST <= vocabulary <= 1_000_000:
+        faults.append(f"--vocabulary {vocabulary}: expected {SMALLEST} to 1000000")
+    if out.suffix != ".json":
+        faults.append(f"--out {out}: expected a file that ends in .json")
+    elif out.is_dir() or not out.parent.is_dir():
+        faults.append(f"--out {out}: expected a file in a folder that is there")
+    elif os.path.lexists(out) and not overwrite:
+        faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError:
+        faults.append(f"the package tokenizers is not installed; run `{sys.executable} -m pip install tokenizers`")
+    if faults:
+        raise RequestError("\n".join(faults))
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    blocks = tokens.blocks(Text(name="text", path=str(path)))
+    made.train_from_iterator((block.decode() for block in blocks), trainer)
+    write_atomic(out, made.to_str(pretty=True) + "\n")
+    return int(made.get_vocab_size())
