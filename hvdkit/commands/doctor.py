@@ -130,8 +130,7 @@ def _facts(probe: Probe, report: HostReport, question: dict[str, Any], faults: l
     """Start a probe and fill in what the host has and what its clock shows; returns the probe's port, or 0."""
     try:
         probe.start()
-        # The first answer takes an interpreter's start and a login.
-        found = probe.ask("facts", START_S + 5.0, token=probe.token, **question)
+        found = probe.ask("facts", START_S, token=probe.token, **question)
         report.clock_offset_s, report.clock_error_s = min(
             (_clock(probe) for _ in range(_PINGS)), key=lambda each: each[1]
         )

@@ -22,7 +22,7 @@ from hvdkit.launch.hosts import Host
 from hvdkit.launch.launchers.slurm import STEP
 from hvdkit.launch.namespaces import FOLDER
 
-START_S, ANSWER_S = 10.0, 15.0
+START_S, ANSWER_S = 30.0, 15.0  # a busy host answers late; ssh itself gives up earlier where there is none
 _AGENT = Path(__file__).with_name("agent")
 _MODULES = ("interfaces", "host_probe")
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8")

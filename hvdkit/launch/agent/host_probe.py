@@ -27,7 +27,7 @@ from typing import Any
 from hvdkit.launch.agent.interfaces import address_of, mask_of, names
 
 _ANSWER_S = 2.0  # for a connection
-_PROGRAM_S = 10.0  # for a program, the name service, or a slow line
+_PROGRAM_S = 20.0  # for a program, the name service, or a slow line
 _PINGS = 21
 _PING = b"?"  # is sent back; everything else is counted
 _CHUNK = bytes(2**16)
