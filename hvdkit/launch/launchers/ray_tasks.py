@@ -127,8 +127,8 @@ def _gpus(hosts: list[str], tasks: list[Any]) -> list[dict[str, str]]:
 
 
 def _wait(running: dict[Any, int], hosts: list[str]) -> int:
-    """Wait for all commands, and say of an actor that Ray has lost why; the exit status."""
-    status = 0
+    """Wait for all commands; the exit status. Says at last which actors Ray has lost, and why."""
+    status, lost = 0, []
     while running:
         done, _ = ray.wait(list(running), num_returns=1)
         for each in done:
@@ -136,10 +136,14 @@ def _wait(running: dict[Any, int], hosts: list[str]) -> int:
             try:
                 status = 1 if ray.get(each) != 0 else status
             except ray.exceptions.RayError as error:
-                status = 1
-                said = next((line.strip() for line in str(error).splitlines() if "cause" in line), type(error).__name__)
-                print(f"Ray lost the actor of rank {place} on {hosts[place]}: {said}", flush=True)
-    return status
+                said = next(
+                    (line.strip() for line in str(error).splitlines() if "because" in line), type(error).__name__
+                )
+                lost.append(f"Ray lost the actor of rank {place} on {hosts[place]}: {said.partition('. ')[0]}")
+    if lost:
+        ray.shutdown()  # so that Ray's own words, which are many, come first
+        print("\n".join(sorted(lost)), flush=True)
+    return 1 if lost else status
 
 
 def main() -> int:
