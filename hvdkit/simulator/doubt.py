@@ -22,7 +22,7 @@ from hvdkit.simulator.step import Case
 # Priors in percent, each half the width of a 90 % interval.
 ONE_RANK = 4.0  # a profile of one rank does not show how ranks on a host slow each other down
 LESS_PER_DOUBLING = 1.0  # of compute, for each doubling of ranks beyond the profile's
-MORE_PER_DOUBLING = 3.0  # the same: input, stragglers and shared memory make steps longer rather than shorter
+MORE_PER_DOUBLING = 4.0  # the same: input, stragglers and shared memory make steps longer rather than shorter
 PER_DOUBLING = 5.0  # of batch size, device speed, or the bytes of a collective beyond those that were measured
 ESTIMATED_COMPRESSION = 10.0  # of communication, where a method's compute time is counted and not measured
 FIXED_PARTS = (0.0, 0.25)  # of compute, the part that does not depend on the batch size where one size was measured
