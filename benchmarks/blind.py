@@ -28,7 +28,7 @@ PLACEMENTS = ("2", "3", "4", "22", "33", "44", "222", "333", "444", "2222", "333
 # sched/traces/cifar10/scalability.csv there: ResNet-18, hosts and GPUs.
 SPREAD = ((6, 6), (8, 8), (12, 12), (16, 16), (8, 16), (12, 24), (16, 32), (16, 40), (12, 48), (16, 64))
 CIFAR = {64: 0.05983335971832275, 257: 0.18708271980285646, 725: 0.4961158037719727}  # one GPU, placements.csv
-# results.md of github.com/mvsjober/ml-benchmarks, rows of 2024 and later: images/s over those of one GPU times the GPUs.
+# results.md of github.com/mvsjober/ml-benchmarks, rows of 2024 and later: images/s over GPUs times those of one.
 LATER = tuple((m, p, n) for m in ("puhti", "mahti", "lumi") for p in ("fp32", "fp16") for n in (2, 4, 8, 16, 32))
 
 

@@ -16,11 +16,9 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Link, Settings, applied
-from hvdkit.simulator.workload import Workload
 
 MACHINES = anchored.ANCHORS / "clusters"
 ERROR = 3.0  # percent, of one GPU's published speed
-POLLUX_BATCHES = (28, 81, 163)
 
 
 def pollux() -> Iterator[Row]:
@@ -34,7 +32,7 @@ def pollux() -> Iterator[Row]:
         if ranks == 1:
             yield Row(name, label, "ms", 1e3 * seconds, 1e3 * seconds, "calibration")
             continue
-        work = _curve(one, batch)
+        work = anchored.workload("ResNet-50", batch, one[batch])
         settings = Settings(hosts=hosts)
         found = point(Calibration(work, Settings(policy="ddp"), ERROR), cluster, ranks, settings)
         naive = step.period(step.Case(work, Network(cluster, ranks, hosts), "naive"))
@@ -122,13 +120,11 @@ def scaling(
         )  # fmt: skip
 
 
+SETS = (horovod, dlperf, csc, aws, servers, pollux)
+
+
 def _grouped(name: str, *keys: str) -> Iterator[tuple[tuple[str, ...], dict[int, float]]]:
     groups: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
     for row in anchored.table(name):
         groups[tuple(row[key] for key in keys)][int(row["gpus"])] = float(row["images_per_s"])
     yield from groups.items()
-
-
-def _curve(one: Mapping[int, float], batch: int) -> Workload:
-    """One GPU's step at a batch size that was measured."""
-    return anchored.workload("ResNet-50", batch, one[batch])

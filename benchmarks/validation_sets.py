@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import anchored
+import blind
 import numpy as np
 import own_hosts_rows
+import published_sets
 from validation_row import Row
 
 from hvdkit.simulator import cluster as clusters
@@ -22,13 +24,13 @@ from hvdkit.simulator.predict import point
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.workload import Workload
 
-
 STAGING_BYTES_PER_S = 4e9  # what two nodes' published step leaves for copies to the host and back, by hand
 
 
 def all_rows() -> Iterator[Row]:
     """Every row of every set."""
-    for rows in (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod, own_hosts_rows.rows):
+    ours = (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod)
+    for rows in (*ours, *published_sets.SETS, blind.rows, own_hosts_rows.rows):
         yield from rows()
 
 
@@ -135,9 +137,10 @@ def googlenet() -> Iterator[Row]:
         calibration = Calibration(alone, Settings(policy="caffe-mpi"), 3.0)
         found_point = point(calibration, k80_cluster(), nodes, Settings())
         sums = _period(alone, Network(k80_cluster(), nodes), "naive")
+        used = "calibration" if nodes == 2 else "validation"
         yield Row(
             "GoogLeNet, K80", f"{nodes} nodes, from one node and the cluster file", "ms", found_point.step_ms,
-            1e3 * steps[nodes], "calibration" if nodes == 2 else "validation", found_point.low_ms, found_point.high_ms, 1e3 * steps[1], 1e3 * sums,
+            1e3 * steps[nodes], used, found_point.low_ms, found_point.high_ms, 1e3 * steps[1], 1e3 * sums,
         )  # fmt: skip
 
 

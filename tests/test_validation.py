@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import blind
 import own_hosts_rows
 import validation_sets
 from validation_row import Row
@@ -49,6 +50,45 @@ def test_published_runs_are_predicted(rows: list[Row]) -> None:
     assert sum(scaling) / len(scaling) <= 10
     large = errors(rows, "Horovod 2018")
     assert sum(large) / len(large) <= 10
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "mean"),
+    [
+        ("GoogLeNet, K80", 3, 6),
+        ("NVIDIA, ResNet-50", 20, 3.6),
+        ("TensorFlow 2017", 77, 7.7),
+        ("Horovod 2018", 3, 9),
+        ("Horovod 2017", 9, 15),
+        ("DLPerf, V100", 18, 12),
+        ("CSC 2023", 20, 12),
+        ("AWS P3 2018", 5, 12),
+        ("TensorFlow 2017, clusters", 14, 15),
+        ("Pollux, T4", 108, 15),
+        ("blind: Pollux, placements", 96, 15),
+        ("blind: Pollux, CIFAR-10", 24, 15),
+        ("blind: CSC, later", 12, 12),
+    ],
+)
+def test_each_published_set_keeps_its_mark(rows: list[Row], name: str, count: int, mean: float) -> None:
+    found = errors(rows, name)
+    assert len(found) == count
+    assert sum(found) / count <= mean
+
+
+def test_nine_of_ten_measured_values_lie_inside_the_intervals(rows: list[Row]) -> None:
+    curves = {"OSU, 10GbE", "Gloo, 40GbE"}
+    asked = [row for row in rows if row.used_for == "validation" and row.low is not None and row.set not in curves]
+    inside = [row.low <= row.measured <= row.high for row in asked if row.low is not None and row.high is not None]
+    assert len(inside) > 450
+    assert 0.85 <= sum(inside) / len(inside) <= 0.98
+
+
+def test_blind_rows_are_those_that_were_committed(rows: list[Row]) -> None:
+    """The values were looked up later: no prediction is made anew, and each value belongs to one."""
+    measured = [line for line in blind.MEASURED.read_text().splitlines() if not line.startswith("#")]
+    found = [row for row in rows if row.set.startswith("blind")]
+    assert len(found) == len(measured) - 1 == 132
 
 
 def test_steps_on_own_hosts_are_predicted_in_their_order(rows: list[Row]) -> None:
