@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts \
-	bench-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -61,6 +61,9 @@ bench-hosts: runtimes ## Steps on four hosts with slow links, for make validate;
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
 	@$(BIN)/python benchmarks/simulator.py
+
+check-simulator: bootstrap ## Try what every prediction must obey on 4,000 random examples each; about 5 minutes
+	@HVDKIT_EXAMPLES=4000 $(BIN)/python -m pytest -q tests/test_simulator_properties.py
 
 gpu-check: bootstrap ## Compile Horovod for GPUs and check what can be checked without one; needs nvcc, 10 GB; resumable
 	@$(BIN)/python scripts/gpu_check.py

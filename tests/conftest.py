@@ -31,10 +31,9 @@ CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
     "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "debug_logs", "diff",
     "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target", "host_doctor", "images",
-    "kubernetes",
-    "launch_hosts", "mesh", "paths", "predict", "profile", "progress", "published", "quick", "refused",
+    "kubernetes", "launch_hosts", "mesh", "paths", "predict", "profile", "progress", "published", "quick", "refused",
     "report_files", "runtimes_patches", "schemas", "simulator", "simulator_contradictions", "simulator_costs",
-    "stalls", "submit", "sweep", "sync", "tuning", "validation",
+    "simulator_properties", "stalls", "submit", "sweep", "sync", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

@@ -127,8 +127,7 @@ class Network:
     def _formula(self, operation: Operation, algorithm: Algorithm | None, servers: int) -> tuple[PiecewiseLinear, str]:
         """The time over the links, and the name of the algorithm."""
         if operation == "broadcast":
-            path = self._hop_of_ring()
-            return PiecewiseLinear(path.starts, path.latency * sum(self._tree_depths), path.slope), "ring"
+            return self._hop_of_ring().pipelined(sum(self._tree_depths)), "ring"
         if operation == "alltoall":
             return self._alltoall(), "ring"
         if operation != "allreduce":
@@ -149,7 +148,7 @@ class Network:
         return (
             piecewise_linear.total([inside, self._summing((local - 1) / local)]),
             piecewise_linear.total([between, self._summing((hosts - 1) / hosts)]),
-            PiecewiseLinear(near.starts, near.latency * depth, near.slope),
+            near.pipelined(depth),
         )
 
     def _allreduce(self, algorithm: str, servers: int) -> PiecewiseLinear:
@@ -161,8 +160,7 @@ class Network:
             depth = sum(self._tree_depths)
             hops = [self._hop(i, 1.0) for i in range(len(self.levels))]
             path = piecewise_linear.bottleneck(hops, [each / depth for each in self._tree_depths])
-            both = PiecewiseLinear(path.starts, path.latency * 2 * depth, path.slope * 2)
-            return piecewise_linear.total([both, self._summing(1.0)])
+            return piecewise_linear.total([path.pipelined(depth).times(2), self._summing(1.0)])
         if algorithm == "hierarchical":
             return piecewise_linear.total(self.hierarchical())
         # central: one after the other through the servers' links, at most one server a host; ranks of a server's own

@@ -59,6 +59,18 @@ class PiecewiseLinear:
         """The time that the bytes occupy the link: all of them at the rate of the largest sizes, no latency."""
         return PiecewiseLinear(np.zeros(1), np.zeros(1), self.slope[-1:])
 
+    @property
+    def parts(self) -> tuple[PiecewiseLinear, PiecewiseLinear]:
+        """The latency, and the time that the bytes occupy the link; together the whole, and neither has its jumps."""
+        occupied = least([self, self.ray])
+        rest = _combined([self, occupied], lambda latency, slope: (latency[0] - latency[1], slope[0] - slope[1]))
+        return rest, occupied
+
+    def pipelined(self, hops: float) -> PiecewiseLinear:
+        """Through so many hops one after the other, in parts: each adds its latency, the bytes count once."""
+        latency, occupied = self.parts
+        return total([latency.times(hops), occupied])
+
 
 ZERO = PiecewiseLinear(np.zeros(1), np.zeros(1), np.zeros(1))
 
@@ -139,12 +151,9 @@ def bottleneck(costs: Sequence[PiecewiseLinear], shares: Sequence[float]) -> Pie
     Each time is divided into what the bytes occupy the link (see `ray`) and the rest, which is latency. Both rise with
     the bytes and have no jumps where the costs have none.
     """
-    occupied = [least([cost, cost.ray]) for cost in costs]
-    rest = [
-        _combined([cost, own], lambda latency, slope: (latency[0] - latency[1], slope[0] - slope[1])).times(share)
-        for cost, own, share in zip(costs, occupied, shares, strict=True)
-    ]
-    return rising(total([*rest, greatest(occupied)]))
+    rest, occupied = zip(*(cost.parts for cost in costs), strict=True)
+    averaged = [latency.times(share) for latency, share in zip(rest, shares, strict=True)]
+    return rising(total([*averaged, greatest(occupied)]))
 
 
 def rising(cost: PiecewiseLinear) -> PiecewiseLinear:

@@ -65,14 +65,10 @@ class Case:
         least = min(1.0, launches_s / whole) if whole > 0 else 1.0
         return self.slow * max(self.workload.compute_factor(self.batch) / self.speed, least)
 
-    @property
-    def staging_s(self) -> Floats:
+    def staging_s(self, bytes_per_s: float) -> Floats:
         """How long the device waits while each tensor's part of a collective is copied to the host, or back."""
-        device, rate = self.network.cluster.device, self.network.cluster.software.staging_bytes_per_s
-        if rate is None or self.network.ranks == 1:
-            return np.zeros(len(self.workload.tensors))
         sizes: Floats = np.sum([phase.sizes for phase in self.traffic.phases], axis=0)
-        seconds: Floats = sizes / rate + 1e-6 * device.launch_us * (sizes > 0)
+        seconds: Floats = sizes / bytes_per_s + 1e-6 * self.network.cluster.device.launch_us * (sizes > 0)
         return seconds
 
     @property
@@ -317,7 +313,9 @@ class _Builder:
                 mine = each[:, column] if both.any() else np.full(len(both), 0.5)
                 share = mine * self.sizes / ((both if both.any() else 1.0) * self.sizes).sum()
                 seconds[:, column] = scale[column] * case.compression_s * share
-            seconds[:, column] += case.slow / case.every * case.staging_s
+            staging = case.network.cluster.software.staging_bytes_per_s
+            if staging is not None and case.network.ranks > 1:
+                seconds[:, column] += case.slow / case.every * case.staging_s(staging)
         return seconds
 
 
