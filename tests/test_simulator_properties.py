@@ -30,7 +30,7 @@ from hvdkit.simulator.predict import Point, point, slowest
 from hvdkit.simulator.settings import Link, Settings, applied
 from hvdkit.simulator.workload import Tensor, Workload
 
-EXAMPLES = int(os.environ.get("HVDKIT_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("HVDKIT_EXAMPLES", "40"))
 many = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
@@ -215,7 +215,7 @@ def test_top_k_of_everything_is_dense(case: step.Case) -> None:
 @given(cases())
 @many
 def test_local_sgd_tends_to_compute(case: step.Case) -> None:
-    seldom = step.period(replace(case, every=10**7))
+    seldom = step.period(replace(case, every=2**31))
     assert seldom == pytest.approx(step.period(case.alone), rel=1e-3, abs=1e-5)
 
 

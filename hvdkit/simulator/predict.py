@@ -190,10 +190,10 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
 class Cases:
     """What a prediction is made of: samples of the slowest rank's factor, and the cases that bound its interval.
 
-    `near` is the mean factor of no more ranks than were profiled. `bounds` are the fastest and the slowest case;
-    the expected, fastest and slowest case with the batch size and the device of the profile, if those are others;
-    and a case without overlap, if the profile does not show any. Backward hides at most `hideable_s` of
-    communication.
+    `near` is the mean factor of no more ranks than were profiled. `bounds` are the fastest and the slowest case; the
+    expected, fastest and slowest case with the batch size and the device of the profile, if those are others; and a
+    case without overlap, if the profile does not show any. Backward hides at most `hideable_s` of communication;
+    `own_compute` has compute and backward of the profile's batch size and device, if those are others.
     """
 
     factors: Floats
@@ -201,6 +201,7 @@ class Cases:
     bounds: list[Case]
     overlap_shown: bool
     hideable_s: float
+    own_compute: list[tuple[float, float]]
     warnings: list[str]
 
     def interval(self, seconds: float, alone: float, periods: Sequence[float]) -> tuple[float, float]:
@@ -214,8 +215,10 @@ class Cases:
         if not self.overlap_shown:
             *others, serial = others
             compute = alone * float(self.factors.mean())
-            hidden = min(max(0.0, serial - compute), self.hideable_s)
-            longer = max(longer, serial / seconds, 1 + hidden / compute if compute > 0 else 1.0)
+            sent = max(0.0, serial - compute)
+            longer = max(longer, serial / seconds)
+            for whole, hideable in ((compute, self.hideable_s), *self.own_compute):
+                longer = max(longer, 1 + min(sent, hideable) / whole if whole > 0 else 1.0)
         if others:
             middle, low, high = others
             shorter, longer = max(shorter, middle / low), max(longer, high / middle)
@@ -237,15 +240,17 @@ def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
             replace(case, slow=mean * doubts.slower, wire=doubts.wire_slower),
         ]
 
-    bounds = ends(base)
+    bounds, work, compute = ends(base), base.workload, []
     if (base.batch, base.speed) != (1, 1):
         own = replace(base, slow=mean, batch=1.0, speed=1.0)
         bounds += [own, *ends(own)]
+        compute = [(mean * (work.compute_s + work.update_s) + work.serial_s, mean * work.backward_s)]
     # If the profile shows no overlap, the interval includes a step without any.
     shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
     if not shown:
         bounds.append(replace(base, slow=mean, policy="grouped"))
-    return Cases(factors, near, bounds, shown, mean * base.work * base.workload.backward_s, list(doubts.warnings))
+    hideable_s = mean * base.work * work.backward_s
+    return Cases(factors, near, bounds, shown, hideable_s, compute, list(doubts.warnings))
 
 
 def schedule(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) -> Schedule:
