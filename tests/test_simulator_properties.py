@@ -252,7 +252,8 @@ def test_no_bound_is_beaten(case: step.Case) -> None:
 
 
 def asked(work: Workload, cluster: Cluster, ranks: int, policy: str, **more: Any) -> Point:
-    found = Calibration(work, Settings(policy=policy), 3.0)
+    """From a profile that shows overlap: the doubt whether there is any is of another kind, and ends as it shrinks."""
+    found = Calibration(work, Settings(policy=policy), 3.0, overlap_shown=True)
     return point(found, cluster, ranks, Settings(**more))
 
 
