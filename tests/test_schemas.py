@@ -47,6 +47,15 @@ def test_the_files_are_up_to_date(path: Path) -> None:
     assert path.read_text() == schemas.text(*schemas.FILES[path]), "run `python scripts/schemas.py`"
 
 
+def test_the_cluster_files_of_the_page_are_whole_ones(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "cluster-files.md").read_text(), re.M | re.S)
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        (tmp_path / f"{number}.yaml").write_text(block)
+        made = cluster.load(tmp_path / f"{number}.yaml")
+        assert faults(yaml_files.parse(block, "page"), CLUSTER) == [] and made.largest
+
+
 def test_the_page_of_keys_is_up_to_date_and_complete() -> None:
     """Each number of a file has a unit, and all keys but those that some files lack have an example."""
     assert keys.PAGE.read_text() == keys.page(), "run `python scripts/schemas.py`"
