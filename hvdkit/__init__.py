@@ -1,4 +1,4 @@
-"""hvdkit: one ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.
+"""hvdkit: one recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.
 
 The commands are functions here too, such as `hvdkit.train` (docs/python.md). Importing this package loads no framework,
 no Horovod and no plotting library; a function is loaded when it is first used.

@@ -43,7 +43,7 @@ app = App(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="One ResNet recipe under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
+    help="One recipe, for a ResNet or a GPT, under PyTorch, TensorFlow, Keras and MXNet over real Horovod.",
 )
 
 CheckpointFolder = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="RUN, or a checkpoint of it")]
