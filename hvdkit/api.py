@@ -329,19 +329,23 @@ def profile(
     hosts: Names = None,
     steps: int = STEPS,
     torch_profiler: bool = False,
+    batch_sizes: Wholes = None,
     launcher: str = LAUNCHER,
     stall_timeout: float = STALL_TIMEOUT_S,
     debug: bool = False,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Profile:
-    """Measure where the time of a step goes, by layer and by rank."""
+    """Measure where the time of a step goes, by layer and by rank.
+
+    `batch_sizes` also measures compute at these, so that `predict` knows which part of it does not depend on them.
+    """
     from hvdkit.commands import profile as profile_
     from hvdkit.launch.placement import Placement
 
     loaded = _loaded(recipe, overrides)
     placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, debug=debug)
-    plan = profile_.plan(loaded, framework, placement, steps, torch_profiler)
+    plan = profile_.plan(loaded, framework, placement, steps, torch_profiler, wholes(batch_sizes))
     place = as_path(out) or paths.default_out(loaded.name, "profile")
     with _claimed(place, overwrite, inputs=[loaded.model.weights], dry=("of_profile", plan, place)) as folder:
         _say([*plan.left_out, *plan.plan.warnings])

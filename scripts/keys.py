@@ -86,7 +86,8 @@ def _profiles() -> Iterator[dict[str, Any]]:
     spread, rank = made["step"]["step_ms"], {**made["ranks"][0], "host": "node1"}
     latency = {"operation": "allreduce", "bytes": 65536, "ms": spread, "samples": 20}
     memory = made["memory"] | {"peak_rss_mib": 3120.5, "device_peak_mib": 14210.5}
-    more = {"latencies": [latency], "memory": memory, "ranks": [rank]}
+    batches = [{"batch_size": size, "compute_ms": ms} for size, ms in ((128, 55.5), (256, 103.6))]
+    more = {"latencies": [latency], "memory": memory, "ranks": [rank], "batches": batches}
     yield Profile.model_validate(made | _MEASURED | more).model_dump()
 
 

@@ -28,12 +28,13 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
-    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "bench", "blame", "compare",
-    "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels", "debug_logs", "diff",
-    "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target", "host_doctor", "images",
-    "kubernetes", "launch_hosts", "mesh", "paths", "predict", "profile", "progress", "published", "quick", "refused",
-    "report_files", "runtimes_patches", "schemas", "simulator", "simulator_contradictions", "simulator_costs",
-    "simulator_properties", "stalls", "submit", "sweep", "sync", "tuning", "validation",
+    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "batch_sizes", "bench",
+    "blame", "compare", "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels",
+    "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target",
+    "host_doctor", "images", "kubernetes", "launch_hosts", "mesh", "paths", "predict", "profile", "progress",
+    "published", "quick", "refused", "report_files", "runtimes_patches", "schemas", "simulator",
+    "simulator_contradictions", "simulator_costs", "simulator_properties", "stalls", "submit", "sweep", "sync",
+    "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

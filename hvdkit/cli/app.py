@@ -15,6 +15,7 @@ from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
     App,
+    BatchSizes,
     Debug,
     DryRun,
     Framework,
@@ -35,6 +36,7 @@ from hvdkit.cli.options import (
     preview,
     relative,
     show,
+    whole_numbers,
 )
 from hvdkit.defaults import BEGAN, FRAMEWORK, LAUNCHER, MARGIN, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
 from hvdkit.errors import RequestError
@@ -239,6 +241,7 @@ def profile(
     hosts: Hosts = None,
     steps: Annotated[int, typer.Option(help="steps to measure")] = STEPS,
     torch_profiler: Annotated[bool, typer.Option("--torch-profiler", help="write PyTorch's own profile too")] = False,
+    batch_sizes: BatchSizes = None,
     from_: published.From = None,
     images_per_second: published.ImagesPerSecond = None,
     batch_size: published.BatchSize = None,
@@ -263,8 +266,8 @@ def profile(
 
     call = partial(
         api.profile, recipe, overrides, framework=framework, np=np, hosts=hosts, steps=steps,
-        torch_profiler=torch_profiler, launcher=launcher, stall_timeout=stall_timeout, debug=debug, out=out,
-        overwrite=overwrite,
+        torch_profiler=torch_profiler, batch_sizes=whole_numbers("--batch-sizes", batch_sizes), launcher=launcher,
+        stall_timeout=stall_timeout, debug=debug, out=out, overwrite=overwrite,
     )  # fmt: skip
     if dry_run:
         return preview(call, json)

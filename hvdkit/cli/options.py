@@ -54,6 +54,10 @@ Frameworks = Annotated[
     typer.Option(help="may be repeated", show_default="all four", autocompletion=completion.frameworks),
 ]
 Ranks = Annotated[int, typer.Option("-np", "--np", "-n", help="number of ranks")]
+BatchSizes = Annotated[
+    str | None,
+    typer.Option(metavar="8,16,32", help="measure compute at these batch sizes too", show_default="the recipe's"),
+]
 Hosts = Annotated[
     str | None,
     typer.Option(
@@ -192,3 +196,11 @@ def show(tables: Iterable[Table], width: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else width)
     for table in tables:
         console.print(table)
+
+
+def whole_numbers(option: str, text: str | None) -> list[int]:
+    """The numbers in a text such as 8,16,32. Raises RequestError."""
+    try:
+        return [int(each) for each in text.split(",")] if text is not None else []
+    except ValueError:
+        raise RequestError(f"{option} {text}: expected whole numbers with commas between them, such as 8,16") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hvdkit.profiling import assemble, chrome_trace
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
-from hvdkit.results.profile import Profile, save
+from hvdkit.results.profile import BatchTime, Profile, compute_ms, save
 from hvdkit.worker.profile import LEAST_STEPS
 
 FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
@@ -23,6 +24,7 @@ FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
 _SETTINGS = {"HOROVOD_TIMELINE": "DYNAMIC"}
 _LONGEST_ROUND = 1000  # updates between two synchronizations; a profile takes at least four rounds
 
+_MOST_BATCHES = 10
 MOST_STEPS = 100_000  # the trace events of each stay in memory until the end
 
 
@@ -30,7 +32,8 @@ MOST_STEPS = 100_000  # the trace events of each stay in memory until the end
 class ProfilePlan:
     """A profile that has passed every check that can be made before it starts.
 
-    `asked` is the recipe as it was given; `left_out` has a line for each part of it that is not profiled.
+    `asked` is the recipe as it was given; `left_out` has a line for each part of it that is not profiled. `others` are
+    the plans of further batch sizes, of which only compute is kept.
     """
 
     asked: Recipe
@@ -38,6 +41,7 @@ class ProfilePlan:
     plan: Plan
     steps: int
     own_profile: bool
+    others: tuple[Plan, ...] = ()
 
 
 def plan(
@@ -46,9 +50,21 @@ def plan(
     placement: Placement,
     steps: int = 20,
     own_profile: bool = False,
+    batch_sizes: Sequence[int] = (),
 ) -> ProfilePlan:
-    """Check what was asked for. Raises RequestError with all its faults."""
+    """Check what was asked for. Raises RequestError with all its faults.
+
+    With `batch_sizes`, the profile is of the recipe's batch size if it is among them, else of the largest.
+    """
     faults = Faults()
+    if len(set(batch_sizes)) != len(batch_sizes) or len(batch_sizes) == 1 or len(batch_sizes) > _MOST_BATCHES:
+        given = ",".join(map(str, batch_sizes))
+        faults.append(f"--batch-sizes {given}: expected 2 to {_MOST_BATCHES} sizes, each once, such as 8,16,32")
+    if any(size < 1 for size in batch_sizes):
+        faults.append(f"--batch-sizes: expected at least 1, got {min(batch_sizes)}")
+    faults.report()
+    if batch_sizes and recipe.batch_size not in batch_sizes:
+        recipe = recipe.model_copy(update={"batch_size": max(batch_sizes)})
     if not LEAST_STEPS <= steps <= MOST_STEPS:
         faults.append(f"--steps {steps}: expected {LEAST_STEPS} or more, at most {MOST_STEPS:,}")
     if own_profile and "own-profile" not in CAPABILITIES.get(framework, frozenset()):
@@ -61,10 +77,11 @@ def plan(
         whole = sync.every * -(-steps // sync.every)
         left_out.append(f"--steps {steps}: measured are whole rounds of sync.every {sync.every}, {whole} steps")
     with faults.collected():
-        found = make_plan(still, framework, placement)
+        sizes = [recipe.batch_size, *(size for size in sorted(batch_sizes) if size != recipe.batch_size)]
+        plans = [make_plan(still.model_copy(update={"batch_size": size}), framework, placement) for size in sizes]
     faults.report()
-    settings = {**found.settings, **_SETTINGS}
-    return ProfilePlan(recipe, left_out, replace(found, settings=settings), steps, own_profile)
+    first, *others = (replace(each, settings={**each.settings, **_SETTINGS}) for each in plans)
+    return ProfilePlan(recipe, left_out, first, steps, own_profile, tuple(others))
 
 
 def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
@@ -87,19 +104,36 @@ def run(plan: ProfilePlan, folder: Path) -> Profile:
 
     Raises what the launcher raises, RunError where a file cannot be written or nothing was measured.
     """
-    recipe = plan.asked
-    write_atomic(folder / "config.yaml", schema.dump(plan.plan.recipe))
-    own = ["--own-profile"] if plan.own_profile else []
-    arguments = ["--profile", str(folder), "--steps", str(plan.steps), *own]
-    launch(plan.plan, folder / "config.yaml", arguments, folder / "logs")
-    found = assemble.read(folder, recipe)
-    profile = assemble.profile(found, recipe)
+    found = _measured(plan, plan.plan, folder)
+    profile = assemble.profile(found, plan.asked)
+    if plan.others:
+        profile = profile.model_copy(update={"batches": _batches(plan, profile, folder)})
     write(profile, folder)
     write_atomic(folder / TRACE, chrome_trace.dump(found))
     from hvdkit.report.profile import picture
 
     picture(profile, found, folder / PICTURE)
     return profile
+
+
+def _measured(plan: ProfilePlan, part: Plan, folder: Path) -> assemble.Findings:
+    """One profiled run."""
+    folder.mkdir(exist_ok=True)
+    write_atomic(folder / "config.yaml", schema.dump(part.recipe))
+    own = ["--own-profile"] if plan.own_profile else []
+    arguments = ["--profile", str(folder), "--steps", str(plan.steps), *own]
+    launch(part, folder / "config.yaml", arguments, folder / "logs")
+    return assemble.read(folder, plan.asked)
+
+
+def _batches(plan: ProfilePlan, profile: Profile, folder: Path) -> list[BatchTime]:
+    """Compute by batch size, each from a run of its own in a folder below."""
+    found = {plan.asked.batch_size: profile}
+    for other in plan.others:
+        size = other.recipe.batch_size
+        run = _measured(plan, other, folder / f"batch-{size}")
+        found[size] = assemble.profile(run, plan.asked.model_copy(update={"batch_size": size}))
+    return [BatchTime(batch_size=size, compute_ms=compute_ms(each)) for size, each in sorted(found.items())]
 
 
 def write(profile: Profile, folder: Path) -> Profile:

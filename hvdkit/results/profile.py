@@ -5,6 +5,7 @@ Times are milliseconds, sizes bytes, rates 10^6 bits per second.
 
 from __future__ import annotations
 
+import itertools
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,8 @@ from hvdkit.results import json_files
 from hvdkit.results.json_files import Record, Result
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+_FALL = 0.8  # of a time, by which a larger batch may be measured faster
 
 Time = Annotated[float, Field(ge=0)]
 Size = Annotated[int, Field(ge=0)]
@@ -151,6 +154,13 @@ class Latency(_Strict):
     samples: Count = Field(description="how often it was timed")
 
 
+class BatchTime(_Strict):
+    """Forward and backward at another batch size, in images per rank: the mean of a rank's step, without the update."""
+
+    batch_size: Count = Field(description="images of a rank in a batch")
+    compute_ms: float = Field(gt=0, description="forward and backward, the mean of a step")
+
+
 class Link(_Strict):
     """`rated` is the interface's nominal rate, `measured` the best of a collective alone, `achieved` the one in a step.
 
@@ -212,7 +222,8 @@ class Profile(_Strict, Result):
 
     `step` is the mean over `ranks`. `bytes_per_step` is what a rank sends. `settings` is the resolved recipe, from
     which `hvdkit advise` writes a changed one. `batch_size` (images) and `threads` are per rank. A step is an update,
-    of `accumulate` batches. `published` describes the published figure from which all else follows, None if the profile
+    of `accumulate` batches. `batches` has the batch sizes that `--batch-sizes` measured, this one's among them, rising.
+    `published` describes the published figure from which all else follows, None if the profile
     was measured.
     """
 
@@ -259,12 +270,23 @@ class Profile(_Strict, Result):
     published: str | None = Field(
         None, description="the published figure from which all else follows; null: it was measured"
     )
+    batches: list[BatchTime] = Field([], description="compute by batch size, of `--batch-sizes`")
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each part of a step, with its mean time and its share of the step, and for the whole step."""
         parts = [*self.step.parts().items(), ("step", self.step.step_ms)]
         whole = self.step.step_ms.mean or None
         return [{"part": name, **spread.model_dump(), "share": whole and spread.mean / whole} for name, spread in parts]
+
+    @model_validator(mode="after")
+    def _check_batches(self) -> Profile:
+        sizes = [each.batch_size for each in self.batches]
+        if sizes != sorted(set(sizes)) or (sizes and self.batch_size not in sizes):
+            raise ValueError(f"batches: expected batch sizes that rise, {self.batch_size} among them, got {sizes}")
+        times = [each.compute_ms for each in self.batches]
+        if any(after < before * _FALL for before, after in itertools.pairwise(times)):
+            raise ValueError(f"batches: expected compute_ms that rise with the batch size, got {times}: measure again")
+        return self
 
     @model_validator(mode="after")
     def _check_names(self) -> Profile:
@@ -293,3 +315,10 @@ def load(path: Path) -> Profile:
 def save(profile: Profile, path: Path) -> None:
     """Write it. Raises RunError if that fails."""
     write_atomic(path, profile.model_dump_json(indent=2) + "\n")
+
+
+def compute_ms(profile: Profile) -> float:
+    """Forward and backward of all batches of an update: what the simulator scales with the batch size."""
+    split = profile.step
+    other = sum(spread.mean for spread in (split.compression_ms, split.update_ms) if spread)
+    return max(1e-6, split.compute_ms.mean - other)

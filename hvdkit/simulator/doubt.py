@@ -51,7 +51,7 @@ def expected(found: Calibration, base: Case) -> Doubt:
         if len(base.workload.batches) < 2:
             warnings.append(
                 f"batch size {size} was not measured ({found.workload.batch_size} was): which part of a step does not "
-                "depend on it is assumed; a profile at that batch size would show it"
+                "depend on it is assumed; measure it with hvdkit profile --batch-sizes"
             )
         elif not base.workload.batches[0][0] <= size <= base.workload.batches[-1][0]:
             warnings.append(f"batch size {size} was not measured: its time is extrapolated from the measured ones")

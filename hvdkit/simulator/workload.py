@@ -132,6 +132,7 @@ def of_profile(profile: Profile) -> Workload:
         compression_s=1e-3 * _mean(split.compression_ms) * sync_of(profile),
         fixed_memory_bytes=fixed,
         activation_bytes=activations,
+        batches=tuple((each.batch_size * profile.accumulate, 1e-3 * each.compute_ms) for each in profile.batches),
     )
 
 
