@@ -30,7 +30,7 @@ from hvdkit.simulator.predict import Point, point, slowest
 from hvdkit.simulator.settings import Link, Settings, applied
 from hvdkit.simulator.workload import Tensor, Workload
 
-EXAMPLES = int(os.environ.get("HVDKIT_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("HVDKIT_TEST_EXAMPLES", "40"))
 many = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
