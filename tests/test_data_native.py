@@ -115,7 +115,7 @@ def test_parity_refuses_what_is_not_byte_equal(tmp_path: Path) -> None:
         ("{name: cifar10, path: a, workers: 2}", "data.workers: unknown key"),
         ("{name: mnist5k, path: a}", "data.path: unknown key; it needs data.name=cifar10 or data.name=imagefolder"),
         ("{name: native, module: a.py, options: 3}", "data.options: "),
-        ("{}", "expected one of 'digits', 'mnist5k', 'cifar10', 'imagefolder', 'synthetic', 'native'"),
+        ("{}", "expected one of 'digits', 'mnist5k', 'cifar10', 'imagefolder', 'synthetic', 'text', "),
     ],
 )
 def test_keys_are_checked(text: str, told: str, tmp_path: Path) -> None:

@@ -143,7 +143,9 @@ def sweep(
     return answer
 
 
-def check(price: float | None, apply: Path | None, budget: float | None, interruptions: float | None) -> None:
+def check(
+    price: float | None, apply: Path | None, budget: float | None = None, interruptions: float | None = None
+) -> None:
     """Check what advice needs beside a question. Raises RequestError for a number, or a file that is there already."""
     if price is not None and not 0 <= price < 1e9:
         raise RequestError(f"--price {price}: expected the price of a GPU for an hour, such as 2.5")

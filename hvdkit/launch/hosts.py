@@ -53,7 +53,12 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
         raise RequestError(f"-np {np}: expected a whole number of ranks, 1 or more")
     if text is None:
         return [Host("localhost", np)]
-    hosts = {host.name: host for host in read_hostfile(Path(text))} if "/" in text else {}
+    hosts: dict[str, Host] = {}
+    if "/" in text:
+        try:
+            hosts = {host.name: host for host in read_hostfile(Path(text))}
+        except RequestError as fault:
+            raise RequestError(f"-H {fault}") from None
     faults = Faults()
     for entry in [] if hosts else text.split(","):
         with faults.collected():
@@ -75,8 +80,9 @@ def read_hostfile(path: Path) -> list[Host]:
     """The hosts of a file as Open MPI's and horovodrun's, `name slots=2`, or MPICH's, `name:2`. Raises RequestError."""
     try:
         lines = read_bounded(path, 2**22).decode("utf-8", "replace").splitlines()
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror}); expected a file of hosts") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{path}: cannot be read ({reason}); expected a file of hosts") from None
     found: dict[str, Host] = {}
     for number, line in enumerate(lines, 1):
         words = " ".join(line.partition("#")[0].split())
