@@ -2,7 +2,7 @@
 
 A way is a number of ranks on the cluster, or on another one that hvdkit ships if the speed of both devices is known.
 The recipe stays as it is; with more ranks the global batch grows. Ways with fewer than 100 updates an epoch are left
-out, unless today has as few: nobody knows what accuracy they reach (Goyal et al. 2017 trained ImageNet with 156).
+out, unless today has as few: the accuracy that they reach is not known (Goyal et al. 2017 trained ImageNet with 156).
 """
 
 from __future__ import annotations
