@@ -25,7 +25,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import hvdkit
-from hvdkit import api, arguments
+from hvdkit import arguments
+from hvdkit.api import calls
 from hvdkit.cli import app, bench, diff, images, predict
 from hvdkit.recipe import schema
 from hvdkit.results import profile as profiles
@@ -101,14 +102,16 @@ def test_settings_are_a_dictionary_or_words_and_the_recipe_may_be_its_content() 
     assert arguments.texts("overrides", given) == [
         "epochs=2", "optimizer.learning_rate=1e-05", 'model.weights="é.safetensors"'
     ]  # fmt: skip
-    found = api._loaded(RECIPE, given)
-    assert found == api._loaded(RECIPE, ["epochs=2", "optimizer.learning_rate=1e-5", "model.weights=é.safetensors"])
+    found = calls.load_recipe(RECIPE, given)
+    assert found == calls.load_recipe(
+        RECIPE, ["epochs=2", "optimizer.learning_rate=1e-5", "model.weights=é.safetensors"]
+    )
     content = found.model_dump()
-    assert api._loaded(content, {"seed": 7}) == found.model_copy(update={"seed": 7}) and content["seed"] == 1
+    assert calls.load_recipe(content, {"seed": 7}) == found.model_copy(update={"seed": 7}) and content["seed"] == 1
     with pytest.raises(hvdkit.RequestError, match=r"^overrides: epochs: expected a number, text, list .*got set"):
-        api._loaded(RECIPE, {"epochs": {2}})
+        calls.load_recipe(RECIPE, {"epochs": {2}})
     with pytest.raises(hvdkit.RequestError, match=r"^recipe: data: expected .*"):
-        api._loaded({**content, "data": 3}, None)
+        calls.load_recipe({**content, "data": 3}, None)
 
 
 @pytest.mark.check
@@ -188,7 +191,7 @@ def test_results_know_their_folder_and_are_tables(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.check
 def test_a_profile_is_predicted_and_advised_of_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = api._loaded(RECIPE, None).model_dump()
+    settings = calls.load_recipe(RECIPE, None).model_dump()
     profiles.save(simulating.profile().model_copy(update={"settings": settings}), tmp_path / "profile.json")
     clusters.save(simulating.cluster(mbit_per_s=10.0, hosts=64), tmp_path / "slow.yaml")
     profile = profiles.load(tmp_path / "profile.json")

@@ -1,0 +1,112 @@
+"""Where time goes on this machine: `profile`, `published_profile` and `bench`."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+from hvdkit import paths
+from hvdkit.api.calls import claimed, load_recipe, say, show_line
+from hvdkit.arguments import AnyRecipe, Names, PathLike, Settings, Wholes, as_path, checked, joined, wholes
+from hvdkit.defaults import FRAMEWORK, LAUNCHER, PROFILED_RANKS, STALL_TIMEOUT_S, STEPS
+
+if TYPE_CHECKING:
+    from hvdkit.results.bench import Bench
+    from hvdkit.results.profile import Profile
+
+
+@checked
+def profile(
+    recipe: AnyRecipe,
+    overrides: Settings = None,
+    *,
+    framework: str = FRAMEWORK,
+    np: int = PROFILED_RANKS,
+    hosts: Names = None,
+    steps: int = STEPS,
+    torch_profiler: bool = False,
+    batch_sizes: Wholes = None,
+    launcher: str = LAUNCHER,
+    stall_timeout: float = STALL_TIMEOUT_S,
+    debug: bool = False,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Profile:
+    """Measure where the time of a step goes, by layer and by rank.
+
+    `batch_sizes` also measures compute at these, so that `predict` knows which part of it does not depend on them.
+    """
+    from hvdkit.commands import profile as profile_
+    from hvdkit.launch.placement import Placement
+
+    loaded = load_recipe(recipe, overrides)
+    placement = Placement(operator.index(np), joined(hosts), launcher, stall_timeout, debug=debug)
+    plan = profile_.plan(loaded, framework, placement, steps, torch_profiler, wholes(batch_sizes))
+    place = as_path(out) or paths.default_out(loaded.name, "profile")
+    with claimed(place, overwrite, inputs=[loaded.model.weights], dry=("of_profile", plan, place)) as folder:
+        say([*plan.left_out, *plan.plan.warnings])
+        return profile_.run(plan, folder).at(folder)
+
+
+@checked
+def published_profile(
+    model: str,
+    *,
+    images_per_second: float,
+    batch_size: int,
+    device: str,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Profile:
+    """Make a profile for `predict` and `advise` from a published figure of one device; nothing is measured.
+
+    `model` is one of hvdkit's ResNets, such as `resnet50`; `device` is a GPU's name, or `cpu`.
+    """
+    from hvdkit.commands import profile as profile_
+    from hvdkit.profiling import published
+
+    found = published.profile(model, images_per_second, operator.index(batch_size), device)
+    with claimed(as_path(out) or paths.default_out(found.recipe, "profile"), overwrite) as folder:
+        return profile_.write(found, folder).at(folder)
+
+
+@checked
+def bench(
+    collective: str,
+    *,
+    framework: str = FRAMEWORK,
+    np: int = 2,
+    hosts: Names = None,
+    min_bytes: int = 4,
+    max_bytes: int = 64 * 2**20,
+    factor: float = 4.0,
+    dtype: str = "float32",
+    redop: str = "sum",
+    seconds: float = 2.0,
+    device: str = "auto",
+    link_mbit_per_s: float | None = None,
+    add_to: PathLike | None = None,
+    launcher: str = LAUNCHER,
+    stall_timeout: float = STALL_TIMEOUT_S,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> Bench:
+    """Time a collective by size, check each element, and write a cluster file for `predict`.
+
+    Wrong elements are no error: see `wrong` of the rows.
+    """
+    from hvdkit.commands import bench as bench_
+    from hvdkit.launch.placement import Placement
+    from hvdkit.report.bench import bench_plot, row_line
+
+    placement, known = Placement(operator.index(np), joined(hosts), launcher, stall_timeout), as_path(add_to)
+    plan = bench_.plan(
+        collective, framework, placement, min_bytes, max_bytes, factor, dtype, redop, seconds, device, link_mbit_per_s,
+        known,
+    )  # fmt: skip
+    place = as_path(out) or paths.default_out(collective, "bench")
+    with claimed(place, overwrite, inputs=[known]) as folder:
+        say([] if device == "gpu" or plan.runtime.gpu else placement.crowding)
+        result = bench_.run(plan, folder, lambda row: show_line(row_line(row)))
+        bench_plot(result, bench_.measured(result), folder / "bench.png")
+        return result.at(folder)
