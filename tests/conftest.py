@@ -33,8 +33,8 @@ CHECK = {
     "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target",
     "host_doctor", "images", "kubernetes", "launch_hosts", "mesh", "paths", "predict", "profile", "progress",
     "published", "quick", "refused", "report_files", "runtimes_patches", "schemas", "simulator",
-    "simulator_contradictions", "simulator_costs", "simulator_properties", "stalls", "submit", "sweep", "sync",
-    "tuning", "validation",
+    "simulator_contradictions", "simulator_costs", "simulator_properties", "simulator_refusals", "stalls", "submit",
+    "sweep", "sync", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

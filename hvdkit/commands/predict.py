@@ -17,7 +17,7 @@ from hvdkit.files import write_atomic
 from hvdkit.report import csv_files, gantt
 from hvdkit.results import profile as profiles
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import calibration
+from hvdkit.simulator import calibration, refusals
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import settings as settings_
@@ -55,12 +55,14 @@ class Question:
     settings: Settings
 
     def of(self, profile: Profile) -> Plan:
-        """The question of a profile. Raises RequestError where that lacks something, or does not fit."""
+        """The question of a profile. Raises RequestError where that lacks something, or what is asked cannot be."""
         cluster = self.cluster or calibration.own_network(profile)
         if cluster is None:
             raise RequestError(f"--cluster: {NO_LINKS}, as the profile timed none over {profile.np} rank(s)")
         links = settings_.applied(cluster, self.settings)
-        return Plan(profile, links, predicting.checked(self.ranks or [profile.np], links), self.settings)
+        ranks = predicting.checked(self.ranks or [profile.np], links)
+        refusals.check(calibration.calibrate(profile), links, ranks, self.settings)
+        return Plan(profile, links, ranks, self.settings)
 
 
 def question(cluster: Path | None, ranks: Sequence[int], texts: Sequence[str], policy: str | None) -> Question:

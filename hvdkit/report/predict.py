@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from hvdkit.simulator.predict import Point, Prediction
 
 
+_SHOWN = 5  # suggestions of a kind on the terminal
+
+
 def prediction_lines(prediction: Prediction) -> list[str]:
     """A line for each number of ranks, then the notes on them."""
     lines = [f"{prediction.model} on {prediction.cluster}, from a profile of {prediction.profile}"]
@@ -35,16 +38,19 @@ def point_line(point: Point) -> str:
 
 
 def advice_lines(advice: Advice) -> list[str]:
-    """Guesses first, then today's step and costs, the ways within budget and deadline, a line for each suggestion,
-    software first, the effect of more ranks, and notes.
+    """Guesses first, then today's step and costs, the ways within budget and deadline, a line for each of the best
+    suggestions, software first, the effect of more ranks, and notes on what is shown.
     """
     lines = [f"a guess, so that no gain below is sure: {guess}" for guess in advice.guesses]
     lines += [f"{advice.model} on {advice.cluster}, today", point_line(advice.today), advice.money, *_plans(advice)]
+    shown = []
     for kind in ("software", "hardware"):
         mine = [each for each in advice.suggestions if each.kind == kind]
+        shown += mine[:_SHOWN]
         lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
-        lines += [f"  {suggestion_line(each)}" for each in mine]
-    return [*lines, f"more ranks: {advice.adding.told}", *(f"note: {note}" for note in _notes(advice))]
+        lines += [f"  {suggestion_line(each)}" for each in mine[:_SHOWN]]
+        lines += [f"  {len(mine) - _SHOWN} more in advise.md"] if len(mine) > _SHOWN else []
+    return [*lines, f"more ranks: {advice.adding.told}", *(f"note: {note}" for note in _notes(advice, shown))]
 
 
 def suggestion_line(each: Suggestion) -> str:
@@ -94,9 +100,10 @@ def _way(way: Way) -> str:
     )
 
 
-def _notes(advice: Advice) -> list[str]:
-    """All notes, today's first; guesses stand above."""
-    notes = [*advice.today.warnings, *(note for each in advice.suggestions for note in each.warnings)]
+def _notes(advice: Advice, suggestions: list[Suggestion]) -> list[str]:
+    """Today's notes, those on the suggestions, and what was left out; guesses stand above."""
+    notes = [*advice.today.warnings, *(note for each in suggestions for note in each.warnings)]
+    notes += [f"left out: {what}; {reason}" for what, reason in advice.left_out.items()]
     return [note for note in dict.fromkeys(notes) if note not in advice.guesses]
 
 
@@ -114,7 +121,7 @@ def advice_markdown(advice: Advice) -> str:
         for each in advice.suggestions
     ]
     today = point_line(advice.today).strip()
-    plans, notes = _plans(advice), _notes(advice)
+    plans, notes = _plans(advice), _notes(advice, advice.suggestions)
     return render("advise.md", advice=advice, today=today, plans=plans, suggestions=suggestions, notes=notes)
 
 

@@ -43,6 +43,7 @@ def lines(found: Sweep) -> list[str]:
     left = len(found.rows) - _SHOWN
     said = [f"{found.model} on {found.cluster}, from a profile of {found.profile}"]
     said += [f"the {_SHOWN} fastest of {len(found.rows)} what-ifs; all are in sweep.csv"] if left > 0 else []
+    said += [f"{count} what-ifs left out: {reason}" for reason, count in found.left_out.items()]
     return said + [f"note ({count} of {len(found.rows)}): {note}" for note, count in found.notes.items()]
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import candidates, doubt, plans, step
+from hvdkit.simulator import candidates, doubt, plans, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.candidates import MOST_RANKS, Candidate, Kind
 from hvdkit.simulator.cluster import Cluster
@@ -87,7 +87,8 @@ class Advice(Record, Result):
     """`advise.json`; `suggestions` are software first, each kind by gain.
 
     `guesses` are what all of it takes for granted; `money` says what a device costs, or why that is unknown. `plans`
-    are the ways to train within a budget or until a deadline, if one is given.
+    are the ways to train within a budget or until a deadline, if one is given. `left_out` has the changes that no
+    machine could run, and why.
     """
 
     schema_version: Literal[1] = 1
@@ -101,6 +102,7 @@ class Advice(Record, Result):
     plans: Plans | None
     suggestions: list[Suggestion]
     adding: Adding
+    left_out: dict[str, str]
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each suggestion."""
@@ -110,17 +112,23 @@ class Advice(Record, Result):
 def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, money: Money) -> Advice:
     """All suggestions.
 
-    Raises RequestError if the cluster has no room for the ranks, or an epoch has fewer images than a step takes.
+    Raises RequestError if the cluster has no room for the ranks, no machine could run the settings, or an epoch has
+    fewer images than a step takes.
     """
     checked([ranks], cluster)
     found = calibrate(profile)
+    refusals.check(found, cluster, [ranks], settings)
     today = point(found, cluster, ranks, settings)
     money.check(today.step_ms, today.batch_size, ranks)
     now = Candidate("software", "today", settings, {}, cluster, ranks)
     taken = guesses(found, cluster, settings.speed)
+    left_out: dict[str, str] = {}
 
     def suggested(change: Candidate) -> Suggestion | None:
-        """The change, if it brings something and an epoch has images enough."""
+        """The change, if a machine can run it, it brings something, and an epoch has images enough."""
+        if fault := refusals.refusal(found.case(change.cluster, change.ranks, change.settings), change.settings):
+            left_out[change.what] = fault
+            return None
         after = point(found, change.cluster, change.ranks, change.settings)
         gain = after.images_per_second / today.images_per_second
         if gain < _LEAST_GAIN or not money.fits(after.batch_size, change.ranks):
@@ -143,6 +151,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
         plans=plans.search(profile, now, money) if money.limited else None,
         suggestions=[*sorted(software, key=lambda e: -e.gain), *sorted(hardware, key=lambda e: -e.gain)],
         adding=_adding(found, now, today, money),
+        left_out=left_out,
     )
 
 

@@ -18,6 +18,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.guesses import guesses
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.predict import Record
+from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
 
 _LEAST_UPDATES = 100  # in an epoch
@@ -96,8 +97,10 @@ def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, 
     hosts = sorted({1, *(part * 2**i for i in range(15) for part in (2, 3))})
     counts = [local * each for each in hosts]
     counts = [count for count in counts if count <= min(room, MOST_RANKS) and batch * count <= largest]
+    calibrated = calibrate(profile)
+    counts = [count for count in counts if not refusal(calibrated.case(cluster, count, settings), settings)]
     whatifs = [sweeping.Whatif({sweeping.RANKS: count}, count, settings, cluster) for count in counts]
-    certain = not guesses(calibrate(profile), cluster, settings.speed)
+    certain = not guesses(calibrated, cluster, settings.speed)
     found = []
     for row in sweeping.sweep(profile, cluster, whatifs).rows:
         bill, slow = (money.of(ms, row.batch_size, row.ranks) for ms in (row.step_ms, row.high_ms))

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from hvdkit.errors import RequestError
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
-from hvdkit.simulator import doubt, engine, step
+from hvdkit.simulator import doubt, engine, refusals, step
 from hvdkit.simulator.calibration import Calibration, calibrate
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.engine import Schedule
@@ -105,10 +105,11 @@ class Prediction(Record, Result):
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
     """The predictions on a cluster to which the link settings have been applied (`settings.applied`).
 
-    Raises RequestError if the cluster has no room for a number of ranks.
+    Raises RequestError if the cluster has no room for a number of ranks, or no machine could run a what-if.
     """
-    found = calibrate(profile)
-    points = [point(found, cluster, number, settings) for number in checked(ranks, cluster)]
+    found, numbers = calibrate(profile), checked(ranks, cluster)
+    refusals.check(found, cluster, numbers, settings)
+    points = [point(found, cluster, number, settings) for number in numbers]
     return Prediction(
         model=profile.model,
         profile=source(profile),
@@ -159,9 +160,6 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
             f"vary by {100 * _jitter(found, cluster, settings):.0f} % from step to step; profile on a quiet machine, "
             "or try --set jitter=0.02"
         )
-    memory, room = _memory(base), base.network.cluster.device.memory_mib
-    if memory is not None and room is not None and base.workload.activation_bytes and memory > room:
-        warnings.append(f"needs about {memory:.0f} MiB a device, which has {room:.0f}: choose a smaller batch")
     batch = base.batch * found.workload.batch_size
     sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases)
     return Point(
@@ -180,7 +178,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         bytes_per_step=round(sent / base.every) * (ranks > 1),
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
         bound=bound(steady, waiting, _LONG_WAIT * seconds),
-        memory_mib=memory,
+        memory_mib=refusals.memory_mib(base),
         critical_path=critical(steady),
         warnings=warnings,
     )
@@ -314,10 +312,3 @@ def _jitter(found: Calibration, cluster: Cluster, settings: Settings) -> float:
     if settings.jitter is not None:
         return settings.jitter
     return max(found.workload.jitter, cluster.jitter)
-
-
-def _memory(base: Case) -> float | None:
-    """A rank's memory in MiB; None if the profile does not have it."""
-    fixed, activations = base.workload.fixed_memory_bytes, base.workload.activation_bytes
-    buffers = base.threshold_bytes if base.rules.fuses and base.network.ranks > 1 else 0.0
-    return (fixed + activations * base.batch + buffers) / 2**20 if fixed else None

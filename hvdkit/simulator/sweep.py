@@ -28,6 +28,7 @@ from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.predict import Record
+from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 
@@ -69,7 +70,8 @@ class Row(Record):
 class Sweep(Record, Result):
     """`sweep.json`. `rows` are in the order in which keys and values were given, the last key varying fastest.
 
-    `notes` are the warnings, each with the number of rows that it is about.
+    `notes` are the warnings, each with the number of rows that it is about. `left_out` are the reasons for which
+    what-ifs have no row, as no machine could run them, each with their number.
     """
 
     schema_version: Literal[1] = 1
@@ -79,6 +81,7 @@ class Sweep(Record, Result):
     currency: str
     rows: list[Row]
     notes: dict[str, int]
+    left_out: dict[str, int]
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each what-if, with a column for each swept key."""
@@ -140,15 +143,24 @@ def checked(
 
 
 def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Sweep:
-    """Predict what `checked` has returned for a cluster."""
+    """Predict what `checked` has returned for a cluster.
+
+    What no machine could run is left out. Raises RequestError if nothing else remains.
+    """
     found = calibrate(profile)
     networks: dict[tuple[str, int], Network] = {}
     asked: list[tuple[Whatif, Case, predicting.Cases]] = []
+    left_out: Counter[str] = Counter()
     for each in whatifs:
         links = each.settings.model_dump_json(include={"link", "hosts"})
         network = networks.setdefault((links, each.ranks), Network(each.cluster, each.ranks, each.settings.hosts))
         base = replace(found.case(network.cluster, each.ranks, each.settings), network=network)
+        if fault := refusal(base, each.settings):
+            left_out[fault] += 1
+            continue
         asked.append((each, base, predicting.cases(found, base, each.settings)))
+    if left_out and not asked:
+        raise RequestError("\n".join(left_out))
     lone = {_lone(base): base.alone for _, base, _ in asked}
     alone = dict(zip(lone, step.periods(list(lone.values())), strict=True))
     simulated: list[Case] = []
@@ -185,6 +197,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
         currency=cluster.currency,
         rows=rows,
         notes=dict(notes),
+        left_out=dict(left_out),
     )
 
 
