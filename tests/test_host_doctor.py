@@ -178,6 +178,7 @@ def report(name: str, **changes: Any) -> HostReport:
         ({"runtimes": of_mxnet("1.9.0", "2")}, "mxnet 1.9.0, elsewhere 1.9.1", True),
         ({"runtimes": of_mxnet("1.9.1", "3")}, "another build of Horovod", True),
         ({"resolves": {"h2": ["127.0.1.1"]}}, "on itself, its name means 127.0.1.1", False),
+        ({"resolves": {}}, "the name service gives no answer", False),
         ({"shares_files": False}, "it does not see the results' folder", False),
         ({"ways": way(fault="Connection refused")}, "no other host reaches it (10.0.0.1: Conn", True),
         ({"ways": way(mbit_per_s=90.0)}, "it takes in 90 Mbit/s, others 9,000", False),

@@ -6,7 +6,7 @@ import ipaddress
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from hvdkit.runtimes.store import PACKAGE, Runtime
 
 FILE = "doctor.json"
 _PINGS = 5
+_NAME_S = 3.0
 _PACKAGES = [
     "horovod",
     "numpy",
@@ -68,8 +69,8 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
     allocated = {host.name for host in slurm.allocation()} if launchers.choose(None) == "slurm" else set()
     faults: list[HostFault] = []
     pythons = [str(runtime.python) for runtime in runtimes]
-    with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as pool:
-        ways = list(pool.map(lambda host: way(host, host.name in allocated), hosts))  # asks the name service
+    with ExitStack() as stack, ThreadPoolExecutor(2 * len(hosts)) as pool:
+        ways = _ways(hosts, allocated, pool)
         reports = [
             HostReport(name=host.name, slots=host.slots, way=each) for host, each in zip(hosts, ways, strict=True)
         ]
@@ -90,6 +91,13 @@ def examine(hosts: Sequence[Host], interface: str | None, folder: Path) -> Hosts
     )  # fmt: skip
     write_atomic(folder / FILE, made.model_dump_json(indent=2) + "\n")
     return made.at(folder)
+
+
+def _ways(hosts: Sequence[Host], allocated: set[str], pool: ThreadPoolExecutor) -> list[str]:
+    """How commands get to the hosts. Whether one is this machine, the name service says; it has not long."""
+    asked = [pool.submit(way, host, host.name in allocated) for host in hosts]
+    wait(asked, _NAME_S)
+    return [each.result() if each.done() else "ssh" for each in asked]
 
 
 def wanted(interface: str | None) -> Callable[[Interface], bool]:

@@ -46,6 +46,13 @@ def _network(host: HostReport, interface: str | None, hosts: int) -> Iterator[Ho
             what=f"its neighbour reaches it by IPv6 alone ({host.address})",
             remedy="give the hosts IPv4 addresses in a network that they share: Horovod's rendezvous needs IPv4",
         )
+    if host.name not in host.resolves:
+        yield HostFault(
+            host=host.name,
+            what="there, the name service gives no answer about its own name in 3 s",
+            remedy="name the hosts in /etc/hosts, or correct the nameserver in /etc/resolv.conf",
+            fault=False,
+        )
     own = host.resolves.get(host.name, [])
     if hosts > 1 and own and all(ipaddress.ip_address(each).is_loopback for each in own):
         yield HostFault(

@@ -21,13 +21,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hvdkit.launch.agent.interfaces import address_of, mask_of, names
 
 _ANSWER_S = 2.0  # for a connection
-_PROGRAM_S = 20.0  # for a program, the name service, or a slow line
+_PROGRAM_S = 20.0  # for a program, or a slow line
+_NAME_S = 3.0  # for the name service: a resolver asks again after 5 s, and a rank's start should not wait for that
 _PINGS = 21
 _PING = b"?"  # is sent back; everything else is counted
 _CHUNK = bytes(2**16)
@@ -56,11 +58,13 @@ def main() -> None:
 def facts(
     host: str, neighbour: str, pythons: dict[str, str], packages: list[str], package: str, folders: list[str], mark: str
 ) -> dict[str, Any]:
-    """What the host has; `pythons` are the interpreters of runtimes by name, `package` is hvdkit's folder."""
+    """What the host has; `pythons` are the interpreters of runtimes by name, `package` is hvdkit's folder.
+
+    `resolves` lacks the names that the name service gives no answer to.
+    """
     found: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "python": sys.executable,
-        "resolves": {},
         "interfaces": interfaces(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _free_memory(),
@@ -68,21 +72,27 @@ def facts(
         "sees_mark": Path(mark).exists(),
         "hvdkit": _digest(sorted(Path(package).rglob("*.py"))),
     }
-    parts = {
-        "resolves": lambda: {name: _resolved(name) for name in dict.fromkeys((host, neighbour))},
-        "gpus": _gpus,
-        "runtimes": lambda: {name: runtime(python, packages) for name, python in pythons.items()},
-    }
+    resolves: dict[str, list[str]] = {}
 
-    def fill(key: str) -> None:
-        found[key] = parts[key]()
+    def resolve(name: str) -> None:
+        resolves[name] = _resolved(name)
 
-    threads = [threading.Thread(target=fill, args=(key,), daemon=True) for key in parts]
-    for thread in threads:
+    def fill(key: str, ask: Callable[[], Any]) -> None:
+        found[key] = ask()
+
+    began = time.monotonic()
+    threads = []
+    for limit_s, work, arguments in (
+        *((_NAME_S, resolve, (name,)) for name in dict.fromkeys((host, neighbour))),
+        (_PROGRAM_S, fill, ("gpus", _gpus)),
+        (_PROGRAM_S, fill, ("runtimes", lambda: {name: runtime(python, packages) for name, python in pythons.items()})),
+    ):
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
         thread.start()
-    for thread in threads:
-        thread.join(_PROGRAM_S)
-    return {"gpus": [], "runtimes": {}, **found}
+        threads.append((limit_s, thread))
+    for limit_s, thread in threads:
+        thread.join(max(0.0, began + limit_s - time.monotonic()))
+    return {"gpus": [], "runtimes": {}, **found, "resolves": dict(resolves)}
 
 
 def interfaces() -> list[dict[str, Any]]:
