@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hygiene
 
-from hvdkit.launch.agents import AgentCommand
+from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job, prepare
 from hvdkit.launch.supervise import supervise

@@ -23,10 +23,13 @@ START_S = 30.0
 
 
 class Slurm:
-    """Slurm's daemons on the hosts of `network`, each with `cpus` processors; a context manager."""
+    """Slurm's daemons on the hosts of `network`, each with `cpus` processors; a context manager.
+
+    The hosts share this machine's files except for the folder `apart`: each but the first has one of its own.
+    """
 
     def __init__(self, network: Any, folder: Path, cpus: int = 2) -> None:
-        self.network, self.folder, self.cpus = network, folder, cpus
+        self.network, self.folder, self.cpus, self.apart = network, folder, cpus, folder / "apart"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
@@ -36,7 +39,7 @@ class Slurm:
         return [name for name in _PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
 
     def __enter__(self) -> Slurm:
-        for name in ("state", "munge"):
+        for name in ("state", "munge", "apart"):
             (self.folder / name).mkdir(parents=True, mode=0o700)
         subprocess.run(["mungekey", f"--keyfile={self.folder}/munge/key"], check=True)
         self._write_configuration()
@@ -46,8 +49,11 @@ class Slurm:
                     f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"])  # fmt: skip
         self._wait("munged", socket_.exists)
         self._start("slurmctld", self._named(_CONTROLLER, ["slurmctld", "-D"]), self.network.names[0])
-        for name in self.network.names:
-            self._start(name, self._named(name, ["slurmd", "-D", "-N", name]), name)
+        first, *others = self.network.names
+        self._start(first, self._named(first, ["slurmd", "-D", "-N", first]), first)
+        own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(self.apart)]
+        for name in others:
+            self._start(name, self._named(name, [*own, "slurmd", "-D", "-N", name]), name)
         self._wait("slurmctld", self._all_idle)
         return self
 

@@ -21,7 +21,7 @@ from launching import wait_until
 
 from hvdkit.checkpoint.elastic import Commits, close_peer_sockets, recording_peer_sockets
 from hvdkit.errors import RunError
-from hvdkit.launch.agents import AgentCommand
+from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Elastic, Job
 from hvdkit.launch.launchers import elastic

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import hygiene
@@ -25,20 +26,30 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 RECIPE = ["resnet20-digits", "model.name=resnet8", "threads=1", "log_every=1"]
 
 
+@dataclass
+class Cluster:
+    """Two nodes; ranks of the one called `second` see nothing of the other's folder `apart`, if there is one."""
+
+    process: subprocess.Popen[str]
+    second: str
+    apart: Path | None
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[subprocess.Popen[str]]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: make cluster-check")
+    apart = tmp_path_factory.mktemp("apart") if os.geteuid() == 0 else None
     with subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "ray_cluster.py")],
+        [sys.executable, str(ROOT / "tests" / "ray_cluster.py"), *([str(apart)] if apart else [])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdin and process.stdout
-        address = process.stdout.readline().strip()
-        assert address, "Ray does not start"
+        said = process.stdout.readline().split()
+        assert len(said) == 2, "Ray does not start"
         before = os.environ.get("RAY_ADDRESS")
-        os.environ["RAY_ADDRESS"] = address
-        yield process
+        os.environ["RAY_ADDRESS"] = said[0]
+        yield Cluster(process, said[1], apart)
         process.stdin.close()
         process.wait(hygiene.patience(60))
         os.environ.pop("RAY_ADDRESS") if before is None else os.environ.update(RAY_ADDRESS=before)
@@ -99,7 +110,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def test_four_ranks_train_on_two_nodes(cluster: subprocess.Popen[str], hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_four_ranks_train_on_two_nodes(cluster: Cluster, hvdkit: Hvdkit, tmp_path: Path) -> None:
     train = ["train", *RECIPE, "steps=3", "--framework", "pytorch", "-np", "4", "--launcher", "ray", "--out", "run"]
     done = hvdkit(*train, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -111,14 +122,43 @@ def test_four_ranks_train_on_two_nodes(cluster: subprocess.Popen[str], hvdkit: H
     assert [(end["host"], end["exit_code"]) for end in ends] == [(first, 0)] * 2 + [(f"{first}-2", 0)] * 2
 
 
-def test_a_rank_that_is_killed_is_named_with_its_node(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_results_come_home_from_a_node_that_does_not_see_the_folder(cluster: Cluster, hvdkit: Hvdkit) -> None:
+    """Rank 0, which writes them, runs there."""
+    if cluster.apart is None:
+        pytest.skip("needs root, to give a node a file system of its own")
+    run, first = cluster.apart / "run", cluster.second.partition("-")[0]
+    others = f"{first}-2" if cluster.second == first else first
+    train = ["train", *RECIPE, "steps=3", "checkpoint={}", "--framework", "mxnet", "-np", "4", "--launcher", "ray"]
+    done = hvdkit(*train, "-H", f"{cluster.second}:2,{others}:2", "--out", str(run), timeout=120)
+    assert done.returncode == 0, done.stderr
+    ends = json.loads((run / "logs" / "exits.json").read_text())
+    assert [(end["host"], end["exit_code"]) for end in ends] == [(cluster.second, 0)] * 2 + [(others, 0)] * 2
+    assert json.loads((run / "result.json").read_text())["np"] == 4
+    assert (run / "metrics.jsonl").read_text().count("\n") >= 3
+    assert (run / "checkpoints" / "last" / "model.safetensors").exists(), list(run.rglob("*"))
+    assert all((run / "logs" / f"rank-{rank}.log").exists() for rank in range(4))
+
+
+def test_a_hang_is_named_with_the_collective_and_the_nodes(cluster: Cluster, hvdkit: Hvdkit, tmp_path: Path) -> None:
+    recipe = ROOT / "tests" / "debugging" / "recipe.yaml"
+    train = ["train", str(recipe), "model.script=hang_in_the_middle.py", "-np", "4", "--launcher", "ray"]
+    done = hvdkit(*train, "--stall-timeout", "12", "--out", "run", timeout=180)
+    assert done.returncode == 1, done.stderr
+    named = r"allreduce 'norm' waits: rank 0 entered it, rank 1 on (\S+), rank 2 on \1-2, rank 3 on \1-2 did not"
+    assert re.search(named, done.stderr), done.stderr
+    stacks = (tmp_path / "run" / "logs" / "stacks.txt").read_text()
+    assert "hang_in_the_middle.py" in stacks
+    assert [line[:6] for line in stacks.splitlines() if line.startswith("rank")] == [f"rank {n}" for n in range(4)]
+
+
+def test_a_rank_that_is_killed_is_named_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
     with training(tmp_path) as process:
         os.kill(ranks(tmp_path / "run")[3], signal.SIGKILL)
         status, said = ended(process)
         assert status == 1 and "rank 3 on " in said and "-2 was killed by SIGKILL" in said, said
 
 
-def test_an_actor_that_is_killed_is_named_by_its_rank(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_an_actor_that_is_killed_is_named_by_its_rank(cluster: Cluster, tmp_path: Path) -> None:
     with training(tmp_path) as process:
         agent = parent(ranks(tmp_path / "run")[2])
         os.kill(parent(agent), signal.SIGKILL)
@@ -126,19 +166,19 @@ def test_an_actor_that_is_killed_is_named_by_its_rank(cluster: subprocess.Popen[
         assert status == 1 and "rank 2 on " in said, said
 
 
-def test_ctrl_c_ends_all(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_ctrl_c_ends_all(cluster: Cluster, tmp_path: Path) -> None:
     with training(tmp_path) as process:
         process.send_signal(signal.SIGINT)
         assert ended(process)[0] == 130
 
 
-def test_a_launcher_that_is_killed_leaves_nothing(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_launcher_that_is_killed_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     with training(tmp_path) as process:
         process.kill()
         process.communicate()
 
 
-def test_what_does_not_fit_into_the_cluster_is_refused(cluster: subprocess.Popen[str], hvdkit: Hvdkit) -> None:
+def test_what_does_not_fit_into_the_cluster_is_refused(cluster: Cluster, hvdkit: Hvdkit) -> None:
     train = ["train", *RECIPE, "--framework", "mxnet", "--launcher", "ray", "--dry-run"]
     done = hvdkit(*train, "-np", "5")
     assert done.returncode == 2 and done.stderr.startswith("-np 5: the Ray cluster has 4 free slots ("), done.stderr
@@ -146,12 +186,12 @@ def test_what_does_not_fit_into_the_cluster_is_refused(cluster: subprocess.Popen
     assert done.returncode == 2 and done.stderr.startswith("-H: 10.1.2.3:2: the Ray cluster offers "), done.stderr
 
 
-def test_a_node_that_is_lost_is_named(cluster: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_node_that_is_lost_is_named(cluster: Cluster, tmp_path: Path) -> None:
     """The last of the tests with two nodes."""
     with training(tmp_path) as process:
-        assert cluster.stdin
-        cluster.stdin.write("kill\n")
-        cluster.stdin.flush()
+        assert cluster.process.stdin
+        cluster.process.stdin.write("kill\n")
+        cluster.process.stdin.flush()
         status, said = ended(process)
         # Which of two nodes with one address is the first is Ray's choice.
         assert status == 1 and re.search(r"rank (0|2) on \S+, rank (1|3) on ", said), said

@@ -3,77 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hvdkit.core.heartbeat import STOP, WAITING
 from hvdkit.errors import RunError
 from hvdkit.launch import home
-from hvdkit.launch.agent.reports import MARK, RANKS
+from hvdkit.launch.agent_command import LAUNCHER_GRACE_S, AgentCommand, agent_command
 from hvdkit.launch.clocks import Clocks
 from hvdkit.launch.diagnosis import exits
 from hvdkit.launch.diagnosis.hangs import Hang
 from hvdkit.launch.diagnosis.stalls import Stall
-from hvdkit.launch.job import HANG_SHARE, SETTLE_SHARE, Job, Tick
+from hvdkit.launch.job import SETTLE_SHARE, Job, Tick
 from hvdkit.launch.listener import Listener
+from hvdkit.launch.streams import Stream, Streams
 from hvdkit.launch.termination import caught_signals
 
-_AGENT = Path(__file__).with_name("agent") / "rank_agent.py"
 _TICK_S = 0.1
-_LONGEST_LINE = 2**20  # bytes of a report, and more than any has
-# horovodrun is given a little longer than its ranks: once they are gone it waits 5 s for a shell that it has frozen.
-_LAUNCHER_GRACE_S = 1.0
 # An agent that takes this much longer than its grace is killed. It needs rank_agent.AFTERMATH_S and a walk through
 # /proc, on a busy machine too.
 _MARGIN_S = 5.0
-
-
-@dataclass(frozen=True)
-class AgentCommand:
-    """A command that an agent starts: the rank that it is (None: a program that starts ranks), its environment.
-
-    `enter` is a command prefix for the agent itself, such as nsenter. A program goes by its `name`.
-    """
-
-    rank: int | None
-    command: list[str]
-    environment: dict[str, str]
-    enter: tuple[str, ...] = ()
-    name: str = "horovodrun"  # Horovod's elastic driver too
-
-
-def agent_command(python: str, role: str, job: Job, command: list[str]) -> list[str]:
-    """The command line of an agent in that role (agent/rank_agent.py) that starts `command`.
-
-    Without site packages it starts in 0.05 s.
-    """
-    grace_s = job.grace_s + (0.0 if role in RANKS else _LAUNCHER_GRACE_S)
-    settings = [str(job.log_dir.absolute()), str(grace_s), str(HANG_SHARE * job.stall_timeout_s)]
-    return [python, "-I", "-S", str(_AGENT), role, *settings, *command]
-
-
-@dataclass
-class _Stream:
-    """What one agent reports: on the standard output of its `process`, or over a `connection`.
-
-    `rank` is None for a program that starts ranks, and until an agent that has connected says which it is.
-    """
-
-    process: subprocess.Popen[bytes] | None = None
-    connection: socket.socket | None = None
-    rank: int | None = None
-    buffer: bytes = b""
-    known: bool = True  # False until a connection has shown the listener's secret
 
 
 class Agents:
@@ -86,9 +39,8 @@ class Agents:
     def __init__(self, job: Job, listener: Listener | None = None) -> None:
         self._job = job
         self._listener = listener
-        self._selector = selectors.DefaultSelector()
+        self._streams = Streams(listener)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._streams: list[_Stream] = []  # that are open
         self._clocks = Clocks()
         self._to_clean: set[str] = set()  # ranks whose agents have not reported that no process is left
         self._stopped_at: float | None = None
@@ -100,8 +52,6 @@ class Agents:
         self.stalls: dict[str, Stall] = {}  # the last that each rank's Horovod has named
         self.ends: dict[str, exits.RankEnd] = {}
         self.launcher_end: dict[str, Any] | None = None
-        if listener is not None:
-            self._selector.register(listener.socket, selectors.EVENT_READ)
 
     def run(self, commands: list[AgentCommand], on_tick: Tick | None) -> None:
         """Run the commands to their end, calling `on_tick` every 0.1 s from this thread; writes exits.json.
@@ -155,16 +105,12 @@ class Agents:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._processes.append(process)
-        self._open(process.stdout, _Stream(process, rank=command.rank))
-
-    def _open(self, source: Any, stream: _Stream) -> None:
-        self._streams.append(stream)
-        self._selector.register(source, selectors.EVENT_READ, stream)
+        self._streams.add(process.stdout, Stream(process, rank=command.rank))
 
     @property
     def running(self) -> bool:
         """Whether an agent is still connected."""
-        return any(stream.known for stream in self._streams)
+        return self._streams.any_known
 
     @property
     def must_stop(self) -> bool:
@@ -242,56 +188,16 @@ class Agents:
 
     def listen(self, timeout_s: float) -> None:
         """Take in what agents report, for at most this long."""
-        for key, _ in self._selector.select(timeout_s):
-            received = time.monotonic()
-            stream: _Stream | None = key.data
-            if stream is None:
-                self._accept()
-                continue
-            try:
-                data = os.read(key.fd, 65536)
-            except BlockingIOError:
-                continue
-            except ConnectionError:  # the agent's machine, or the way to it, is gone
-                data = b""
-            *lines, stream.buffer = (stream.buffer + data).split(b"\n")
-            for line in lines:
-                self._take_in(stream, line.decode("utf-8", "replace"), received)
-            stranger = bool(lines) and not stream.known
-            if not data or stranger or len(stream.buffer) > _LONGEST_LINE:
-                self._close(key.fileobj, stream)
+        for stream, report, received in self._streams.read(timeout_s):
+            if report is None:
+                self._note_lost_agent(stream)
+            else:
+                self._take_in(stream, report, received)
 
-    def _accept(self) -> None:
-        """Let an agent in that connects."""
-        assert self._listener is not None
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.socket.accept()
-            connection.setblocking(False)
-            self._open(connection, _Stream(connection=connection, known=False))
-
-    def _close(self, source: Any, stream: _Stream) -> None:
-        """An agent has ended, or was none."""
-        self._selector.unregister(source)
-        self._streams.remove(stream)
-        self._note_lost_agent(stream)
-        if stream.connection is not None:
-            stream.connection.close()
-
-    def _take_in(self, stream: _Stream, line: str, received: float) -> None:
-        """One line of what an agent says."""
-        if not stream.known:
-            assert self._listener is not None
-            stream.known = secrets.compare_digest(line.encode(), self._listener.secret.encode())
-            return
-        _, mark, text = line.partition(MARK)
-        if not mark:
-            return
-        try:
-            report = json.loads(text)
-            name, event, clock = report["name"], report["event"], float(report["clock"])
-        except (ValueError, KeyError, TypeError):
-            return
-        self._clocks.note(name, clock, report.get("boot"), received)
+    def _take_in(self, stream: Stream, report: dict[str, Any], received: float) -> None:
+        """One report of an agent."""
+        name, event = report["name"], report["event"]
+        self._clocks.note(name, report["clock"], report.get("boot"), received)
         if report["rank"] is None:
             if event == "ended":
                 self.launcher_end = report
@@ -304,8 +210,8 @@ class Agents:
                     stream.rank = report["rank"]
             self.note(report, received)
 
-    def _note_lost_agent(self, stream: _Stream) -> None:
-        """An agent that has not reported the end of its rank was killed, and the rank with it."""
+    def _note_lost_agent(self, stream: Stream) -> None:
+        """A stream has ended: an agent that has not reported the end of its rank was killed, and the rank with it."""
         name = f"rank-{stream.rank}"
         if stream.rank is None or name in self.ends or name not in self._ranks:
             return
@@ -351,10 +257,7 @@ class Agents:
             self._job.stop_file.touch()
         except OSError:  # a full disk, which allows no checkpoint either
             self.stop()
-        for stream in self._streams:
-            if stream.connection is not None:  # its rank may not see this machine's files
-                with contextlib.suppress(OSError):
-                    stream.connection.send(f"{STOP}\n".encode())
+        self._streams.send(STOP)  # to agents whose ranks may not see this machine's files
 
     def stop(self, again: bool = False) -> None:
         """Ask every agent to end its command. With `again` (a second Ctrl-C) agents give no further grace."""
@@ -362,10 +265,7 @@ class Agents:
             self._stopped_at = time.monotonic()
         elif not again:
             return
-        connected = [stream.connection for stream in self._streams if stream.connection is not None]
-        for connection in connected:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)  # the agent ends its rank, and goes on reporting
+        connected = self._streams.end_connected()
         if again or not connected:
             self._signal_all(signal.SIGTERM)
 
@@ -378,7 +278,7 @@ class Agents:
         if waits and self.all_gone and not self._to_clean and not self._hurried:
             self._hurried = True
             self._signal_all(signal.SIGTERM)
-        if time.monotonic() > self._stopped_at + self._job.grace_s + _LAUNCHER_GRACE_S + _MARGIN_S:
+        if time.monotonic() > self._stopped_at + self._job.grace_s + LAUNCHER_GRACE_S + _MARGIN_S:
             self._signal_all(signal.SIGKILL)  # their commands die with them (PR_SET_PDEATHSIG)
 
     def end(self) -> None:
@@ -392,10 +292,7 @@ class Agents:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
-        self._selector.close()
-        for stream in self._streams:
-            if stream.connection is not None:
-                stream.connection.close()
+        self._streams.close()
         for pattern in ("*.beat", "*.stack"):  # of an agent that was killed
             for file in self._job.log_dir.glob(pattern):
                 file.unlink(missing_ok=True)

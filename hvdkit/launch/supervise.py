@@ -7,7 +7,8 @@ from typing import Any
 
 from hvdkit.errors import RunError
 from hvdkit.launch.agent.link_monitor import DOWN_S
-from hvdkit.launch.agents import AgentCommand, Agents
+from hvdkit.launch.agent_command import AgentCommand
+from hvdkit.launch.agents import Agents
 from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.hangs import hang_failure
 from hvdkit.launch.diagnosis.partition import unreachable

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,14 @@ def facts(
         found[key] = ask()
 
     began = time.monotonic()
-    threads = []
-    for limit_s, work, arguments in (
-        *((_NAME_S, resolve, (name,)) for name in dict.fromkeys((host, neighbour))),
-        (_PROGRAM_S, fill, ("gpus", _gpus)),
-        (_PROGRAM_S, fill, ("runtimes", lambda: {name: runtime(python, packages) for name, python in pythons.items()})),
-    ):
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
+    work: list[tuple[float, Callable[[], None]]] = [
+        *((_NAME_S, partial(resolve, name)) for name in dict.fromkeys((host, neighbour))),
+        (_PROGRAM_S, partial(fill, "gpus", _gpus)),
+        (_PROGRAM_S, partial(fill, "runtimes", lambda: {name: runtime(pythons[name], packages) for name in pythons})),
+    ]
+    threads = [(limit_s, threading.Thread(target=each, daemon=True)) for limit_s, each in work]
+    for _, thread in threads:
         thread.start()
-        threads.append((limit_s, thread))
     for limit_s, thread in threads:
         thread.join(max(0.0, began + limit_s - time.monotonic()))
     return {"gpus": [], "runtimes": {}, **found, "resolves": dict(resolves)}

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hvdkit.launch import namespaces
-from hvdkit.launch.agents import AgentCommand, agent_command
+from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.hosts import Host, check_here, parse_hosts
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic

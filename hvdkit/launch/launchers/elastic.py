@@ -15,7 +15,8 @@ from typing import Any
 
 from hvdkit.core.heartbeat import STARTING
 from hvdkit.errors import RunError
-from hvdkit.launch.agents import AgentCommand, Agents
+from hvdkit.launch.agent_command import AgentCommand
+from hvdkit.launch.agents import Agents
 from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hvdkit.errors import RequestError
 from hvdkit.launch import home
-from hvdkit.launch.agents import AgentCommand, agent_command
+from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.hosts import Host, discovered, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hvdkit.launch import home
 from hvdkit.launch.agent.interfaces import ways_from
 from hvdkit.launch.agent.task import VARIABLE as VARIABLE
-from hvdkit.launch.agents import AgentCommand, agent_command
+from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.job import Job, Tick
 from hvdkit.launch.listener import Listener
 from hvdkit.launch.serve import rendezvous

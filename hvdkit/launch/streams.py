@@ -1,0 +1,135 @@
+"""What agents report, line by line: on their standard output, or over a connection to a listener."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hvdkit.launch.agent.reports import MARK
+from hvdkit.launch.listener import Listener
+
+_LONGEST_LINE = 2**20  # bytes of a report, and more than any has
+
+
+@dataclass
+class Stream:
+    """What one agent reports: on the standard output of its `process`, or over a `connection`.
+
+    `rank` is None for a program that starts ranks, and until an agent that has connected says which it is.
+    """
+
+    process: subprocess.Popen[bytes] | None = None
+    connection: socket.socket | None = None
+    rank: int | None = None
+    buffer: bytes = b""
+    known: bool = True  # False until a connection has shown the listener's secret
+
+
+class Streams:
+    """The streams of all agents that run. Agents that a program of the cluster starts connect to `listener`."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._open: list[Stream] = []
+        if listener is not None:
+            self._selector.register(listener.socket, selectors.EVENT_READ)
+
+    @property
+    def any_known(self) -> bool:
+        """Whether an agent is still connected."""
+        return any(stream.known for stream in self._open)
+
+    def add(self, source: Any, stream: Stream) -> None:
+        """Read from an agent: `source` is its pipe or its socket."""
+        self._open.append(stream)
+        self._selector.register(source, selectors.EVENT_READ, stream)
+
+    def read(self, timeout_s: float) -> Iterator[tuple[Stream, dict[str, Any] | None, float]]:
+        """What comes within this time: each report with its stream, and when it came by the monotonic clock.
+
+        The report is None where the stream has ended.
+        """
+        for key, _ in self._selector.select(timeout_s):
+            received = time.monotonic()
+            stream: Stream | None = key.data
+            if stream is None:
+                self._accept()
+                continue
+            try:
+                data = os.read(key.fd, 65536)
+            except BlockingIOError:
+                continue
+            except ConnectionError:  # the agent's machine, or the way to it, is gone
+                data = b""
+            *lines, stream.buffer = (stream.buffer + data).split(b"\n")
+            for line in lines:
+                report = self._report(stream, line)
+                if report is not None:
+                    yield stream, report, received
+            stranger = bool(lines) and not stream.known
+            if not data or stranger or len(stream.buffer) > _LONGEST_LINE:
+                self._selector.unregister(key.fileobj)
+                self._open.remove(stream)
+                yield stream, None, received
+                if stream.connection is not None:
+                    stream.connection.close()
+
+    def send(self, line: str) -> None:
+        """Send a line to the agents that are connected over TCP."""
+        for connection in self._connections():
+            with contextlib.suppress(OSError):
+                connection.send(f"{line}\n".encode())
+
+    def end_connected(self) -> bool:
+        """Ask the agents that are connected over TCP to end their ranks, about which they still report.
+
+        Returns whether there are any.
+        """
+        connections = self._connections()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+        return bool(connections)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._selector.close()
+        for connection in self._connections():
+            connection.close()
+
+    def _connections(self) -> list[socket.socket]:
+        return [stream.connection for stream in self._open if stream.connection is not None]
+
+    def _accept(self) -> None:
+        """Let an agent in that connects."""
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.socket.accept()
+            connection.setblocking(False)
+            self.add(connection, Stream(connection=connection, known=False))
+
+    def _report(self, stream: Stream, line: bytes) -> dict[str, Any] | None:
+        """The report in a line; None for anything else, such as the listener's secret."""
+        if not stream.known:
+            assert self._listener is not None
+            stream.known = secrets.compare_digest(line, self._listener.secret.encode())
+            return None
+        _, mark, text = line.decode("utf-8", "replace").partition(MARK)
+        if not mark:
+            return None
+        try:
+            report = json.loads(text)
+            report["clock"] = float(report["clock"])
+            return report if {"name", "event", "rank"} <= report.keys() else None
+        except (ValueError, KeyError, TypeError):
+            return None
