@@ -10,9 +10,8 @@ __version__ = "0.1.0"
 _LAZY = {
     **dict.fromkeys(("HvdkitError", "RequestError", "RunError", "Stopped"), "hvdkit.errors"),
     **dict.fromkeys(("train", "evaluate", "predict_images", "export", "compare", "parity", "profile"), "hvdkit.api"),
-    **dict.fromkeys(
-        ("advise", "bench", "diff", "dry_run", "generate", "predict", "published_profile", "sweep"), "hvdkit.api"
-    ),
+    **dict.fromkeys(("advise", "bench", "diff", "dry_run", "generate", "predict", "published_profile"), "hvdkit.api"),
+    **dict.fromkeys(("submit", "sweep"), "hvdkit.api"),
 }
 
 

@@ -16,6 +16,7 @@ from hvdkit.api import predict as predict
 from hvdkit.api import predict_images as predict_images
 from hvdkit.api import profile as profile
 from hvdkit.api import published_profile as published_profile
+from hvdkit.api import submit as submit
 from hvdkit.api import sweep as sweep
 from hvdkit.api import train as train
 from hvdkit.errors import HvdkitError as HvdkitError

@@ -142,6 +142,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "Wholes": (lambda value: all(map(_is_whole, _known(value))), "a whole number, or a list of them"),
     "Paths": (lambda value: all(map(_is_path, _known(value))), "a path, or a list of paths"),
     "Settings": (lambda value: value is None or isinstance(value, Iterable), "a dictionary, or a list of key=value"),
+    "Mapping[str, Any]": (lambda value: isinstance(value, Mapping), "a dictionary"),
     "AnyRecipe": (_is_recipe, "a recipe's name, file or content"),
     "PathLike | Profile": (_is_profile, "a profile, or its file"),
     "AnyRecipe | Profile": (lambda value: _is_recipe(value) or _is_profile(value), "a recipe or a profile"),

@@ -142,7 +142,7 @@ def test_results_come_home_from_a_node_that_does_not_see_the_folder(cluster: Clu
 def test_a_hang_is_named_with_the_collective_and_the_nodes(cluster: Cluster, hvdkit: Hvdkit, tmp_path: Path) -> None:
     recipe = ROOT / "tests" / "debugging" / "recipe.yaml"
     train = ["train", str(recipe), "model.script=hang_in_the_middle.py", "-np", "4", "--launcher", "ray"]
-    done = hvdkit(*train, "--stall-timeout", "12", "--out", "run", timeout=180)
+    done = hvdkit(*train, "--stall-timeout", "30", "--out", "run", timeout=180)
     assert done.returncode == 1, done.stderr
     named = r"allreduce 'norm' waits: rank 0 entered it, rank 1 on (\S+), rank 2 on \1-2, rank 3 on \1-2 did not"
     assert re.search(named, done.stderr), done.stderr

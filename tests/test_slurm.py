@@ -118,7 +118,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host(slurm: Slurm, tmp_path: Pa
 
 def test_a_hang_is_named_with_the_collective_and_the_hosts(slurm: Slurm, tmp_path: Path) -> None:
     recipe = ROOT / "tests" / "debugging" / "recipe.yaml"
-    train = ["train", str(recipe), "model.script=hang_in_the_middle.py", "-np", "4", "--stall-timeout", "12"]
+    train = ["train", str(recipe), "model.script=hang_in_the_middle.py", "-np", "4", "--stall-timeout", "30"]
     done = call(slurm, [*ALLOCATION, *HVDKIT, *train, "--out", "run"], tmp_path)
     assert done.returncode == 1, done.stderr
     named = "allreduce 'norm' waits: rank 0 entered it, rank 1 on h1, rank 2 on h2, rank 3 on h2 did not"
@@ -153,7 +153,8 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: P
     job, log = found[1], Path(found[2])
 
     def said() -> str:
-        return log.read_text() if log.exists() else done.stdout
+        state = call(slurm, ["scontrol", "show", "job", job], tmp_path).stdout
+        return (log.read_text() if log.exists() else done.stdout) + state + slurm.log("slurmctld")[-2000:]
 
     wait_for(lambda: steps(run) > 5, said)
     call(slurm, ["scancel", "--batch", "--signal=USR2", job], tmp_path)

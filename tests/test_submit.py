@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inside import call
 
+import hvdkit
 from hvdkit.launch.submission import sbatch
 from hvdkit.launch.submission.sbatch import Resources
 from hvdkit.recipe import schema
@@ -58,9 +59,50 @@ def test_a_script_that_a_person_can_read(tmp_path: Path) -> None:
     assert (again.returncode, again.stderr.count("exists; give --overwrite")) == (2, 2)
 
 
+def test_an_array_has_a_recipe_and_a_folder_for_each_task(tmp_path: Path) -> None:
+    asked = ["--array", "seed=1,2", "--array", "optimizer.learning_rate=0.1,0.2", "--run", "runs/my grid"]
+    done = call(tmp_path, "submit", RECIPE, "epochs=2", *asked, "-np", "2")
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "runs" / "my grid.sbatch"
+    text = script.read_text()
+    assert "\n#SBATCH --array=0-3\n#SBATCH --nodes=1\n" in text
+    assert f"\n#SBATCH --output={tmp_path}/runs/my grid-%A_%a.log\n" in text
+    assert "\n# Task 2: seed=2 optimizer.learning_rate=0.1\n" in text
+    recipes = [schema.load(tmp_path / "runs" / f"my grid-{task}.yaml") for task in range(4)]
+    assert [(each.seed, each.optimizer.learning_rate, each.epochs) for each in recipes] == [
+        (1, 0.1, 2), (1, 0.2, 2), (2, 0.1, 2), (2, 0.2, 2),
+    ]  # fmt: skip
+    [command] = [line.removesuffix(" &") for line in text.splitlines() if line.endswith(" &")]
+    shell, environment = ["bash", "-c", f"printf '%s\\n' {command}"], {"SLURM_ARRAY_TASK_ID": "2"}
+    shown = subprocess.check_output(shell, env=environment, text=True).splitlines()
+    assert f"{tmp_path}/runs/my grid-2.yaml" in shown and f"{tmp_path}/runs/my grid/2" in shown
+    assert f"finished='{tmp_path}/runs/my grid/'\"$SLURM_ARRAY_TASK_ID\"/result.json\n" in text
+
+
+def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(tmp_path, "submit", RECIPE, "-np", "4", "--nodes", "2", "--line=--mail-type=END", "--run", "one/run")
+    monkeypatch.chdir(tmp_path)
+    resources = {"nodes": 2, "lines": ["--mail-type=END"]}
+    done = hvdkit.submit(RECIPE, np=4, resources=resources, run="other/run")
+    assert done.job is None and done.file == tmp_path / "other" / "run.sbatch"
+    assert done.file.read_text().replace("/other/", "/one/") == (tmp_path / "one" / "run.sbatch").read_text()
+    for wrong, said in (
+        ({"pods": 2}, "resources: pods: expected some of account, constraint"),
+        ({"nodes": "two"}, "resources: nodes: Input should be a valid integer"),
+    ):
+        with pytest.raises(hvdkit.RequestError, match=said):
+            hvdkit.submit(RECIPE, resources=wrong)
+    pods = {"image": "registry/hvdkit", "results": "claim", "name": "mine"}
+    found = hvdkit.submit(RECIPE, to="kubernetes", resources=pods, out="mine.yaml").lines[-1]
+    assert found == f"start it with: kubectl create -f {tmp_path / 'mine.yaml'}"
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
+        (["--array", "seed"], "--array seed: expected KEY=VALUE"),
+        (["--array", "sed=1,2"], "sed"),
+        (["--array", "seed=1,2,...,2000"], "--array: expected at most 1,000 tasks, got 2,000"),
         (["--to", "pbs"], "--to pbs: expected slurm"),
         (["--framework", "torch"], "unknown framework 'torch'"),
         (["-np", "3", "--nodes", "2"], "-np 3: expected a multiple of --nodes 2"),
@@ -97,8 +139,8 @@ def test_nothing_reaches_the_shell_unquoted(words: list[str], folder: str) -> No
     """Every word of the command, and the run's folder, is one word of the script again."""
     words = [word.replace("\0", "") for word in words]
     run = Path("/") / re.sub(r"[\0\n/]", "", folder)
-    text = sbatch.script(Resources(2), "name", ["echo", *words], run, Path("/log"))
+    text = sbatch.script(Resources(2), "name", ["echo", *words, sbatch.TASK], run, Path("/log"))
     command = text[text.index("\necho") + 1 : text.rindex(" &\ntraining=$!")]
-    assert shlex.split(command) == ["echo", *words]
+    assert shlex.split(command) == ["echo", *words, "$SLURM_ARRAY_TASK_ID"]
     finished = text[text.rindex("\nfinished=") + 1 : text.rindex('\nif [ "$warned"')]
     assert shlex.split(finished) == [f"finished={run / 'result.json'}"]

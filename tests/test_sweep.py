@@ -13,6 +13,7 @@ from conftest import Hvdkit
 import hvdkit
 from hvdkit.errors import RequestError
 from hvdkit.profiling import published
+from hvdkit.recipe import grid as grids
 from hvdkit.results import profile as profiles
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import predict as predicting
@@ -35,11 +36,12 @@ def test_each_what_if_is_predicted_as_alone(profile: Path, kind: str) -> None:
     links, found = clusters.load(Path("p100-roce25")), profiles.load(profile)
     if kind == "published":  # its overlap is not shown
         found = published.profile("resnet18", 500, 32, "P100")
-    grid = sweeping.read(
+    grid = grids.read(
         [
             "n=1,4,64", "policy=horovod,ddp,grouped,mg-wfbp", f"compression=none,{TOPK}", "batch_size=32,64",
             "link.roce.busy=0,0.5", "jitter=0,0.1",
-        ]
+        ],
+        "--sweep",
     )  # fmt: skip
     level = links.levels[-1].name
     grid = {key.replace("roce", level): values for key, values in grid.items()}
@@ -69,7 +71,7 @@ def test_each_what_if_is_predicted_as_alone(profile: Path, kind: str) -> None:
     ],
 )
 def test_values_and_series(text: str, values: list[object]) -> None:
-    (found,) = sweeping.read([text]).values()
+    (found,) = grids.read([text], "--sweep").values()
     assert found == pytest.approx(values) if isinstance(values[0], float) or "jitter" in text else found == values
 
 

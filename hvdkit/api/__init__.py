@@ -15,6 +15,7 @@ from hvdkit.api.predicting import advise as advise
 from hvdkit.api.predicting import predict as predict
 from hvdkit.api.predicting import sweep as sweep
 from hvdkit.api.previewing import dry_run as dry_run
+from hvdkit.api.submitting import submit as submit
 from hvdkit.api.training import diff as diff
 from hvdkit.api.training import evaluate as evaluate
 from hvdkit.api.training import export as export

@@ -60,10 +60,10 @@ def sweep(
     `n` is the number of ranks, which `ranks` may say instead; the other keys are those of `predict`'s `settings`.
     """
     from hvdkit.commands import predict as predict_
-    from hvdkit.simulator import sweep as sweep_
+    from hvdkit.recipe import grid as grids
 
     path = profile_file(profile)
-    wanted = dict(grid) if isinstance(grid, Mapping) else sweep_.read(texts("grid", grid))
+    wanted = dict(grid) if isinstance(grid, Mapping) else grids.read(texts("grid", grid), "--sweep")
     answer = predict_.sweep(path, Path(cluster), wholes(ranks), wanted, texts("settings", settings), policy)
     place = as_path(out) or paths.default_out("sweep", "predict")
     with claimed(place, overwrite, inputs=[path, Path(cluster)]) as folder:

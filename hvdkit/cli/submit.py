@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-import time as clock
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hvdkit.cli.options import Framework, Overrides, Ranks, RecipeFile
-from hvdkit.defaults import FRAMEWORK, OVERRIDES_FROM
+from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import RequestError
 
-if TYPE_CHECKING:
-    from hvdkit.commands.submit import Submission
-    from hvdkit.launch.submission.kubernetes import Pods
-
-# Options that one scheduler has alone, by their parameters.
-_ONLY = {
-    "slurm": ("partition", "account", "constraint", "line", "run"),
-    "kubernetes": (
-        "kind", "image", "results", "name", "namespace", "gpu_resource", "memory", "shm", "volume", "secret",
-        "pull_secret", "node_selector", "toleration", "clean_pods", "backoff_limit", "launcher_as_worker",
-    ),
-}  # fmt: skip
+# Options for one scheduler alone, besides the fields of what it is asked for.
+_ALSO = {"slurm": {"run", "array"}}
 _SLURM, _KUBERNETES = "Slurm", "Kubernetes"
 
 
@@ -54,15 +43,25 @@ def submit(
     constraint: Annotated[
         str | None, typer.Option(help="features that machines need", show_default="none", rich_help_panel=_SLURM)
     ] = None,
-    line: Annotated[
+    lines: Annotated[
         list[str] | None,
         typer.Option(
-            help="another option of sbatch, such as --line=--mail-type=END; may be repeated", rich_help_panel=_SLURM
+            "--line",
+            help="another option of sbatch, such as --line=--mail-type=END; may be repeated",
+            rich_help_panel=_SLURM,
         ),
     ] = None,
     run: Annotated[
         Path | None,
         typer.Option(help="the run's folder", show_default="runs/<recipe>-train-<time>", rich_help_panel=_SLURM),
+    ] = None,
+    array: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE,...",
+            help="a task for each value, of a job array; may be repeated",
+            rich_help_panel=_SLURM,
+        ),
     ] = None,
     kind: Annotated[
         str, typer.Option(help="mpijob (MPI Operator) or trainjob (Kubeflow Trainer)", rich_help_panel=_KUBERNETES)
@@ -93,13 +92,16 @@ def submit(
         str | None,
         typer.Option(help="size of /dev/shm, such as 2Gi", show_default="64 MiB", rich_help_panel=_KUBERNETES),
     ] = None,
-    volume: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLAIM:/PATH", help="mounted in all pods; may be repeated", rich_help_panel=_KUBERNETES),
-    ] = None,
-    secret: Annotated[
+    volumes: Annotated[
         list[str] | None,
         typer.Option(
+            "--volume", metavar="CLAIM:/PATH", help="mounted in all pods; may be repeated", rich_help_panel=_KUBERNETES
+        ),
+    ] = None,
+    secrets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
             metavar="NAME[:/PATH]",
             help="as environment variables, or as files; may be repeated",
             rich_help_panel=_KUBERNETES,
@@ -108,14 +110,19 @@ def submit(
     pull_secret: Annotated[
         str | None, typer.Option(help="secret of the image's registry", rich_help_panel=_KUBERNETES)
     ] = None,
-    node_selector: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="label of nodes; may be repeated", rich_help_panel=_KUBERNETES),
-    ] = None,
-    toleration: Annotated[
+    node_selectors: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY[=VALUE][:EFFECT]", help="of nodes' taints; may be repeated", rich_help_panel=_KUBERNETES
+            "--node-selector", metavar="KEY=VALUE", help="label of nodes; may be repeated", rich_help_panel=_KUBERNETES
+        ),
+    ] = None,
+    tolerations: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--toleration",
+            metavar="KEY[=VALUE][:EFFECT]",
+            help="of nodes' taints; may be repeated",
+            rich_help_panel=_KUBERNETES,
         ),
     ] = None,
     clean_pods: Annotated[
@@ -129,92 +136,31 @@ def submit(
     ] = True,
 ) -> None:
     """Write training as a job for a scheduler: a file that a person can read, with the resolved recipe."""
-    from hvdkit import paths
-    from hvdkit.commands import submit as submit_
-    from hvdkit.commands.loading import load
+    from hvdkit import api
+
+    names = _of_scheduler(ctx, to)
+    resources = {name: value for name, value in ctx.params.items() if name in names and value is not None}
+    job = api.submit(
+        recipe, overrides, to=to, framework=framework, np=np, rival=rival, resources=resources, array=array, out=out,
+        run=run, overwrite=overwrite, apply=apply,
+    )  # fmt: skip
+    typer.echo("\n".join(job.lines))
+
+
+def _of_scheduler(ctx: typer.Context, to: str) -> set[str]:
+    """The options that say what the scheduler is asked for. Raises RequestError for those of another one."""
     from hvdkit.launch.submission import kubernetes, sbatch
 
-    _check_options(ctx, to)
-    if to == "kubernetes" and (image is None or results is None):
-        missing = [option for option, value in (("--image", image), ("--results", results)) if value is None]
-        raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
-    checked, lines = load(recipe, overrides or [], overrides_from=OVERRIDES_FROM.get())
-    for each in lines:
-        typer.echo(each, err=True)
-    if to == "slurm":
-        place = run or paths.default_out(checked.name, "train")
-        resources = sbatch.Resources(
-            np, nodes, cpus_per_task, gpus_per_node, time, partition, account, constraint, tuple(line or ())
-        )
-        script = out or place.with_name(f"{place.name}.sbatch")
-        _slurm(submit_.to_slurm(checked, framework, resources, rival, script, place, overwrite), place, apply)
-        return
-    assert image is not None and results is not None
-    pods = kubernetes.Pods(
-        name=name or kubernetes.default_name(checked.name, clock.strftime("%m%d-%H%M%S")),
-        image=image,
-        results=results,
-        tasks=np,
-        nodes=nodes,
-        kind=kind,
-        namespace=namespace,
-        cpus_per_task=cpus_per_task,
-        gpus_per_node=gpus_per_node,
-        gpu_resource=gpu_resource,
-        memory=memory,
-        shm=shm,
-        time=time,
-        volumes=tuple(volume or ()),
-        secrets=tuple(secret or ()),
-        pull_secret=pull_secret,
-        node_selectors=tuple(node_selector or ()),
-        tolerations=tuple(toleration or ()),
-        clean_pods=clean_pods,
-        backoff_limit=backoff_limit,
-        launcher_as_worker=launcher_as_worker,
-    )
-    # A faulty name is refused by its own line, and is no file's name before.
-    file = out or Path("runs") / f"{Path(pods.name).name}.yaml"
-    _kubernetes(submit_.to_kubernetes(checked, framework, pods, rival, file, overwrite), pods, apply)
-
-
-def _check_options(ctx: typer.Context, to: str) -> None:
-    """Raise RequestError for an unknown scheduler, and for options that another one has alone."""
-    if to not in _ONLY:
-        raise RequestError(f"--to {to}: expected {' or '.join(_ONLY)}")
-    others = {name: scheduler for scheduler, names in _ONLY.items() if scheduler != to for name in names}
+    kinds = {"slurm": sbatch.Resources, "kubernetes": kubernetes.Pods}
+    fields = {scheduler: {field.name for field in dataclasses.fields(kind)} for scheduler, kind in kinds.items()}
+    own = fields.get(to, set()) | _ALSO.get(to, set())
     options = {each.name: each.opts[0] for each in ctx.command.params}
     faults = [
         f"{options[name]}: an option for --to {scheduler}, and this job is for {to}"
-        for name, scheduler in others.items()
-        if (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+        for scheduler in (fields if to in fields else ())
+        for name in (*fields[scheduler], *_ALSO.get(scheduler, ()))
+        if name not in own and (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
     ]
     if faults:
         raise RequestError("\n".join(faults))
-
-
-def _slurm(job: Submission, run: Path, apply: bool) -> None:
-    from hvdkit.commands.submit import write
-
-    number = write(job, apply)
-    recipe = next(path for path in job.files if path != job.main)
-    typer.echo(f"written to {job.main}, with the recipe {recipe.name} beside it")
-    if number is None:
-        typer.echo(f"start it with: {shlex.join(['sbatch', str(job.main)])}")
-    else:
-        log = job.main.with_name(f"{job.main.stem}-{number}.log")
-        typer.echo(f"job {number}: its output goes to {log}, its results to {run.absolute()}")
-
-
-def _kubernetes(job: Submission, pods: Pods, apply: bool) -> None:
-    from hvdkit.commands.submit import write
-
-    created = write(job, apply)
-    typer.echo(f"written to {job.main}")
-    if created is None:
-        typer.echo(f"start it with: {shlex.join(['kubectl', 'create', '-f', str(job.main)])}")
-        return
-    where = ["-n", pods.namespace] if pods.namespace else []
-    launcher = f"job/{pods.name}-launcher{'' if pods.kind == 'mpijob' else '-0'}"
-    typer.echo(f"{created}: its results go to the folder {pods.name} of the claim {pods.results}")
-    typer.echo(f"follow it with: {shlex.join(['kubectl', 'logs', *where, '-f', launcher])}")
+    return fields.get(to, set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,36 +27,81 @@ class Submission:
     """A job that has passed every check that can be made before the scheduler sees it.
 
     `main` is the one of the `files` that the scheduler gets, by `submit`, which returns the job's name or number there.
+    `by_hand` is the command that does the same, `described` what users want to know of the job, by its name.
     """
 
     files: Mapping[Path, str]
     main: Path
     submit: Callable[[], str]
+    by_hand: list[str]
+    described: Callable[[str], list[str]]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was written: the `file` for the scheduler and, once that has it, its name or number there, `job`.
+
+    `lines` are for the user.
+    """
+
+    file: Path
+    job: str | None
+    lines: list[str]
 
 
 def to_slurm(
-    recipe: Recipe, framework: str, resources: Resources, rival: str | None, script: Path, run: Path, overwrite: bool
+    recipes: Mapping[str, Recipe],
+    framework: str,
+    resources: Resources,
+    rival: str | None,
+    script: Path,
+    run: Path,
+    overwrite: bool,
 ) -> Submission:
-    """A batch script, with the resolved recipe beside it. Raises RequestError with all faults of the request."""
-    faults = _faults(recipe, framework, resources.tasks, rival)
-    if recipe.elastic:
+    """A batch script, with the resolved recipe beside it; with several `recipes`, by what is special about each, an
+    array of tasks, whose folders are `run`/0, `run`/1 and so on.
+
+    Raises RequestError with all faults of the request.
+    """
+    array = list(recipes) != [""]
+    script, run = script.absolute(), run.absolute()
+    place, number = script.with_suffix(""), f"-{sbatch.TASK}" if array else ""
+    files = {Path(f"{place}{number.replace(sbatch.TASK, str(task))}.yaml"): each
+             for task, each in enumerate(recipes.values())}  # fmt: skip
+    faults = Faults()
+    for recipe in recipes.values():
+        faults += [each for each in _faults(recipe, framework, resources.tasks, rival) if each not in faults]
+    if any(recipe.elastic for recipe in recipes.values()):
         faults.append("elastic: expected a recipe without it; the number of a Slurm job's tasks does not change")
     faults += resources.faults()
-    script, run = script.absolute(), run.absolute()
-    recipe_file = script.with_suffix(".yaml")
     if script.suffix == ".yaml":
-        faults.append(f"--out {script}: expected a name such as job.sbatch; the recipe is written to {recipe_file}")
-    faults += _existing([script, recipe_file], overwrite)
+        faults.append(f"--out {script}: expected a name such as job.sbatch; the recipe is written to {script}")
+    faults += _existing([script, *files], overwrite)
     if "\n" in f"{script}{run}":
         faults.append("--out, --run: expected no line break in a name")
     faults.report()
+    folder = run / sbatch.TASK if array else run
     command = [
-        sys.executable, "-m", "hvdkit", "train", str(recipe_file), *_common(framework, resources.tasks, rival),
-        "--launcher", "slurm", "--out", str(run), "--resume",
+        sys.executable, "-m", "hvdkit", "train", f"{place}{number}.yaml", *_common(framework, resources.tasks, rival),
+        "--launcher", "slurm", "--out", str(folder), "--resume",
     ]  # fmt: skip
-    log = script.with_name(f"{script.stem}-%j.log")
-    text = sbatch.script(resources, recipe.name, command, run, log)
-    return Submission({recipe_file: schema.dump(recipe), script: text}, script, partial(sbatch.submit, script))
+    log = f"{place.name}-{'%A_%a' if array else '%j'}.log"
+    name = next(iter(recipes.values())).name
+    text = sbatch.script(resources, name, command, folder, script.with_name(log), list(recipes) if array else ())
+
+    def described(job: str) -> list[str]:
+        output = script.with_name(log.replace("%j", job).replace("%A_%a", f"{job}_0"))
+        if not array:
+            return [f"job {job}: its output goes to {output}, its results to {run}"]
+        return [f"job {job}, {len(recipes)} tasks: output goes to {output} and so on, results to {run / '0'} and so on"]
+
+    return Submission(
+        {**{path: schema.dump(recipe) for path, recipe in files.items()}, script: text},
+        script,
+        partial(sbatch.submit, script),
+        ["sbatch", str(script)],
+        described,
+    )
 
 
 def to_kubernetes(
@@ -73,11 +119,26 @@ def to_kubernetes(
     faults += _existing([out], overwrite)
     faults.report()
     text = manifest(pods, schema.dump(recipe), _common(framework, pods.tasks, rival), elastic=bounds is not None)
-    return Submission({out: text}, out, partial(kubectl.create, out, pods.namespace))
+
+    def described(job: str) -> list[str]:
+        where = ["-n", pods.namespace] if pods.namespace else []
+        launcher = f"job/{pods.name}-launcher{'' if pods.kind == 'mpijob' else '-0'}"
+        return [
+            f"{job}: its results go to the folder {pods.name} of the claim {pods.results}",
+            f"follow it with: {shlex.join(['kubectl', 'logs', *where, '-f', launcher])}",
+        ]
+
+    return Submission(
+        {out: text},
+        out,
+        partial(kubectl.create, out, pods.namespace),
+        ["kubectl", "create", "-f", str(out)],
+        described,
+    )
 
 
-def write(submission: Submission, apply: bool = False) -> str | None:
-    """Write the files, and with `apply` hand the job to the scheduler; returns its name or number there then.
+def write(submission: Submission, apply: bool = False) -> Submitted:
+    """Write the files, and with `apply` hand the job to the scheduler.
 
     Raises RequestError where a file cannot be written or the scheduler refuses the job; the files are then as they
     were.
@@ -87,7 +148,7 @@ def write(submission: Submission, apply: bool = False) -> str | None:
     try:
         for path, text in submission.files.items():
             _write(path, text)
-        return submission.submit() if apply else None
+        job = submission.submit() if apply else None
     except RequestError:
         for path, content in before.items():
             if content is None:
@@ -98,6 +159,10 @@ def write(submission: Submission, apply: bool = False) -> str | None:
             with contextlib.suppress(OSError):  # not made, or not empty
                 folder.rmdir()
         raise
+    beside = [path.name for path in submission.files if path != submission.main]
+    with_recipe = f", with the recipe {beside[0]}{' and others' if beside[1:] else ''} beside it" if beside else ""
+    then = [f"start it with: {shlex.join(submission.by_hand)}"] if job is None else submission.described(job)
+    return Submitted(submission.main, job, [f"written to {submission.main}{with_recipe}", *then])
 
 
 def _faults(recipe: Recipe, framework: str, tasks: int, rival: str | None) -> Faults:

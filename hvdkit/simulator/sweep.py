@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe import yaml_files
+from hvdkit.recipe.grid import MOST, Grid
 from hvdkit.results.json_files import Result
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import predict as predicting
@@ -32,12 +32,8 @@ from hvdkit.simulator.refusals import refusal
 from hvdkit.simulator.settings import Settings
 from hvdkit.simulator.step import Case
 
-MOST = 100_000  # what-ifs of one sweep
 RANKS = "n"  # the key that stands for the number of ranks
 _PARTS = 4
-_DOTS = ("...", "…")
-
-Grid = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -86,28 +82,6 @@ class Sweep(Record, Result):
     def records(self) -> list[dict[str, Any]]:
         """A row for each what-if, with a column for each swept key."""
         return [each.what | each.model_dump(exclude={"what"}) for each in self.rows]
-
-
-def read(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """The grid in texts such as `n=8,16,...,1024`, by key. Dots go on as the two values before them lead to the last.
-
-    Raises RequestError with a line for each fault.
-    """
-    grid: dict[str, list[Any]] = {}
-    faults = []
-    for text in texts:
-        key, equals, values = text.partition("=")
-        try:
-            if not equals or not key.strip():
-                raise ValueError("expected KEY=VALUE,VALUE,..., such as batch_size=32,64")
-            if key in grid:
-                raise ValueError("given twice; expected all values of a key together")
-            grid[key] = _filled(_listed(values))
-        except ValueError as error:
-            faults.append(f"--sweep {text if text.isprintable() else repr(text)}: {error}")
-    if faults:
-        raise RequestError("\n".join(faults))
-    return grid
 
 
 def checked(
@@ -204,40 +178,6 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
 def _lone(case: Case) -> tuple[object, ...]:
     """All that the step without communication depends on: it is the same for many."""
     return case.network.cluster.device, case.rules, case.batch, case.speed, case.every
-
-
-def _listed(text: str) -> list[Any]:
-    """The values in a text, as in a YAML list."""
-    for dots in _DOTS:
-        text = text.replace(dots, f'"{_DOTS[0]}"')
-    try:
-        values = yaml_files.parse(f"[{text}]", "")
-    except RequestError:
-        raise ValueError("expected values with commas between them, such as 32,64") from None
-    if any(value is None for value in values):
-        raise ValueError("expected a value after each comma")
-    return list(values)
-
-
-def _filled(values: list[Any]) -> list[Any]:
-    """The values, with those that dots stand for: a geometric series if the ratio leads to the last, else a sum."""
-    if _DOTS[0] not in values:
-        return values
-    at = values.index(_DOTS[0])
-    known = values[:at][-2:] + values[at + 1 :][:1]
-    if len(known) < 3 or at + 2 != len(values) or any(type(value) not in (int, float) for value in known):
-        raise ValueError("expected two numbers before ... and one behind, such as 8,16,...,1024")
-    first, second, last = known
-    if first > 0 and second != first and last / second > 0:
-        steps = math.log(last / second) / math.log(second / first)
-        if steps > 0.5 and abs(steps - round(steps)) < 1e-6:
-            between = [second * (second / first) ** i for i in range(1, round(steps))]
-            whole = all(type(value) is int for value in known)
-            return [*values[:at], *(round(each) if whole else float(f"{each:.12g}") for each in between), last]
-    steps = (last - second) / (second - first) if second != first else 0.0
-    if not 0.5 < steps <= MOST or abs(steps - round(steps)) > 1e-6:
-        raise ValueError(f"{first}, {second} lead to {last} neither by the same factor nor by the same difference")
-    return [*values[:at], *(second + (second - first) * i for i in range(1, round(steps))), last]
 
 
 def _document(key: str, value: Any) -> dict[str, Any]:

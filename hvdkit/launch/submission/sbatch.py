@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from hvdkit.errors import Faults, RequestError, RunError
 
 WARNING_S = 120  # before the time ends
 RESTARTS = 20
+MOST_TASKS = 1000  # of an array; Slurm's MaxArraySize is 1001 by default
+TASK = "\0"  # which no word of a command has
 _NAME = re.compile(r"[A-Za-z0-9_][\w.,:@+-]{0,200}")
 _CONSTRAINT = re.compile(r"[\w.,&|*()\[\]-]{1,200}")
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d?){0,2}|UNLIMITED", re.IGNORECASE)
@@ -58,10 +61,14 @@ class Resources:
         return faults
 
 
-def script(resources: Resources, name: str, command: list[str], run: Path, log: Path) -> str:
-    """The batch script of a job that runs `command`, which goes on from checkpoints in the folder `run`."""
+def script(resources: Resources, name: str, command: list[str], run: Path, log: Path, tasks: Sequence[str] = ()) -> str:
+    """The batch script of a job that runs `command`, which goes on from checkpoints in the folder `run`.
+
+    With `tasks` it is an array of them, each described by a text; `TASK` in a word or a path stands for its number.
+    """
     options = [
         f"--job-name={name}",
+        tasks and f"--array=0-{len(tasks) - 1}",
         f"--nodes={resources.nodes}",
         f"--ntasks={resources.tasks}",
         f"--ntasks-per-node={resources.tasks // resources.nodes}",
@@ -78,14 +85,17 @@ def script(resources: Resources, name: str, command: list[str], run: Path, log: 
         *resources.lines,
     ]
     lines = "\n".join(f"#SBATCH {option}" for option in options if option)
+    array = "".join(f"# Task {number}: {text}\n" for number, text in enumerate(tasks))
+    if array:
+        array = f"\n{array}"
     return f"""\
 #!/bin/bash
 {lines}
-
+{array}
 # Training goes on from the newest checkpoint, if there is one. {WARNING_S} s before the job's time ends, Slurm sends
 # USR2 to this script. Training then writes a checkpoint and ends, and the job is queued again, at most
 # {RESTARTS} times.
-{shlex.join(command)} &
+{" ".join(map(_word, command))} &
 training=$!
 trap 'warned=1; kill -TERM $training' USR2
 wait $training
@@ -94,12 +104,18 @@ while kill -0 $training 2>/dev/null; do # a signal ends `wait` before training h
     wait $training
     status=$?
 done
-finished={shlex.quote(str(run / "result.json"))}
+finished={_word(str(run / "result.json"))}
 if [ "$warned" ] && [ ! -e "$finished" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS} ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $status
 """
+
+
+def _word(text: str) -> str:
+    """A word for a shell, which fills in the task's number and nothing else."""
+    parts = [shlex.quote(part) if part else "" for part in text.split(TASK)]
+    return '"$SLURM_ARRAY_TASK_ID"'.join(parts) or "''"
 
 
 def submit(path: Path) -> str:

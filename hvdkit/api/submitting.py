@@ -1,0 +1,87 @@
+"""Training as a job for a scheduler: `submit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import operator
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdkit import paths
+from hvdkit.api.calls import load_recipe
+from hvdkit.arguments import AnyRecipe, PathLike, Settings, as_path, checked, texts
+from hvdkit.defaults import FRAMEWORK
+from hvdkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from hvdkit.commands.submit import Submitted
+
+
+@checked
+def submit(
+    recipe: AnyRecipe,
+    overrides: Settings = None,
+    *,
+    to: str = "slurm",
+    framework: str = FRAMEWORK,
+    np: int = 1,
+    rival: str | None = None,
+    resources: Mapping[str, Any] | None = None,
+    array: Settings = None,
+    out: PathLike | None = None,
+    run: PathLike | None = None,
+    overwrite: bool = False,
+    apply: bool = False,
+) -> Submitted:
+    """Write training as a job for a scheduler, `slurm` or `kubernetes`; with `apply` hand it over.
+
+    `resources` are the scheduler's own options, such as `{"nodes": 2, "time": "1:00:00"}`: the fields of `Resources` in
+    `hvdkit/launch/submission/sbatch.py`, or of `Pods` in `kubernetes.py` there.
+    `array` makes a task of a Slurm array of each combination of values, such as `{"seed": [1, 2, 3]}`.
+    """
+    from hvdkit.commands import submit as submit_
+    from hvdkit.launch.submission import kubernetes, sbatch
+    from hvdkit.recipe import grid as grids
+
+    kinds = {"slurm": sbatch.Resources, "kubernetes": kubernetes.Pods}
+    if to not in kinds:
+        raise RequestError(f"--to {to}: expected {' or '.join(kinds)}")
+    asked: dict[str, Any] = {**dict(resources or {}), "tasks": operator.index(np)}
+    if to == "kubernetes":
+        if missing := [f"--{name}" for name in ("image", "results") if name not in asked]:
+            raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
+        loaded = load_recipe(recipe, overrides)
+        name = asked.get("name") or kubernetes.default_name(loaded.name, time.strftime("%m%d-%H%M%S"))
+        pods = _built(kubernetes.Pods, {**asked, "name": name})
+        # A faulty name is refused by its own line, and is no file's name before.
+        file = as_path(out) or Path("runs") / f"{Path(pods.name).name}.yaml"
+        return submit_.write(submit_.to_kubernetes(loaded, framework, pods, rival, file, overwrite), apply)
+    grid = dict(array) if isinstance(array, Mapping) else grids.read(texts("array", array), "--array")
+    if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
+        raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
+    chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    words = [texts("array", each) for each in chosen]
+    recipes = {" ".join(each): load_recipe(recipe, overrides, extra=each) for each in words}
+    name = next(iter(recipes.values())).name
+    place = as_path(run) or paths.default_out(name, "train")
+    script = as_path(out) or place.with_name(f"{place.name}.sbatch")
+    job = submit_.to_slurm(recipes, framework, _built(sbatch.Resources, asked), rival, script, place, overwrite)
+    return submit_.write(job, apply)
+
+
+def _built(kind: Any, asked: Mapping[str, Any]) -> Any:
+    """The resources of a job. Raises RequestError for keys and types that it does not have."""
+    from pydantic import TypeAdapter, ValidationError
+
+    names = {each.name for each in dataclasses.fields(kind)} - {"tasks"}
+    if unknown := sorted(asked.keys() - names - {"tasks"}):
+        raise RequestError(f"resources: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
+    try:
+        return TypeAdapter(kind).validate_python(asked)
+    except ValidationError as error:
+        lines = [f"resources: {each['loc'][0]}: {each['msg']}, got {each['input']!r}" for each in error.errors()]
+        raise RequestError("\n".join(lines)) from None
