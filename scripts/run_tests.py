@@ -4,7 +4,8 @@
 
 Tests that start ranks run file by file in several streams at once, since much of their time is spent waiting. Tests
 marked `check` start no ranks and read no clock: they run on the time that the streams leave (SCHED_IDLE), and their
-output comes at the end. Tests marked `alone` measure the machine and run last, when nothing else does.
+output comes at the end. hvdkit is compiled first: where Python writes no bytecode (PYTHONDONTWRITEBYTECODE), thousands
+of processes would each do it again.
 
 The last line counts all tests. The exit status is 0 where all passed, 130 after Ctrl-C, else that of the part that
 fared worst. Whatever way it ends, no process is left: all of them carry a mark in their environment, by which they are
@@ -13,6 +14,7 @@ found. A process that a test leaves behind is named, and is a failure.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import os
 import signal
@@ -128,31 +130,28 @@ def left_behind(mark: str, seconds: float) -> list[str]:
     return [f"{pid}: {command}" for pid, command in first.items()]
 
 
-def plan(check: bool, more: list[str], folder: Path) -> list[list[Part]]:
-    """The parts, in groups that run one after the other; those of a group run at once."""
-    workers = ["--dist", "loadfile", "--no-loadscope-reorder"]
+def plan(check: bool, more: list[str], folder: Path) -> list[Part]:
+    """The parts, which run at once."""
     if check:
         number = ["-n", str(len(os.sched_getaffinity(0)))]
-        return [[Part("check", [*number, "--dist", "worksteal", "-m", "check", *more], folder)]]
+        return [Part("check", [*number, "--dist", "worksteal", "-m", "check", *more], folder)]
+    workers = ["-n", str(streams()), "--dist", "loadfile", "--no-loadscope-reorder"]
     quiet = ["-p", "no:cacheprovider"]  # what failed last is for one of them to write down
     return [
-        [
-            Part("ranks", ["-n", str(streams()), *workers, "-m", "not check and not alone", *more], folder),
-            Part("tests without ranks", [*quiet, "-m", "check", *more], folder, idle=True),
-        ],
-        [Part("alone", [*quiet, "-m", "alone", *more], folder)],
+        Part("ranks", [*workers, "-m", "not check", *more], folder),
+        Part("tests without ranks", [*quiet, "-m", "check", *more], folder, idle=True),
     ]
 
 
-def run(groups: list[list[Part]], mark: str) -> list[int]:
+def run(parts: list[Part], mark: str) -> list[int]:
     """Run all parts; their exit statuses."""
-    return [status for group in groups for status in [part.wait() for part in [part.start(mark) for part in group]]]
+    return [part.wait() for part in [part.start(mark) for part in parts]]
 
 
-def conclude(groups: list[list[Part]], statuses: list[int], behind: list[str]) -> int:
+def conclude(parts: list[Part], statuses: list[int], behind: list[str]) -> int:
     """Say what became of the tests; the exit status."""
     total: Counter[str] = Counter()
-    for part in (part for group in groups for part in group):
+    for part in parts:
         found, bad = part.counts()
         total += found
         for name in bad:
@@ -186,13 +185,14 @@ def main(arguments: list[str]) -> int:
     check = "--check" in arguments
     more = [argument for argument in arguments if argument != "--check"]
     mark = uuid.uuid4().hex
+    compileall.compile_dir(ROOT / "hvdkit", quiet=2)
     with tempfile.TemporaryDirectory(prefix="hvdkit-tests-") as folder, interrupted_by(signal.SIGTERM, signal.SIGHUP):
-        groups = plan(check, more, Path(folder))
+        parts = plan(check, more, Path(folder))
         try:
-            statuses = run(groups, mark)
-            return conclude(groups, statuses, left_behind(mark, GONE_S))
+            statuses = run(parts, mark)
+            return conclude(parts, statuses, left_behind(mark, GONE_S))
         except KeyboardInterrupt:
-            for part in (part for group in groups for part in group if part.process and part.process.poll() is None):
+            for part in (part for part in parts if part.process and part.process.poll() is None):
                 assert part.process
                 part.process.send_signal(signal.SIGINT)  # Ctrl-C on a terminal has told it already
             deadline = time.monotonic() + FAREWELL_S

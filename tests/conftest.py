@@ -48,6 +48,16 @@ LONGEST = (
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not read files none of whose tests are of the part that scripts/run_tests.py asks for."""
+    if collection_path.suffix == ".py" and (part := config.option.markexpr) in ("check", "not check"):
+        whole = collection_path.stem.removeprefix("test_") in CHECK
+        exception = "mark.ranks" if whole else "mark.check"
+        if whole != (part == "check") and exception not in collection_path.read_text():
+            return True
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the files in CHECK, make timeouts patient; where processes share the files, bring LONGEST to the front."""
     startup.done()  # tests import what ranks import, and the garbage collector waits since then
