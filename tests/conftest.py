@@ -32,7 +32,7 @@ CHECK = {
     "blame", "compare", "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels",
     "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target",
     "host_doctor", "images", "kubernetes", "launch_hosts", "mesh", "paths", "predict", "profile", "progress",
-    "published", "quick", "refused", "report_files", "runtimes_patches", "schemas", "simulator",
+    "published", "quick", "refused", "report_files", "runtimes_patches", "schemas", "sharding", "simulator",
     "simulator_contradictions", "simulator_costs", "simulator_properties", "simulator_refusals", "stalls", "submit",
     "sweep", "sync", "tuning", "validation",
 }  # fmt: skip

@@ -61,7 +61,14 @@ class Member:
     def _everyone(self, value: Any, name: str, group: tuple[int, ...] | None = None) -> list[Any]:
         return self._crowd.exchange(self._rank, value, name, group or tuple(range(self._crowd.size)))
 
-    def allreduce(self, tensors: list[Any], op: str = "average", name: str = "allreduce", within: Any = None) -> Any:
+    def allreduce(
+        self,
+        tensors: list[Any],
+        op: str = "average",
+        name: str = "allreduce",
+        within: Any = None,
+        overwrite: bool = False,
+    ) -> Any:
         everyone = self._everyone(tensors, name, within)
         return [np.asarray(_REDUCED[op](each, axis=0), each[0].dtype) for each in zip(*everyone, strict=True)]
 
@@ -78,6 +85,10 @@ class Member:
         assert ends[-1] == len(tensor)
         everyone = self._everyone(np.split(tensor, ends[:-1]), name)
         return np.concatenate([parts[self._rank] for parts in everyone])
+
+    def reducescatter(self, tensor: Any, op: str = "average", name: str = "reducescatter") -> Any:
+        (mean,) = self.allreduce([tensor], op, name)
+        return np.split(mean, self._crowd.size)[self._rank]
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         return self._everyone(value, name)

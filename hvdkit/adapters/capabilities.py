@@ -6,7 +6,8 @@ This is data in a separate module, so that no framework has to be loaded to read
 from __future__ import annotations
 
 _REDUCED = frozenset({"float16", "float32", "float64", "int32", "int64"})
-_MODERN = frozenset({"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "bfloat16", "exact-sums", "recompute"})
+_PRECISIONS = frozenset({"fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "bfloat16"})
+_MODERN = _PRECISIONS | {"gpu", "exact-sums", "recompute", "shard-gradients"}
 
 CAPABILITIES: dict[str, frozenset[str]] = {
     "pytorch": _MODERN | _REDUCED | {"scalars", "empty", "layer-times", "own-profile"},

@@ -18,7 +18,7 @@ class TrainableModel:
     A subclass sets `parameters`, `buffers` and `stamp`, and defines `inputs`, `backward` and `predict`.
     """
 
-    traced = transposed = overlaps = False
+    traced = transposed = reports = overlaps = False
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     stamp: Stamp
@@ -33,11 +33,15 @@ class TrainableModel:
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         return None
 
-    def on_ready(self, ready: Callable[[str, Tensor], None]) -> None:
+    def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
         raise NotImplementedError
 
     def start_average(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
         raise NotImplementedError
+
+    def start_reducescatter(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
+        part = self.session.adapter.reducescatter(tensor, name=name)
+        return lambda: part
 
     def fit(self, hooks: Hooks) -> None:
         trainer.drive(self.session, hooks)

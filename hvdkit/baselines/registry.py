@@ -88,6 +88,7 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
         "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
         "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
+        "does not shard; leave out the recipe's `sharding`": recipe.sharding != "none",
         "does not support elastic training; leave out the recipe's `elastic`": recipe.elastic is not None,
         "runs on this machine only; leave out -H": not (rival.travels or hosts_are_here),
     }

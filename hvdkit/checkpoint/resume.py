@@ -23,7 +23,7 @@ from hvdkit.recipe.schema import Recipe, flat
 # Keys that may differ between a checkpoint's recipe and the recipe that resumes from it.
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
-    "compression", "allreduce", "recompute", "batch_size", "accumulate", "elastic", "tune",
+    "compression", "allreduce", "sharding", "recompute", "batch_size", "accumulate", "elastic", "tune",
 }  # fmt: skip
 
 
@@ -51,17 +51,18 @@ def resumed(
     session: Session,
     place: Path | None,
     held: Checkpoint | None = None,
-) -> tuple[Progress, bool, int, dict[str, np.ndarray]]:
+) -> tuple[Progress, bool, dict[str, np.ndarray]]:
     """Load the state of the most advanced rank (`held` is this rank's), or else rank 0's newest valid checkpoint.
 
-    Returns the progress; whether updates are recounted because their size has changed; the root rank, from which the
-    others get the session's state; and, on all ranks, the rest of the state. Collective.
+    Without either, all ranks get the session's state of rank 0. Returns the progress; whether updates are recounted
+    because their size has changed; and the state of communication. Collective, with the same result on all ranks.
     Raises RequestError, the same on every rank, as `pick` does, and if the tensors do not fit.
     """
     positions = adapter.allgather_object(held and held.record.progress.position, name="held")
     furthest = max((position for position in positions if position is not None), default=None)
     root = positions.index(furthest)  # the first rank that holds it; rank 0 if no rank holds a state
     found_state: dict[str, Any] = {}
+    state: dict[str, np.ndarray] = {}
     if mesh.world.rank == root:
         try:
             found = held or (pick(place, recipe)[0] if place else None)
@@ -77,15 +78,16 @@ def resumed(
     found_state = adapter.allgather_object(found_state, name="resume")[root]
     if "error" in found_state:
         raise RequestError(found_state["error"])
+    session.broadcast_state(root, state)
     if not found_state:
-        return Progress(), False, root, {}
+        return Progress(), False, {}
     progress = Progress(**found_state["progress"])
     recounted = recounts(found_state["recipe"], found_state["np"], recipe, mesh.data.size)
     if recounted:
         # The schedule counts updates of the new size. The samples of the epoch decide how many updates are left.
         plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
         progress.step = plan.step_at(progress.epoch, progress.samples)
-    return progress, recounted, root, found_state["rest"]
+    return progress, recounted, found_state["rest"]
 
 
 def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> bool:

@@ -93,8 +93,9 @@ def plan(
     exact = recipe.model_copy(update={"precision": "fp64", "elastic": None})
     plans: list[Plan] = []
     for framework, rival in dict.fromkeys([LEADER, *_judged(frameworks, named, np)]):
-        with faults.collected():
-            plans.append(make_plan(exact, framework, placement, rival))
+        with faults.collected():  # baselines do not shard
+            asked = exact if rival is None else exact.model_copy(update={"sharding": "none"})
+            plans.append(make_plan(asked, framework, placement, rival))
     faults.report()
     return ParityPlan(recipe, plans, steps, names(frameworks, named, np))
 
@@ -269,7 +270,8 @@ def check(parity: Parity, path: Path, recipe: Recipe, frameworks: list[str]) -> 
 
 def _proved(recipe: Recipe) -> dict[str, Any]:
     """The keys of a recipe that parity depends on: the number and size of batches do not change the program."""
-    return {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
+    settings = {key: value for key, value in deciding(recipe).items() if key not in ("seed", "precision")}
+    return settings | {"sharding": recipe.sharding}
 
 
 def _has_default(recipe: Recipe, key: str) -> bool:

@@ -62,7 +62,20 @@ def unsupported(framework: str, capabilities: frozenset[str], recipe: Recipe, de
         )
     if recipe.recompute and "recompute" not in capabilities:
         found.append(f"recompute: {framework} cannot compute activations again in backward; expected false")
-    return found
+    return found + _sharding(framework, capabilities, recipe)
+
+
+def _sharding(framework: str, capabilities: frozenset[str], recipe: Recipe) -> list[str]:
+    asked, able = recipe.sharding, ["none", "optimizer"]
+    able += [each for each in ("gradients", "parameters") if f"shard-{each}" in capabilities]
+    if asked in able:
+        return []
+    why = (
+        "no framework frees its parameters between uses yet"
+        if asked == "parameters"
+        else "its gradients are all in memory at once"
+    )
+    return [f"sharding: {framework} cannot shard {asked}, as {why}; expected {' or '.join(able)}"]
 
 
 def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:

@@ -33,6 +33,8 @@ CAPABILITIES = {
     "exact-sums": "its float32 batch norm adds up in more than float32, or in a tree, not one value after the other",
     "layer-times": "records when each layer's forward pass has ended, beside when each gradient is ready",
     "own-profile": "writes its framework's own profile beside hvdkit's",
+    "shard-gradients": "trains with `sharding: gradients`",
+    "shard-parameters": "trains with `sharding: parameters`",
     "recompute": "computes activations again in backward where the recipe says `recompute: true`",
     "float16": "reduces float16 tensors",
     "float32": "reduces float32 tensors",
@@ -103,13 +105,15 @@ class Trainable(Protocol):
     kernels are HWIO and matrices (in, out), other than in files; a model whose attribute `transposed` is False has
     the files' layouts. If `traced`, functions are compiled once and run many times.
     `stamp(names, tensors)` returns the tensors; while trace events are recorded it also records, under these names of
-    `core.trace_events`, when the tensors are ready. `overlaps` says whether gradients may be sent during backward.
+    `core.trace_events`, when the tensors are ready. `reports` says whether backward can report each gradient, and
+    `overlaps` whether gradients are best sent then.
     """
 
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     transposed: bool
     traced: bool
+    reports: bool
     overlaps: bool
     stamp: Stamp
     session: Session  # the session that uses it; set by the session
@@ -145,11 +149,20 @@ class Trainable(Protocol):
         The kernel takes weights, gradients, slots by weight, the learning rate, and both bias corrections.
         """
 
-    def on_ready(self, ready: Callable[[str, Tensor], None]) -> None:
-        """Call `ready(name, gradient)` as soon as backward has computed a gradient. Only used if `overlaps`."""
+    def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
+        """Call `ready(name, gradient)` as soon as backward has computed a gradient. Only used if `reports`.
+
+        Where it returns true, backward keeps no reference to the gradient and leaves it out of its result.
+        """
 
     def start_average(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
         """Start averaging a tensor over all ranks; the result waits for the mean. Only used if `overlaps`."""
+
+    def start_reducescatter(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
+        """Start averaging a vector over all ranks; the result waits for this rank's part of the mean.
+
+        The parts have equal length. Where the framework cannot start it, it is done at once.
+        """
 
     def fit(self, hooks: Hooks) -> None:
         """Train: call the loop's hooks in this framework's usual way."""

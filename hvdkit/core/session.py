@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
 from hvdkit.core.state import check_fits, from_canonical, to_canonical
 from hvdkit.core.strategy import Strategy
@@ -84,16 +85,17 @@ class Session:
         self.trainable.session = self
         if not self.trainable.parameters:
             raise RequestError("model: expected parameters to train, got a model without any")
-        settings = self.strategy.optimizer(optimizer)
-        self.update = Update(adapter, self.trainable, settings, precision)
         parameters = sorted(self.trainable.parameters.items())
         self.shapes = {name: self._turned_shape(parameter) for name, parameter in parameters}
         self.dtype = adapter.dtype(parameters[0][1])
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
+        settings = self.strategy.optimizer(optimizer)
+        self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))
         self._sums: dict[str, Tensor] = {}  # sums of the gradients of an update's earlier batches
         self._parts = 1  # batches in the current update
         self._sends = False  # whether gradients from `_ready` belong to the update's last batch
-        if self.trainable.overlaps and self.strategy.overlaps:
+        during = self.trainable.overlaps or (self.trainable.reports and self.strategy.keeps_shares)
+        if during and self.strategy.overlaps:
             self.trainable.on_ready(self._ready)
         self._compiled: dict[Any, dict[str, Any]] = defaultdict(dict)
 
@@ -123,7 +125,7 @@ class Session:
 
     def _part(self, batch: Batch, number: int, count: int) -> Tensor:
         self.sums()  # create them before a compiled function uses them
-        self._parts, self._sends = count, number == count - 1
+        self._parts, self._sends = count, self.strategy.keeps_shares or number == count - 1
         return self.compiled(self._accumulate)(*self._inputs(batch))
 
     def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -132,16 +134,18 @@ class Session:
         return loss
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add one batch's gradients to the sums for `finish`."""
+        """Add one batch's gradients, or this rank's share of their means, to the sums for `finish`."""
         gradients = self._stamped((trace_events.BACKWARD,), gradients)
+        if self.strategy.keeps_shares:
+            gradients = self._averaged(gradients)
         for name, total in self.sums().items():
             self.adapter.tensors.assign(total, total + gradients[name])
 
     def sums(self) -> dict[str, Tensor]:
         """The sums of gradients since the last update, created on first use."""
         if not self._sums:
-            ops = self.adapter.tensors
-            self._sums = {name: ops.variable(parameter) for name, parameter in self.trainable.parameters.items()}
+            owned = self.update.owned if self.strategy.keeps_shares else Owned(self.adapter, self.trainable.parameters)
+            self._sums = owned.variables()
         return self._sums
 
     def finish(self, count: int) -> None:
@@ -153,7 +157,7 @@ class Session:
     def _finish(self, count: Any) -> None:
         ops = self.adapter.tensors
         means = {name: total / scalar(self.adapter, count, total) for name, total in self._sums.items()}
-        self.update(self._averaged(means))
+        self.update(means if self.strategy.keeps_shares else self._averaged(means))
         for total in self._sums.values():
             ops.assign(total, total * 0)
 
@@ -165,11 +169,12 @@ class Session:
         means = self.strategy.average(self, dict(gradients))
         return self._stamped((trace_events.REDUCED,), means)
 
-    def _ready(self, name: str, gradient: Tensor) -> None:
-        """Send a gradient that backward has computed, if it belongs to the update's last batch."""
-        if self._sends:
-            whole = gradient if self._parts == 1 else (self.sums()[name] + gradient) / self._parts
-            self.strategy.begin(self, name, whole)
+    def _ready(self, name: str, gradient: Tensor) -> bool:
+        """Send a gradient that backward has computed, if it is to be sent after this batch; whether it is taken."""
+        if not self._sends:
+            return False
+        first = self._parts == 1 or self.strategy.keeps_shares
+        return self.strategy.begin(self, name, gradient if first else (self.sums()[name] + gradient) / self._parts)
 
     def gradients(self, batch: Batch) -> Gradients:
         """What a training step computes and sends, without the update; collective.
@@ -184,7 +189,7 @@ class Session:
     def _probe(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         outputs, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
-        averaged = self.strategy.average(self, gradients)
+        averaged = self.update.owned.whole(self.strategy.average(self, gradients))
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
@@ -246,7 +251,7 @@ class Session:
     # The state
 
     def state(self) -> dict[str, np.ndarray]:
-        """Parameters and buffers by torchvision's names and layouts, the optimizer's slots as `optimizer.SLOT.NAME`.
+        """`model_state`, and the optimizer's slots as `optimizer.SLOT.NAME`; collective if ranks own shares of them.
 
         Slots are always present, zero before the first step. There are also arrays without dimensions: `optimizer.step`
         (int64, number of updates) if the optimizer counts them, and, if the loss is scaled, `optimizer.loss_scale`
@@ -255,23 +260,42 @@ class Session:
         numbers = {
             name: np.asarray(number.get()).astype(dtype) for name, (number, dtype) in self.update.numbers().items()
         }
-        return self._arrays(self._tensors()) | numbers
+        return self.model_state() | self._arrays(self.update.tensors()) | numbers
+
+    def model_state(self) -> dict[str, np.ndarray]:
+        """Parameters and buffers by torchvision's names and layouts."""
+        return self._arrays(self._model_tensors())
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit."""
-        tensors, adapter = self._tensors(), self.adapter
-        check_fits({name: self._turned_shape(tensor) for name, tensor in tensors.items()}, state)
+        """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
+
+        Each rank takes its own share of the slots.
+        """
+        tensors, adapter = self._model_tensors(), self.adapter
+        slots = self.update.slot_tensors()
+        check_fits({name: self._turned_shape(tensor) for name, tensor in (tensors | slots).items()}, state)
+        arrays = {
+            name: self._native(state[name]).astype(adapter.dtype(tensor), copy=False)
+            for name, tensor in (tensors | slots).items()
+            if name in state
+        }
         for name, tensor in tensors.items():
-            if name in state:
-                array = from_canonical(state[name]) if self.trainable.transposed else state[name]
-                adapter.tensors.assign(tensor, adapter.from_numpy(array.astype(adapter.dtype(tensor))))
+            if name in arrays:
+                adapter.tensors.assign(tensor, adapter.from_numpy(arrays[name]))
+        if slots.keys() <= arrays.keys():
+            self.update.load(arrays)
         for name, (number, _) in self.update.numbers().items():
             if name in state:
                 number.set(float(state[name]))
 
-    def broadcast_state(self, root_rank: int = 0) -> None:
-        """Broadcast the root's parameters, buffers and optimizer state to every rank; one collective per dtype."""
+    def broadcast_state(self, root_rank: int = 0, found: Mapping[str, np.ndarray] | None = None) -> None:
+        """Broadcast the root's parameters, buffers and optimizer state to every rank; one collective per dtype.
+
+        `found` is a state that the root has instead of its own, such as a checkpoint's.
+        """
         state, adapter = self.state(), self.adapter
+        for name, value in (found or {}).items():
+            state[name] = value.astype(state[name].dtype)
         by_dtype: dict[str, list[str]] = defaultdict(list)
         for name, value in state.items():
             by_dtype[str(value.dtype)].append(name)
@@ -308,8 +332,11 @@ class Session:
         named = {name: self._turned(part, _TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
         return {name: named[name] for name in self.trainable.parameters}
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**self.trainable.parameters, **self.trainable.buffers, **self.update.tensors()}
+    def _model_tensors(self) -> dict[str, Tensor]:
+        return {**self.trainable.parameters, **self.trainable.buffers}
+
+    def _native(self, array: np.ndarray) -> np.ndarray:
+        return from_canonical(array) if self.trainable.transposed else array
 
     def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in tensors.items()}

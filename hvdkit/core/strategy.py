@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.core.owned import Owned
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -25,6 +27,7 @@ class Strategy:
     """
 
     overlaps = False  # whether `begin` may send a gradient while backward still computes others
+    keeps_shares = False  # whether gradients are sent after each batch, and each rank keeps only its share of the means
 
     def bind(self, session: Any, parameters: int) -> None:
         """Attach to a session (`core.session.Session`) whose model has `parameters` elements."""
@@ -33,16 +36,25 @@ class Strategy:
         """The optimizer's settings without the parts that the strategy does itself."""
         return settings
 
+    def owned(self, session: Any, settings: Optimizer) -> Owned:
+        """What of the parameters this rank updates, by the optimizer of these settings."""
+        return Owned(session.adapter, session.trainable.parameters)
+
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over all ranks by name; collective. The gradients may be overwritten.
+        """The means over all ranks of each piece that this rank has `owned`; collective.
+
+        The gradients are by parameter; they may be overwritten. Those that `begin` has taken are left out.
 
         Part of the step that a tracing framework compiles. If the loss is scaled and a gradient on any rank is not
         finite, at least one mean is not finite on every rank.
         """
         return gradients
 
-    def begin(self, session: Any, name: str, gradient: Tensor) -> None:
-        """Start sending one gradient that backward has just computed; `average` waits for it."""
+    def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
+        """Start sending one gradient that backward has just computed; `average` waits for it.
+
+        Returns whether it is taken: backward then lets go of it, and leaves it out of its result.
+        """
         raise NotImplementedError
 
     @contextmanager

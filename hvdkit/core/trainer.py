@@ -12,7 +12,7 @@ import numpy as np
 from hvdkit.core import metrics
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
-from hvdkit.core.state import digest, is_statistic, parameters_of
+from hvdkit.core.state import digest, is_statistic
 from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.core.topology import Topology
 from hvdkit.data import Shard
@@ -295,7 +295,7 @@ def merge_statistics(adapter: Adapter, session: Session, mesh: Mesh) -> None:
     """
     if mesh.data.size == 1:
         return
-    state = session.state()
+    state = session.model_state()
     names = [name for name in state if is_statistic(name)]
     if names:
         means = adapter.allreduce([adapter.from_numpy(state[name]) for name in names], name="running_statistics")
@@ -308,8 +308,8 @@ def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> No
 
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
     """
-    parameters = parameters_of(session.state())
-    mine = {name: digest({name: value}) for name, value in parameters.items()}
+    state = session.model_state()
+    mine = {name: digest({name: state[name]}) for name in session.shapes}
     everyone = adapter.allgather_object(mine, name="check_ranks")
     for name in mine:
         differing = [rank for rank in mesh.data.ranks if everyone[rank][name] != everyone[mesh.data.ranks[0]][name]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.core.owned import Owned
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
 from hvdkit.core.state import slot_name
-from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update
+from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update_all
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hvdkit.core.seam import Adapter, Trainable
     from hvdkit.core.tensors import Number
     from hvdkit.recipe.schema import Optimizer
@@ -18,32 +21,32 @@ Tensor = Any
 
 
 class Update:
-    """An optimizer of a model's parameters, with its slots and counters.
+    """An optimizer of what a rank `owned` of a model's parameters, with its slots and counters.
 
-    `slots` maps parameters to tensors in the order of `update_rules.slot_names`, initially zero. `rate` is the
+    `slots` maps the pieces to tensors in the order of `update_rules.slot_names`, initially zero. `rate` is the
     learning rate of the next update, `scale` the loss scale (None if the precision needs none).
     """
 
-    def __init__(self, adapter: Adapter, trainable: Trainable, settings: Optimizer, precision: str) -> None:
-        self._adapter, self._settings, self._parameters = adapter, settings, trainable.parameters
+    def __init__(
+        self, adapter: Adapter, trainable: Trainable, settings: Optimizer, precision: str, owned: Owned
+    ) -> None:
+        self._adapter, self._settings, self.owned = adapter, settings, owned
         ops = self._ops = adapter.tensors
-        self.slots = {
-            name: tuple(ops.variable(parameter) for _ in slot_names(settings))
-            for name, parameter in self._parameters.items()
-        }
+        by_slot = [owned.variables() for _ in slot_names(settings)]
+        self.slots = {name: tuple(slot[name] for slot in by_slot) for name in owned.shapes}
         self.rate, self.steps = ops.number(settings.learning_rate), ops.number(0.0)
         scales = PRECISIONS[precision].scales_loss
         self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
         self.good_steps = ops.number(0.0)
-        self._kernel = trainable.update_kernel(settings)
+        self._kernel = trainable.update_kernel(settings) if owned.in_place else None
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update by averaged gradients of the scaled loss, equal on all ranks: all ranks skip a step or none does."""
+        """Update by averaged gradients of the scaled loss, for each piece: all ranks skip a step or none does."""
         if self.scale is None:
             self._apply(list(gradients.values()))
             return
         unscaled = self.unscaled(gradients)
-        finite = all_finite(list(unscaled.values()), self._ops)
+        finite = all_finite(list(unscaled.values()), self._ops, self.owned.summed)
         self._ops.when(finite, lambda: self._apply_and_grow(list(unscaled.values())), self._back_off)
 
     def unscaled(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,30 +74,46 @@ class Update:
     def _apply(self, gradients: list[Tensor]) -> None:
         ops, settings = self._ops, self._settings
         if settings.clip_norm is not None:
-            gradients = clip(gradients, settings.clip_norm, ops)
+            gradients = clip(gradients, settings.clip_norm, ops, self.owned.summed)
         corrections: tuple[Any, Any] = (1.0, 1.0)
         if counts_steps(settings):
             self.steps.set(self.steps.get() + 1)
             corrections = bias_corrections(settings, self.steps.get())
-        rate, weights, slots = self.rate.get(), list(self._parameters.values()), list(self.slots.values())
+        rate, weights, slots = self.rate.get(), self.owned.weights(), list(self.slots.values())
         if self._kernel is not None:
             self._kernel(weights, gradients, slots, rate, corrections)
             return
-        for weight, gradient, old in zip(weights, gradients, slots, strict=True):
-            first, second = (scalar(self._adapter, each, gradient) for each in corrections)
-            own_rate = scalar(self._adapter, rate, gradient)
-            new, values = update(settings, ops, weight, gradient, old, own_rate, (first, second))
-            ops.assign(weight, new)
+        first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
+        shapes, rate = list(self.owned.shapes.values()), scalar(self._adapter, rate, gradients[0])
+        pieces = update_all(settings, ops, shapes, weights, gradients, slots, rate, (first, second), self.owned.norms)
+        self.owned.store(self._with_slots_set(pieces))
+
+    def _with_slots_set(self, pieces: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> Iterator[Tensor]:
+        """The new weights of each piece, whose new slots are set."""
+        for old, (weight, values) in zip(self.slots.values(), pieces, strict=True):
             for slot, value in zip(old, values, strict=True):
-                ops.assign(slot, value)
+                self._ops.assign(slot, value)
+            yield weight
 
     def tensors(self) -> dict[str, Tensor]:
-        """The slots, by their names in a state."""
-        return {
-            slot_name(slot, name): tensor
-            for name, held in self.slots.items()
-            for slot, tensor in zip(slot_names(self._settings), held, strict=True)
-        }
+        """The slots of all parameters, by their names in a state; collective if ranks own shares."""
+        found: dict[str, Tensor] = {}
+        for number, slot in enumerate(slot_names(self._settings)):
+            whole = self.owned.whole({piece: held[number] for piece, held in self.slots.items()})
+            found |= {slot_name(slot, name): tensor for name, tensor in whole.items()}
+        return found
+
+    def slot_tensors(self) -> dict[str, Tensor]:
+        """The names of `tensors`, with the parameter that each slot has the shape and dtype of."""
+        parameters = self.owned.parameters.items()
+        return {slot_name(slot, name): each for slot in slot_names(self._settings) for name, each in parameters}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set the slots from arrays with the names of `tensors`, in the parameters' shapes and dtype."""
+        for number, slot in enumerate(slot_names(self._settings)):
+            whole = {name: arrays[slot_name(slot, name)] for name in self.owned.parameters}
+            for piece, array in self.owned.cut(whole).items():
+                self._ops.assign(self.slots[piece][number], self._adapter.from_numpy(array))
 
     def numbers(self) -> dict[str, tuple[Number, str]]:
         """The optimizer's scalars in a state, with their dtypes there."""

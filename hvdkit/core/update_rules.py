@@ -6,6 +6,7 @@ each step and, except in LARS, is not part of any slot, so a change of the rate 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hvdkit.core.tensors import Tensors
@@ -39,6 +40,11 @@ def bias_corrections(optimizer: Optimizer, step: Any) -> tuple[Any, Any]:
     return 1.0 - optimizer.beta1**step, 1.0 - optimizer.beta2**step
 
 
+def is_layerwise(optimizer: Optimizer) -> bool:
+    """Whether the rule depends on the norms of whole parameters, not on each element alone."""
+    return isinstance(optimizer, Lars | Lamb)
+
+
 def update(
     optimizer: Optimizer,
     ops: Tensors,
@@ -53,34 +59,102 @@ def update(
     `weight`, `gradient` and each of `slots` have one shape and dtype; `rate` and `corrections` are numbers, or tensors
     of one element and that dtype.
     """
-    shape = tuple(weight.shape)
-    decay, spared = decay_of(optimizer, shape), _spared(optimizer, shape)
+
+    def norms(*kinds: list[Tensor]) -> list[list[Tensor]]:
+        return [[ops.norm(tensor) for tensor in tensors] for tensors in kinds]
+
+    shapes = [tuple(weight.shape)]
+    (renewed,) = update_all(optimizer, ops, shapes, [weight], [gradient], [slots], rate, corrections, norms)
+    return renewed
+
+
+Norms = Callable[..., list[list[Tensor]]]
+
+
+def update_all(
+    optimizer: Optimizer,
+    ops: Tensors,
+    shapes: list[tuple[int, ...]],
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    slots: list[tuple[Tensor, ...]],
+    rate: Any,
+    corrections: tuple[Any, Any],
+    norms: Norms,
+) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    """The updates of parameters, or of parts of them, as `update` makes one; computed one after the other.
+
+    `shapes` are those of the whole parameters. `norms` takes lists with a tensor for each of them, and returns as many
+    lists of Euclidean norms, each over the whole parameter; only rules that are `is_layerwise` call it.
+    """
+    decays = [decay_of(optimizer, shape) for shape in shapes]
+    directed: Iterable[tuple[Tensor, tuple[Tensor, ...]]] = (
+        _directed(optimizer, ops, *each, corrections) for each in zip(weights, gradients, slots, decays, strict=True)
+    )
+    trusts: list[Any] = [1.0] * len(weights)
+    if is_layerwise(optimizer):
+        directed = list(directed)
+        sizes, slopes = norms(weights, [direction for direction, _ in directed])
+        trusts = [
+            1.0 if _spared(optimizer, shape) else _trust(optimizer, ops, size, slope, decay)
+            for shape, size, slope, decay in zip(shapes, sizes, slopes, decays, strict=True)
+        ]
+    for weight, (direction, moments), decay, trust in zip(weights, directed, decays, trusts, strict=True):
+        yield _moved(optimizer, weight, direction, moments, rate, decay, trust)
+
+
+def _directed(
+    optimizer: Optimizer,
+    ops: Tensors,
+    weight: Tensor,
+    gradient: Tensor,
+    slots: tuple[Tensor, ...],
+    decay: float,
+    corrections: tuple[Any, Any],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The direction of a step: the gradient, or Adam's with the new slots; LAMB's includes decay."""
+    if not isinstance(optimizer, AdamW | Lamb):
+        return gradient, slots
+    direction, slots = _adam(optimizer, ops, gradient, slots, corrections)
+    return (direction + decay * weight if decay and isinstance(optimizer, Lamb) else direction), slots
+
+
+def _moved(
+    optimizer: Optimizer,
+    weight: Tensor,
+    direction: Tensor,
+    slots: tuple[Tensor, ...],
+    rate: Any,
+    decay: float,
+    trust: Any,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     if isinstance(optimizer, Sgd):
-        return _sgd(optimizer, weight, gradient, slots, rate, decay)
+        return _sgd(optimizer, weight, direction, slots, rate, decay)
     if isinstance(optimizer, Lars):
-        return _lars(optimizer, ops, weight, gradient, slots, rate, decay, spared)
+        return _lars(optimizer, weight, direction, slots, rate, decay, trust)
     if isinstance(optimizer, AdamW):
-        direction, slots = _adam(optimizer, ops, gradient, slots, corrections)
         return weight - rate * (direction + decay * weight), slots
-    assert isinstance(optimizer, Lamb)
-    return _lamb(optimizer, ops, weight, gradient, slots, rate, decay, spared, corrections)
+    return weight - rate * trust * direction, slots
 
 
-def clip(gradients: list[Tensor], max_norm: float, ops: Tensors) -> list[Tensor]:
+def clip(
+    gradients: list[Tensor], max_norm: float, ops: Tensors, summed: Callable[[Tensor], Tensor] = lambda value: value
+) -> list[Tensor]:
     """Scale all gradients by one factor so that their joint Euclidean norm is at most `max_norm`.
 
-    Pascanu et al. 2013, algorithm 1. The gradients have one dtype.
+    Pascanu et al. 2013, algorithm 1. The gradients have one dtype. Where each rank has only a share of them, `summed`
+    adds a number of one element over the ranks.
     """
     norms = [ops.norm(gradient) for gradient in gradients]
-    total = ops.sqrt(sum((norm * norm for norm in norms[1:]), norms[0] * norms[0]))
+    total = ops.sqrt(summed(sum((norm * norm for norm in norms[1:]), norms[0] * norms[0])))
     factor = ops.where(total > max_norm, max_norm / total, _one(total))
     return [gradient * factor for gradient in gradients]
 
 
-def all_finite(tensors: list[Tensor], ops: Tensors) -> Tensor:
-    """Whether no element of any tensor is infinite or NaN: a condition for `Tensors.when`."""
+def all_finite(tensors: list[Tensor], ops: Tensors, summed: Callable[[Tensor], Tensor] = lambda value: value) -> Tensor:
+    """Whether no element of any tensor is infinite or NaN: a condition for `Tensors.when`. `summed` as in `clip`."""
     remains = [ops.norm(tensor * 0) for tensor in tensors]  # 0 × inf is NaN
-    return sum(remains[1:], remains[0]) == 0
+    return summed(sum(remains[1:], remains[0])) == 0
 
 
 def _spared(optimizer: Optimizer, shape: tuple[int, ...]) -> bool:
@@ -107,23 +181,15 @@ def _sgd(
 
 def _lars(
     optimizer: Lars,
-    ops: Tensors,
     weight: Tensor,
     gradient: Tensor,
     slots: tuple[Tensor, ...],
     rate: Any,
     decay: float,
-    spared: bool,
+    local: Any,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """You et al. 2017, algorithm 1: the local and the global learning rate are part of the velocity.
-
-    The local rate is 1 if a norm is 0, which the paper leaves open, and for parameters exempt from decay.
-    """
+    """You et al. 2017, algorithm 1: the local and the global learning rate are part of the velocity."""
     (velocity,) = slots
-    local: Any = 1.0
-    if not spared:
-        size, slope = ops.norm(weight), ops.norm(gradient)
-        local = _ratio(ops, optimizer.trust_coefficient * size, slope + decay * size)
     if decay:
         gradient = gradient + decay * weight
     velocity = optimizer.momentum * velocity + rate * local * gradient
@@ -142,26 +208,16 @@ def _adam(
     return direction, (mean, square)
 
 
-def _lamb(
-    optimizer: Lamb,
-    ops: Tensors,
-    weight: Tensor,
-    gradient: Tensor,
-    slots: tuple[Tensor, ...],
-    rate: Any,
-    decay: float,
-    spared: bool,
-    corrections: tuple[Any, Any],
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """You et al. 2020, algorithm 2, with the identity as phi.
+def _trust(optimizer: Optimizer, ops: Tensors, size: Tensor, slope: Tensor, decay: float) -> Tensor:
+    """A parameter's own learning rate from its norm `size` and the `slope`, the norm of its direction.
 
-    The trust ratio is 1 if a norm is 0, which the paper leaves open, and for parameters exempt from decay.
+    LARS: You et al. 2017, algorithm 1. LAMB: You et al. 2020, algorithm 2, with the identity as phi, where decay is
+    part of the direction. The rate is 1 if a norm is 0, which the papers leave open, and for parameters exempt from
+    decay.
     """
-    direction, slots = _adam(optimizer, ops, gradient, slots, corrections)
-    if decay:
-        direction = direction + decay * weight
-    trust: Any = 1.0 if spared else _ratio(ops, ops.norm(weight), ops.norm(direction))
-    return weight - rate * trust * direction, slots
+    if isinstance(optimizer, Lars):
+        return _ratio(ops, optimizer.trust_coefficient * size, slope + decay * size)
+    return _ratio(ops, size, slope)
 
 
 def _ratio(ops: Tensors, above: Tensor, below: Tensor) -> Tensor:

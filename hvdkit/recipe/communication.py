@@ -146,6 +146,23 @@ def faults(recipe: Any) -> list[str]:
             )
         if recipe.elastic is not None:
             found.append(f"allreduce: expected ring where elastic is given, got {recipe.allreduce}")
+    return found + _sharding_faults(recipe)
+
+
+def _sharding_faults(recipe: Any) -> list[str]:
+    if recipe.sharding == "none":
+        return []
+    with_it = f"with sharding {recipe.sharding}"
+    found = []
+    if recipe.compression.method not in ("none", "fp16"):
+        found.append(
+            f"compression: expected none or fp16 {with_it}, which sends each rank only its share of the gradients; "
+            f"got {recipe.compression.method}"
+        )
+    if recipe.sync is not None:
+        found.append(f"sync: expected none {with_it}, as ranks that update alone need the whole optimizer's state")
+    if recipe.allreduce != "ring":
+        found.append(f"allreduce: expected ring {with_it}, whose gradients are not allreduced; got {recipe.allreduce}")
     return found
 
 

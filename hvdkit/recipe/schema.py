@@ -229,6 +229,11 @@ class Recipe(Strict):
     allreduce: Literal["ring", "hierarchical", "central"] = Field(
         "ring", description="by which algorithm gradients are summed"
     )
+    sharding: Literal["none", "optimizer", "gradients", "parameters"] = Field(
+        "none",
+        description="what each rank holds only its share of, and all before it: the optimizer's state (ZeRO-1), "
+        "gradients (ZeRO-2), parameters (ZeRO-3)",
+    )
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = Field(
         "fp32", description="of the arithmetic; weights are fp32, with fp64 they are fp64"
     )

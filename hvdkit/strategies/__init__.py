@@ -10,8 +10,12 @@ from hvdkit.strategies.dense import Dense
 
 
 def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe) -> Strategy:
-    """The strategy for the recipe's `compression`, `sync` and `allreduce`."""
+    """The strategy for the recipe's `sharding`, `compression`, `sync` and `allreduce`."""
     compression = recipe.compression
+    if recipe.sharding != "none" and mesh.data.size > 1:
+        from hvdkit.strategies.sharded import Sharded
+
+        return Sharded(adapter, mesh.data, recipe.sharding == "gradients", half=compression.method == "fp16")
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
         return Dense(adapter, mesh.data.size, half=compression.method == "fp16")
     # Imported here because most runs need none of these.

@@ -27,6 +27,11 @@ def restart_names() -> None:
     _names = itertools.count()
 
 
+def next_name() -> str:
+    """A prefix of the names of a strategy's reductions, because a framework may run those of two concurrently."""
+    return f"gradients.{next(_names)}"
+
+
 def on_wire(adapter: Adapter, tensor: Tensor, half: bool) -> tuple[Tensor, str | None]:
     """The tensor to send, with `half` in float16, and the tensor's own dtype if that is different."""
     dtype = adapter.dtype(tensor)
@@ -41,16 +46,13 @@ def from_wire(adapter: Adapter, tensor: Tensor, dtype: str | None) -> Tensor:
 
 
 class Dense(Strategy):
-    """Sends gradients in their own dtype or, with `half`, in float16, where values beyond 65,504 become infinite.
-
-    Each instance has its own name for the reduction, because a framework may run two of them concurrently.
-    """
+    """Sends gradients in their own dtype or, with `half`, in float16, where values beyond 65,504 become infinite."""
 
     overlaps = True
 
     def __init__(self, adapter: Adapter, size: int, half: bool = False) -> None:
         self._adapter, self._size, self._half = adapter, size, half
-        self._name = f"gradients.{next(_names)}"
+        self._name = next_name()
         self._under_way: dict[str, tuple[Callable[[], Tensor], str | None]] = {}  # by gradient: wait, own dtype
         self._bytes = 0.0
 
@@ -74,10 +76,11 @@ class Dense(Strategy):
         means = session.trainable.stamp((trace_events.RECEIVED,), means)
         return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
 
-    def begin(self, session: Any, name: str, gradient: Tensor) -> None:
+    def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
         """Start averaging one gradient."""
         tensor, dtype = on_wire(self._adapter, gradient, self._half)
         self._under_way[name] = session.trainable.start_average(tensor, f"{self._name}.{name}"), dtype
+        return False
 
     def _awaited(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, gradient in gradients.items():

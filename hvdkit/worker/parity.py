@@ -261,8 +261,9 @@ class Participant:
         self._adapter.allgather_object(None, name=f"parity.{what}")
 
     def _save_state(self, step: int) -> None:
+        state = self._exact.state()
         if self._mesh.is_root:
-            save_arrays(self._part.state(step), self._exact.state())
+            save_arrays(self._part.state(step), state)
 
     def _evaluation_split(self) -> Split:
         """A few samples, not divisible by the number of ranks, so that an unweighted average is detected."""

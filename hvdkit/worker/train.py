@@ -19,7 +19,7 @@ from hvdkit.core import metrics, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
-from hvdkit.core.state import digest, model_state, parameters_of
+from hvdkit.core.state import digest
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trainer import Loop
@@ -75,7 +75,7 @@ def _train(
     setup.check_trainable()
     strategy = setup.strategy(recipe)
     session = setup.session(recipe, strategy)
-    initial = model_state(session.state())
+    initial = session.model_state()
     warnings: list[str] = []
     if setup.task.own:
         from hvdkit.worker.sanity_check import sanity_check
@@ -84,18 +84,19 @@ def _train(
         warnings = adapter.allgather_object(mine, name="sanity_check")[0]
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None
-    progress, recounted, root = Progress(), False, 0
+    progress, recounted = Progress(), False
     if commits or (resume and place):
         from hvdkit.checkpoint.resume import resumed
 
         held = commits.held if commits else None
-        progress, recounted, root, rest = resumed(adapter, recipe, mesh, dataset, session, place, held)
+        progress, recounted, rest = resumed(adapter, recipe, mesh, dataset, session, place, held)
         strategy.load_state(rest)
         if progress.step:
             adapter.seed(seed_of(recipe, mesh.world.rank, progress.step))
-    elif place and keeps:
-        check_fresh(adapter, mesh.world, place)
-    session.broadcast_state(root_rank=root)
+    else:
+        if place and keeps:
+            check_fresh(adapter, mesh.world, place)
+        session.broadcast_state()
     first_step = progress.step
 
     checkpoints = None
@@ -219,6 +220,7 @@ def _result(
     units = [samples * setup.task.units for samples in loop.step_samples]
     measured, progress = metrics.gather(adapter, recipe, setup.mesh, loop.clock, units), loop.progress
     versions = adapter.versions()
+    final = session.model_state()
     corrupt = {path for each in adapter.allgather_object(list(setup.dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(
         framework=adapter.NAME,
@@ -260,5 +262,5 @@ def _result(
         model_flop_per_second=setup.task.flop and setup.task.flop * measured.samples_per_second,
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
-        final_weights_sha256=digest(parameters_of(session.state())),
+        final_weights_sha256=digest({name: final[name] for name in session.shapes}),
     )

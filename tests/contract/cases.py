@@ -25,8 +25,11 @@ CLASSES = 10
 FEATURES = 12  # of the tiny model
 # What one collective can show; the others have cases of their own in grown.py, but for those of a GPU, and those that
 # `hvdkit profile` asks for, which tests/test_profile_runs.py tries.
-_TRAINS = {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute", "exact-sums"}
-PROBED = sorted(set(CAPABILITIES) - _TRAINS - {"layer-times", "own-profile"})
+_TRAINS = {"gpu", "fp64", "bf16", "fp16", "gpu-bf16", "gpu-fp16", "recompute", "exact-sums"} | {
+    "shard-gradients",
+    "shard-parameters",
+}
+PROBED = sorted(set(CAPABILITIES) - _TRAINS - {"layer-times", "own-profile", "shard-gradients", "shard-parameters"})
 Make = Callable[..., Any]
 Case = Callable[[Adapter, Topology, Make], None]
 CASES: dict[str, Case] = {}

@@ -7,4 +7,5 @@ import collectives
 import dropout
 import grown
 import own_losses
+import sharded
 import squeezed

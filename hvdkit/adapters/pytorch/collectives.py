@@ -64,6 +64,12 @@ def start_average(tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]
     return lambda: _wait_for_ranks(handle)
 
 
+def start_reducescatter(tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+    """Start averaging a tensor over all ranks. The returned function waits for this rank's part and returns it."""
+    handle = hvd.reducescatter_async(tensor, op=hvd.Average, name=name)
+    return lambda: _wait_for_ranks(handle)
+
+
 def _wait_for_ranks(handle: int) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames
     """An operation's result. Horovod's own wait is a busy wait, which takes a core from its reducing threads."""
     started = time.perf_counter()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hvdkit.adapters.pytorch import timing
-from hvdkit.adapters.pytorch.collectives import start_average
+from hvdkit.adapters.pytorch.collectives import start_average, start_reducescatter
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
@@ -31,6 +31,8 @@ class TrainableModel(EagerModel):
 
     A baseline may use another `layout`, and set `forward` to a wrapper.
     """
+
+    reports = True
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class TrainableModel(EagerModel):
         }
         self.overlaps = device.type in OVERLAPPED_ON
         self.stamp = partial(timing.stamp, device)
+        self._taken: set[str] = set()  # gradients of the last backward that `on_ready` has handed over
         self._pools: dict[int, torch.Tensor] = {}  # of inputs that stay on the device
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,6 +75,7 @@ class TrainableModel(EagerModel):
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         for parameter in self.trained.values():
             parameter.grad = None
+        self._taken.clear()
         logits, loss = self.loss_of(inputs, targets)
         self.stamp((trace_events.FORWARD,), [loss])
         (loss if scale is None else loss * scale).backward()
@@ -86,10 +90,11 @@ class TrainableModel(EagerModel):
         return logits, self._criterion(logits, targets)
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Every parameter's gradient; zeros if it is unused on this rank, as others may use it."""
+        """Every parameter's gradient that is not taken; zeros if it is unused on this rank, as others may use it."""
         return {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.trained.items()
+            if name not in self._taken
         }
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
@@ -112,12 +117,21 @@ class TrainableModel(EagerModel):
             return partial(_sgd, settings)
         return partial(_adamw, settings) if isinstance(settings, AdamW) else None
 
-    def on_ready(self, ready: Callable[[str, torch.Tensor], None]) -> None:
+    def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
+        def take(parameter: torch.Tensor, name: str) -> None:
+            assert parameter.grad is not None
+            if ready(name, parameter.grad):
+                parameter.grad = None
+                self._taken.add(name)
+
         for name, parameter in self.trained.items():
-            parameter.register_post_accumulate_grad_hook(lambda one, name=name: ready(name, one.grad))
+            parameter.register_post_accumulate_grad_hook(partial(take, name=name))
 
     def start_average(self, tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
         return start_average(tensor, name)
+
+    def start_reducescatter(self, tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+        return start_reducescatter(tensor, name)
 
     def _autocast(self) -> torch.autocast:
         mixed = self._precision.compute != self._precision.parameters

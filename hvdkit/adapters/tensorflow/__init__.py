@@ -27,6 +27,8 @@ CHOSEN = capabilities.CHOSEN[NAME]
 
 
 class _Collectives(Collectives):
+    # Ranks may run the same collective in different functions, so names must not depend on their name scopes.
+
     def allreduce(
         self,
         tensors: list[tf.Tensor],
@@ -35,11 +37,16 @@ class _Collectives(Collectives):
         within: object = None,
         overwrite: bool = False,
     ) -> list[tf.Tensor]:
-        # Ranks may run the same collective in different functions, so names must not depend on their name scopes.
         group = within or hvd.global_process_set
         return list(
             hvd.grouped_allreduce(tensors, op=self._ops[op], name=name, process_set=group, ignore_name_scope=True)
         )
+
+    def allgather(self, tensor: tf.Tensor, name: str = "allgather") -> tf.Tensor:
+        return hvd.allgather(tensor, name=name, ignore_name_scope=True)
+
+    def reducescatter(self, tensor: tf.Tensor, op: Op = "average", name: str = "reducescatter") -> tf.Tensor:
+        return hvd.reducescatter(tensor, op=self._ops[op], name=name, ignore_name_scope=True)
 
 
 _collectives = _Collectives(hvd, lambda splits: tf.constant(splits, tf.int32))

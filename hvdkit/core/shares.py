@@ -1,0 +1,108 @@
+"""How sharding divides the parameters: buckets of whole tensors, and in each bucket an equal share for each rank.
+
+A bucket is its tensors' elements, one after the other, and zeros up to a multiple of the number of ranks. It has at
+most BUCKET_BYTES, or one larger tensor. Buckets are in the order in which backward computes gradients: the last
+parameter first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel (Li et al. 2020)
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements `start` to `stop` of a flattened tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a share that is updated as one vector: fragments, and `padding` zeros behind them.
+
+    `shape` is that of a tensor it has elements of, which decides on weight decay.
+    """
+
+    fragments: tuple[Fragment, ...]
+    padding: int
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """The number of elements, with the padding."""
+        return sum(fragment.size for fragment in self.fragments) + self.padding
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors whose gradients are sent together, by name, for `ranks` ranks."""
+
+    shapes: Mapping[str, Shape]
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements without padding."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def share(self) -> int:
+        """The number of elements of each rank's share, with padding."""
+        return -(-self.size // self.ranks)
+
+    @property
+    def padding(self) -> int:
+        """The number of zeros at the end."""
+        return self.share * self.ranks - self.size
+
+    def pieces(self, rank: int, whole_rule: bool) -> list[Piece]:
+        """A rank's share. With `whole_rule` a piece may span several tensors of the same number of dimensions: 0 or 1,
+        or more. Otherwise each piece is of one tensor."""
+        fragments = list(self._fragments(rank * self.share, (rank + 1) * self.share))
+        padding = self.share - sum(fragment.size for fragment in fragments)
+        if not fragments:
+            return [Piece((), padding, ())]
+        runs = [list(run) for _, run in groupby(fragments, lambda each: self._kind(each) if whole_rule else each.name)]
+        return [Piece(tuple(run), padding if run is runs[-1] else 0, self.shapes[run[0].name]) for run in runs]
+
+    def _kind(self, fragment: Fragment) -> bool:
+        return len(self.shapes[fragment.name]) < 2
+
+    def _fragments(self, start: int, stop: int) -> Iterator[Fragment]:
+        begin = 0
+        for name, shape in self.shapes.items():
+            end = begin + math.prod(shape)
+            if max(start, begin) < min(stop, end):
+                yield Fragment(name, max(start, begin) - begin, min(stop, end) - begin)
+            begin = end
+
+
+def buckets(shapes: Mapping[str, Shape], ranks: int, itemsize: int, most_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """Divide tensors of these shapes, in the order of the model, into buckets for `ranks` ranks.
+
+    In a bucket, matrices and kernels stand before vectors, so that those that weight decay may spare are together.
+    """
+    found: list[dict[str, Shape]] = []
+    room = 0
+    for name, shape in reversed(list(shapes.items())):
+        size = math.prod(shape) * itemsize
+        if not found or size > room:
+            found.append({})
+            room = most_bytes
+        found[-1][name] = shape
+        room -= size
+    return [Bucket(dict(sorted(each.items(), key=lambda item: len(item[1]) < 2)), ranks) for each in found]

@@ -1,0 +1,212 @@
+"""Sharded training: ZeRO stages 1 and 2 (Rajbhandari et al. 2020), over Horovod's reduce-scatter and allgather.
+
+Each rank has a share of the optimizer's state. Gradients are reduce-scattered, so that it receives the means for its
+share alone; it updates that, and the new weights are gathered. In stage 2 a bucket of gradients is sent as soon as
+backward has computed it, where the framework reports that, and the gradients themselves are then freed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core import trace_events
+from hvdkit.core.mesh import Axis
+from hvdkit.core.owned import Owned
+from hvdkit.core.seam import Adapter
+from hvdkit.core.shares import BUCKET_BYTES, Bucket, Piece, buckets
+from hvdkit.core.strategy import Strategy
+from hvdkit.core.update_rules import is_layerwise
+from hvdkit.recipe.schema import Optimizer
+from hvdkit.strategies.dense import from_wire, next_name, on_wire, ring_bytes
+
+Tensor = Any
+
+
+class Shares(Owned):
+    """This rank's share of each bucket, as pieces named `BUCKET.PIECE`, such as `0.1`.
+
+    With `whole_rule` all elements of a piece may be updated by one call of the optimizer's rule, which depends on no
+    norms; otherwise each piece is of one parameter.
+    """
+
+    in_place = False
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        parameters: Mapping[str, Tensor],
+        axis: Axis,
+        name: str,
+        whole_rule: bool,
+        most_bytes: int,
+    ) -> None:
+        super().__init__(adapter, parameters)
+        self._name, self._axis = name, axis
+        self._dtype = adapter.dtype(next(iter(parameters.values())))
+        self.buckets = buckets(self.shapes, axis.size, np.dtype(self._dtype).itemsize, most_bytes)
+        self._numbers = {parameter: number for number, parameter in enumerate(self.shapes)}
+        self._pieces = [bucket.pieces(axis.index, whole_rule) for bucket in self.buckets]
+        self.pieces: dict[str, Piece] = {
+            f"{number}.{place}": piece
+            for number, pieces in enumerate(self._pieces)
+            for place, piece in enumerate(pieces)
+        }
+        self.shapes = {name: piece.shape for name, piece in self.pieces.items()}
+
+    def variables(self) -> dict[str, Tensor]:
+        return {name: self.adapter.tensors.variable(self._zeros(piece.size)) for name, piece in self.pieces.items()}
+
+    def weights(self) -> list[Tensor]:
+        return [self._of(piece) for piece in self.pieces.values()]
+
+    def store(self, weights: Iterable[Tensor]) -> None:
+        each = iter(weights)
+        for number, pieces in enumerate(self._pieces):
+            share = self._joined(list(itertools.islice(each, len(pieces))))
+            for name, value in self._gathered(number, share).items():
+                self.adapter.tensors.assign(self.parameters[name], value)
+
+    def summed(self, number: Tensor) -> Tensor:
+        ops = self.adapter.tensors
+        (total,) = self.adapter.allreduce([ops.reshape(number, (1,))], "sum", f"{self._name}.sum")
+        return ops.reshape(total, tuple(number.shape))
+
+    def norms(self, *kinds: list[Tensor]) -> list[list[Tensor]]:
+        ops, count = self.adapter.tensors, len(self._numbers)
+        squares = [self._by_parameter(tensors) for tensors in kinds]
+        (totals,) = self.adapter.allreduce([ops.concat(squares)], "sum", f"{self._name}.norms")
+        norms, owners = ops.sqrt(totals), self._owners()
+        return [
+            [norms[kind * count + owner : kind * count + owner + 1] for owner in owners] for kind in range(len(kinds))
+        ]
+
+    def whole(self, pieces: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        each = iter(pieces.values())
+        found: dict[str, Tensor] = {}
+        for number, own in enumerate(self._pieces):
+            found |= self._gathered(number, self._joined(list(itertools.islice(each, len(own)))))
+        return {name: found[name] for name in self.parameters}
+
+    def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {
+            name: np.concatenate(
+                [arrays[each.name].reshape(-1)[each.start : each.stop] for each in piece.fragments]
+                + [np.zeros(piece.padding, self._dtype)]
+            )
+            for name, piece in self.pieces.items()
+        }
+
+    def packed(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A bucket's tensors as one vector, with its padding."""
+        padding = [self._zeros(bucket.padding)] if bucket.padding else []
+        return self._joined([*(tensors[name] for name in bucket.shapes), *padding])
+
+    def split(self, number: int, share: Tensor) -> dict[str, Tensor]:
+        """A share of a bucket, as pieces by name."""
+        pieces = self._pieces[number]
+        parts = self.adapter.tensors.part(share, [(piece.size,) for piece in pieces])
+        return {f"{number}.{place}": part for place, part in enumerate(parts)}
+
+    def _gathered(self, number: int, share: Tensor) -> dict[str, Tensor]:
+        """A bucket's tensors from all ranks' shares."""
+        bucket = self.buckets[number]
+        vector = self.adapter.allgather(share, f"{self._name}.gather.{number}")
+        padding = [(bucket.padding,)] if bucket.padding else []
+        parts = self.adapter.tensors.part(vector, [*bucket.shapes.values(), *padding])
+        return dict(zip(bucket.shapes, parts, strict=False))
+
+    def _of(self, piece: Piece) -> Tensor:
+        ops = self.adapter.tensors
+        parts = [ops.reshape(self.parameters[each.name], (-1,))[each.start : each.stop] for each in piece.fragments]
+        return self._joined([*parts, self._zeros(piece.padding)] if piece.padding else parts)
+
+    def _joined(self, tensors: list[Tensor]) -> Tensor:
+        ops = self.adapter.tensors
+        return ops.join(tensors) if len(tensors) > 1 else ops.reshape(tensors[0], (-1,))
+
+    def _zeros(self, size: int) -> Tensor:
+        return self.adapter.from_numpy(np.zeros(size, self._dtype))
+
+    def _owners(self) -> list[int]:
+        """The number of each piece's parameter; of a piece of zeros alone, the bucket's last one."""
+        return [
+            self._numbers[piece.fragments[0].name if piece.fragments else list(bucket.shapes)[-1]]
+            for bucket, pieces in zip(self.buckets, self._pieces, strict=True)
+            for piece in pieces
+        ]
+
+    def _by_parameter(self, tensors: list[Tensor]) -> Tensor:
+        """The sums of squares of pieces in a vector with a place for each parameter."""
+        ops = self.adapter.tensors
+        norms = {owner: ops.norm(tensor) for owner, tensor in zip(self._owners(), tensors, strict=True)}
+        zero = self._zeros(1)
+        return ops.concat(
+            [ops.reshape(norms[each] * norms[each], (1,)) if each in norms else zero for each in self._numbers.values()]
+        )
+
+
+class Sharded(Strategy):
+    """Reduce-scatters gradients by bucket. With `frees` (stage 2) each rank keeps only its share of them.
+
+    With `half` gradients are sent in float16, as in `Dense`.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self, adapter: Adapter, axis: Axis, frees: bool, half: bool = False, most_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self._adapter, self._axis, self._half, self._most_bytes = adapter, axis, half, most_bytes
+        self.keeps_shares = frees
+        self._name = next_name()
+        self._waiting: dict[int, dict[str, Tensor]] = {}  # gradients of buckets that are not complete
+        self._under_way: dict[int, tuple[Callable[[], Tensor], str | None]] = {}  # by bucket: wait, own dtype
+        self._bytes = 0.0
+
+    def owned(self, session: Any, settings: Optimizer) -> Shares:
+        """This rank's share of the parameters."""
+        parameters = session.trainable.parameters
+        whole_rule = not is_layerwise(settings)
+        self._shares = Shares(self._adapter, parameters, self._axis, self._name, whole_rule, self._most_bytes)
+        self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
+        elements = sum(each.share * self._axis.size for each in self._shares.buckets)
+        itemsize = np.dtype(session.dtype).itemsize
+        # A reduce-scatter and an allgather in a ring, each half of an allreduce.
+        self._bytes = ring_bytes(elements * ((2 if self._half else itemsize) + itemsize) / 2, self._axis.size)
+        return self._shares
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes per update that a rank sends in rings: gradients reduce-scattered, weights gathered."""
+        return self._bytes
+
+    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The means over all ranks of each piece of this rank's share; waits for buckets that `begin` has sent."""
+        for number, bucket in enumerate(self._shares.buckets):
+            if number not in self._under_way:
+                waiting = self._waiting.pop(number, {})
+                self._send(session, number, {name: waiting.get(name, gradients.get(name)) for name in bucket.shapes})
+        found: dict[str, Tensor] = {}
+        for number in range(len(self._shares.buckets)):
+            wait, dtype = self._under_way.pop(number)
+            found |= self._shares.split(number, from_wire(self._adapter, wait(), dtype))
+        return dict(zip(found, session.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
+
+    def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
+        """Take a gradient, and send its bucket when it is complete."""
+        number = self._buckets[name]
+        waiting = self._waiting.setdefault(number, {})
+        waiting[name] = gradient
+        if len(waiting) == len(self._shares.buckets[number].shapes):
+            self._send(session, number, self._waiting.pop(number))
+        return self.keeps_shares
+
+    def _send(self, session: Any, number: int, gradients: Mapping[str, Tensor]) -> None:
+        packed, dtype = on_wire(self._adapter, self._shares.packed(self._shares.buckets[number], gradients), self._half)
+        (packed,) = session.trainable.stamp((trace_events.SENT,), [packed])
+        name = f"{self._name}.{number}"
+        self._under_way[number] = session.trainable.start_reducescatter(packed, name), dtype
