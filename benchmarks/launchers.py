@@ -31,12 +31,10 @@ from typing import Any
 import harness
 from harness import interval
 from hosts import Network, Unavailable
+from slurm_daemons import Slurm
 
 from hvdkit.results.train import read_result
 from hvdkit.runtimes.store import find
-
-sys.path.append(str(harness.HERE.parent / "tests"))  # Slurm's daemons belong to the tests
-from slurm_daemons import Slurm
 
 PROGRAMS = {"slurm": "srun", "mpirun": "mpirun"}
 STARTS = tuple(f"{side}-{launcher}" for launcher in PROGRAMS for side in ("bare", "hvdkit"))

@@ -1,4 +1,4 @@
-"""Slow networks for tests: benchmarks/hosts.py, and the plain word where this machine can have none."""
+"""Slow networks for tests: benchmarks/hosts.py, and the plain word where this machine can have none; Slurm on them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ HOSTS = ROOT / "benchmarks" / "hosts.py"
 
 
 @cache
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hosts", HOSTS)
+def module(name: str = "hosts") -> ModuleType:
+    """What tests share with the benchmarks."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec and spec.loader
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
@@ -33,3 +34,6 @@ def network(hosts: int, mbit_per_s: float) -> Any:
     if reason:
         pytest.skip(f"needs network namespaces: {reason}")
     return module().Network(hosts, mbit_per_s)
+
+
+Slurm = module("slurm_daemons").Slurm

@@ -16,8 +16,8 @@ import hygiene
 import pytest
 import starving
 from conftest import ROOT
-from slurm_daemons import Slurm
 from sshd_daemons import Sshd
+from starving import Slurm
 from test_slurm import HVDKIT, RECIPE, rank_of, steps, wait_for
 
 from hvdkit.errors import RunError

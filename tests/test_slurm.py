@@ -17,7 +17,7 @@ import hygiene
 import pytest
 import starving
 from conftest import ROOT
-from slurm_daemons import Slurm
+from starving import Slurm
 
 from hvdkit.launch.launchers.slurm import _counts
 
