@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def rank_of(run: Path, rank: int) -> int:
             if str(run).encode() in words and f"\0HVDKIT_TRACE=rank-{rank}\0".encode() in environment:
                 return int(entry.name)
     raise AssertionError(f"rank {rank} does not run")
+
+
+def has_gone_on(slurm: Slurm, job: str, run: Path) -> bool:
+    """Whether the job has finished since it was queued again. Slurm would let it wait for two minutes."""
+    call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], run)
+    return (run / "result.json").exists()
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +168,33 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: P
     wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
     assert not (run / "result.json").exists()
     wait_for(lambda: "PENDING" in call(slurm, ["scontrol", "show", "job", job], tmp_path).stdout, said)
-    call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], tmp_path)  # else Slurm waits two minutes
-    wait_for((run / "result.json").exists, said)
+    wait_for(partial(has_gone_on, slurm, job, run), said)
     assert re.search(r"^\S+/run: goes on from step \d+, epoch \d/4$", said(), re.MULTILINE), "appended to the same log"
     results = [json.loads((each / "result.json").read_text()) for each in (run, unbroken)]
     assert results[0]["first_step"] > 0
     assert len({result["final_weights_sha256"] for result in results}) == 1
+    wait_for(lambda: not call(slurm, ["squeue", "-h"], tmp_path).stdout)
+
+
+def test_each_task_of_an_array_is_warned_and_goes_on_by_itself(slurm: Slurm, tmp_path: Path) -> None:
+    runs = [tmp_path / "run" / str(task) for task in range(2)]
+    submit = [*HVDKIT, "submit", *RECIPE, "--framework", "mxnet", "--array", "seed=1,2", "--time", "10"]
+    done = call(slurm, [*submit, "--run", str(tmp_path / "run"), "--apply"], tmp_path)
+    found = re.search(r"^job (\d+), 2 tasks: ", done.stdout, re.MULTILINE)
+    assert found, done.stdout + done.stderr
+    log = tmp_path / f"run-{found[1]}_1.log"
+
+    def said() -> str:
+        return (log.read_text() if log.exists() else "") + call(slurm, ["squeue"], tmp_path).stdout
+
+    wait_for(lambda: steps(runs[1]) > 5, said)
+    call(slurm, ["scancel", "--batch", "--signal=USR2", f"{found[1]}_1"], tmp_path)
+    wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
+    wait_for((runs[0] / "result.json").exists, said)
+    wait_for(partial(has_gone_on, slurm, f"{found[1]}_1", runs[1]), said)
+    results = [json.loads((run / "result.json").read_text()) for run in runs]
+    assert results[0]["first_step"] == 0 < results[1]["first_step"]
+    assert "\nseed: 2\n" in (runs[1] / "config.yaml").read_text()
     wait_for(lambda: not call(slurm, ["squeue", "-h"], tmp_path).stdout)
 
 
