@@ -102,6 +102,8 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
     [
         (["--array", "seed"], "--array seed: expected KEY=VALUE"),
         (["--array", "sed=1,2"], "sed"),
+        (["--array", "seed="], "--array seed: expected a list of values, got []"),
+        (["--array", "seed=1,2", "--to", "kubernetes"], "--array: an option for --to slurm"),
         (["--array", "seed=1,2,...,2000"], "--array: expected at most 1,000 tasks, got 2,000"),
         (["--to", "pbs"], "--to pbs: expected slurm"),
         (["--framework", "torch"], "unknown framework 'torch'"),

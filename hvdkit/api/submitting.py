@@ -7,7 +7,7 @@ import itertools
 import math
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,20 +47,25 @@ def submit(
     from hvdkit.launch.submission import kubernetes, sbatch
     from hvdkit.recipe import grid as grids
 
-    kinds = {"slurm": sbatch.Resources, "kubernetes": kubernetes.Pods}
+    kinds = submit_.RESOURCES
     if to not in kinds:
         raise RequestError(f"--to {to}: expected {' or '.join(kinds)}")
     asked: dict[str, Any] = {**dict(resources or {}), "tasks": operator.index(np)}
     if to == "kubernetes":
+        if array or run:
+            raise RequestError(f"--{'array' if array else 'run'}: an option for --to slurm, and this job is for {to}")
         if missing := [f"--{name}" for name in ("image", "results") if name not in asked]:
             raise RequestError(f"{', '.join(missing)}: expected with --to kubernetes (docs/kubernetes.md)")
         loaded = load_recipe(recipe, overrides)
         name = asked.get("name") or kubernetes.default_name(loaded.name, time.strftime("%m%d-%H%M%S"))
-        pods = _built(kubernetes.Pods, {**asked, "name": name})
+        pods = _built(kinds[to], {**asked, "name": name})
         # A faulty name is refused by its own line, and is no file's name before.
         file = as_path(out) or Path("runs") / f"{Path(pods.name).name}.yaml"
         return submit_.write(submit_.to_kubernetes(loaded, framework, pods, rival, file, overwrite), apply)
     grid = dict(array) if isinstance(array, Mapping) else grids.read(texts("array", array), "--array")
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise RequestError(f"--array {key}: expected a list of values, got {values!r}")
     if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
         raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
     chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -69,7 +74,7 @@ def submit(
     name = next(iter(recipes.values())).name
     place = as_path(run) or paths.default_out(name, "train")
     script = as_path(out) or place.with_name(f"{place.name}.sbatch")
-    job = submit_.to_slurm(recipes, framework, _built(sbatch.Resources, asked), rival, script, place, overwrite)
+    job = submit_.to_slurm(recipes, framework, _built(kinds[to], asked), rival, script, place, overwrite)
     return submit_.write(job, apply)
 
 

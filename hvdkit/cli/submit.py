@@ -12,8 +12,6 @@ from hvdkit.cli.options import Framework, Overrides, Ranks, RecipeFile
 from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import RequestError
 
-# Options for one scheduler alone, besides the fields of what it is asked for.
-_ALSO = {"slurm": {"run", "array"}}
 _SLURM, _KUBERNETES = "Slurm", "Kubernetes"
 
 
@@ -149,18 +147,22 @@ def submit(
 
 def _of_scheduler(ctx: typer.Context, to: str) -> set[str]:
     """The options that say what the scheduler is asked for. Raises RequestError for those of another one."""
-    from hvdkit.launch.submission import kubernetes, sbatch
+    from hvdkit.commands.submit import OF_SLURM, RESOURCES
 
-    kinds = {"slurm": sbatch.Resources, "kubernetes": kubernetes.Pods}
-    fields = {scheduler: {field.name for field in dataclasses.fields(kind)} for scheduler, kind in kinds.items()}
-    own = fields.get(to, set()) | _ALSO.get(to, set())
+    fields = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in RESOURCES.items()}
+    own = fields.get(to, set())
+    others = {
+        scheduler: names - own | (set(OF_SLURM) if scheduler == "slurm" else set())
+        for scheduler, names in fields.items()
+        if own and scheduler != to
+    }
     options = {each.name: each.opts[0] for each in ctx.command.params}
     faults = [
         f"{options[name]}: an option for --to {scheduler}, and this job is for {to}"
-        for scheduler in (fields if to in fields else ())
-        for name in (*fields[scheduler], *_ALSO.get(scheduler, ()))
-        if name not in own and (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+        for scheduler, names in others.items()
+        for name in sorted(names)
+        if (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
     ]
     if faults:
         raise RequestError("\n".join(faults))
-    return fields.get(to, set())
+    return own

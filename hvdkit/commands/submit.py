@@ -21,6 +21,10 @@ from hvdkit.launch.submission.sbatch import Resources
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import OwnModel, Recipe
 
+# What a job asks each scheduler for.
+RESOURCES: Mapping[str, type] = {"slurm": Resources, "kubernetes": Pods}
+OF_SLURM = ("run", "array")  # options besides them
+
 
 @dataclass(frozen=True)
 class Submission:
