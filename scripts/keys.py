@@ -33,7 +33,9 @@ _UNITS = {
     **dict.fromkeys(("ranks", "ranks_per_host", "np"), "ranks"),
     **dict.fromkeys(("bytes", "bytes_per_step"), "bytes"),
     "ports": "links", "oversubscription": "factor", "relative_speed": "P100 = 1", "hosts": "hosts",
-    "batch_size": "images", "threads": "threads", "accumulate": "batches", "measured_steps": "steps",
+    "batch_size": "samples", "train_samples": "samples", "units_per_sample": "`unit`",
+    "threads": "threads", "accumulate": "batches",
+    "measured_steps": "steps",
     "tensors": "gradients", "samples": "times", "cache_capacity": "entries", "turns": "pairs", "shape": "elements",
 }  # fmt: skip
 # What a profile of a published figure has not, as a run of several ranks on GPUs has it.

@@ -34,7 +34,7 @@ CHECK = {
     "host_doctor", "images", "kubernetes", "launch_hosts", "mesh", "paths", "predict", "profile", "progress",
     "published", "quick", "refused", "report_files", "runtimes_patches", "schemas", "sharding", "simulator",
     "simulator_contradictions", "simulator_costs", "simulator_properties", "simulator_refusals", "stalls", "submit",
-    "sweep", "sync", "tuning", "validation",
+    "sweep", "sync", "text_units", "tuning", "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

@@ -8,6 +8,7 @@ Weights go from transformers' file to ours, with `transformer.` before their nam
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def main(folder: Path) -> None:
                 logits = [model(tokens) for model in (ours, theirs.to(dtype), back)]
             for other in logits[1:]:
                 assert (other.logits - logits[0]).abs().max() <= limit, dtype
+    exported = folder / "exported"
+    exported.mkdir()
+    (exported / "config.json").write_text(json.dumps(table.transformers_config()))
+    weights.save_weights(given, exported / "model.safetensors")
+    with torch.no_grad():
+        logits = [GPT2LMHeadModel.from_pretrained(exported).eval()(tokens).logits, theirs.float()(tokens).logits]
+    assert (logits[0] - logits[1]).abs().max() <= 1e-5
     print("the same logits")
 
 

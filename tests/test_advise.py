@@ -101,7 +101,7 @@ def test_a_global_batch_beyond_the_data_is_refused_as_training_refuses_it(inside
     assert done.returncode == 2
     assert "expected at most 2000 images, an epoch, over 64 ranks, got 32 × 64 = 2048" in done.stderr
     assert "give --set batch_size=31 or less" in done.stderr and len(done.stderr.splitlines()) == 1
-    advice = advising.advise(simulating.profile(), V100, 32, Settings(), Money(images=2000))
+    advice = advising.advise(simulating.profile(), V100, 32, Settings(), Money(samples=2000))
     assert max(advice.adding.points) == 62, "more ranks cannot train"
     assert "more than 62 ranks have fewer images in an epoch than a step takes" in advice.adding.told
     assert not any("64 ranks" in each.what or "images per rank" in each.what for each in advice.suggestions)

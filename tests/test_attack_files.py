@@ -231,7 +231,7 @@ def test_a_profile_from_elsewhere_decides_nothing_but_what_it_measured(tmp_path:
     assert place.parent == Path("runs") and place.name.startswith("a-b-predict-")
     plan = predict.plan(path, Path("p100-roce25"), [8], [], None)
     money = predict.money(plan, 1.0, None, None)
-    assert (money.images, money.epochs) == (None, None)
+    assert (money.samples, money.epochs) == (None, None)
     done = attack(tmp_path, f"{HVDKIT} advise profile.json --cluster p100-roce25 -n 8")
     assert done.returncode == 0, done.stderr
     sound(done)

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 from conftest import run as run_command
+from safetensors.numpy import load_file
 
 from hvdkit.commands import parity
+from hvdkit.data.tokens import open_tokens
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
+from hvdkit.recipe.data import Text
 from hvdkit.results.parity import Parity
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import gpt
@@ -131,10 +134,32 @@ def test_a_run_states_tokens(trained: Path) -> None:
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
     assert found["bits_per_byte"] < 7  # 8 before training
+    assert result["task"] == "language_modeling" and result["text_sha256"] == open_tokens(Text(name="text")).digest
+    assert result["tokens_per_second"] == result["images_per_second"] == 16 * result["samples_per_second"]
+    assert "images" not in result["tuning"]
     tokens = 30 * 2 * 4 * 16  # steps, ranks, windows, context
     assert result["images_per_second"] == pytest.approx(
         tokens * result["measured_steps"] / 30 / (sum(result["step_ms"]) / 1e3), rel=0.01
     )
+
+
+def test_an_export_is_what_transformers_reads(trained: Path, inside: Hvdkit, tmp_path: Path) -> None:
+    done = inside("export", trained, "--out", "model.safetensors")
+    assert done.returncode == 0 and "GPT2LMHeadModel.from_pretrained('.')" in done.stdout, done.stderr
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["n_layer"], config["n_head"], config["n_embd"], config["n_positions"]) == (1, 2, 16, 16)
+    assert (config["vocab_size"], config["model_type"], config["activation_function"]) == (256, "gpt2", "gelu_new")
+    assert (
+        load_file(tmp_path / "model.safetensors").keys() == gpt.GPT("gpt", 1, 2, 16, 16, 256).parameter_shapes().keys()
+    )
+    for name in ("model.onnx", "other.safetensors"):
+        done = inside("export", trained, "--out", name)
+        assert done.returncode == 2 and "expected a file named model.safetensors" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").unlink()
+    done = inside("export", trained, "--out", "model.safetensors")
+    assert done.returncode == 2 and "config.json exists; add --overwrite" in done.stderr
 
 
 @pytest.mark.usefixtures("warm")
@@ -153,12 +178,17 @@ def test_another_framework_evaluates_the_same(trained: Path, framework: str, hvd
 def test_four_frameworks_go_on_with_the_same_text(trained: Path, hvdkit: Hvdkit) -> None:
     texts = set()
     for framework in FRAMEWORKS:
-        words = ("--framework", framework, "--prompt", "The following statement ", "--tokens", 20)
+        words = ("--framework", framework, "--prompt", "The statement ", "--tokens", 20)
         done = hvdkit("generate", trained, *words)
         assert done.returncode == 0, done.stdout + done.stderr
         texts.add(done.stdout)
     (text,) = texts
-    assert text.startswith("The following statement ") and len(text.rstrip("\n").encode()) >= 24 + 20
+    assert text.startswith("The statement ") and len(text.rstrip("\n").encode()) >= 14 + 20
+    done = hvdkit("generate", trained, "--prompt", "The following statement ")
+    assert (
+        done.returncode == 2
+        and done.stderr == "--prompt: expected at most 16 tokens, model.context, got 24; shorten it\n"
+    )
 
 
 def test_transformers_computes_the_same_from_the_same_weights(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def test_tokens_are_made_once_for_a_content(tmp_path: Path, own_cache: Path) -> 
     assert not list(own_cache.rglob("making-*"))
 
 
+def test_a_text_is_read_again_only_if_its_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("one\ntwo\n" * 50)
+    os.utime(file, (1e9, 1e9))  # a file that is just written may change once more at the same time
+    first = opened(file)
+    read = tokens.blocks
+    monkeypatch.setattr(tokens, "blocks", None)
+    assert opened(file).digest == first.digest
+    monkeypatch.setattr(tokens, "blocks", read)
+    file.write_text("one\nTwo\n" * 50)
+    os.utime(file, (1e9, 1e9))
+    assert opened(file).digest != first.digest
+
+
 def test_the_text_of_python_is_there_without_a_path() -> None:
     found = opened(None)
     assert len(found.train) > 400_000 and b'The "if" statement' in found.train.tobytes() + found.val.tobytes()
@@ -102,7 +117,8 @@ def test_synthetic_text_depends_on_the_seed_only() -> None:
     [
         (None, {}, "no such file or folder"),
         (b"", {}, "no text in it"),
-        (b"good\nb\xe4d\n", {}, "expected UTF-8, got the byte 0xe4"),
+        (b"good\nb\xe4d\n", {}, "a.txt: expected UTF-8, got the byte 0xe4 at offset 6, in"),
+        (b"good\n" * 400_000 + b"b\xe4d", {}, "got the byte 0xe4 at offset 2,000,001, in"),
         (b"short\n", {}, "give a longer text or a smaller context"),
     ],
 )

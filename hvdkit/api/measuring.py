@@ -52,7 +52,8 @@ def profile(
 def published_profile(
     model: str,
     *,
-    images_per_second: float,
+    images_per_second: float | None = None,
+    tokens_per_second: float | None = None,
     batch_size: int,
     device: str,
     out: PathLike | None = None,
@@ -60,12 +61,13 @@ def published_profile(
 ) -> Profile:
     """Make a profile for `predict` and `advise` from a published figure of one device; nothing is measured.
 
-    `model` is one of hvdkit's ResNets, such as `resnet50`; `device` is a GPU's name, or `cpu`.
+    `model` is one of hvdkit's, such as `resnet50` or `gpt2`; `device` is a GPU's name, or `cpu`. `batch_size` counts
+    images, or a GPT's windows of 1,024 tokens.
     """
     from hvdkit.commands import profile as profile_
     from hvdkit.profiling import published
 
-    found = published.profile(model, images_per_second, operator.index(batch_size), device)
+    found = published.profile(model, images_per_second, operator.index(batch_size), device, tokens_per_second)
     with claimed(as_path(out) or paths.default_out(found.recipe, "profile"), overwrite) as folder:
         return profile_.write(found, folder).at(folder)
 

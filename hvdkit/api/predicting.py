@@ -79,6 +79,7 @@ def advise(
     ranks: int | None = None,
     price: float | None = None,
     images: int | None = None,
+    tokens: int | None = None,
     epochs: int | None = None,
     budget: float | None = None,
     deadline: str | None = None,
@@ -99,7 +100,8 @@ def advise(
     """Rank what would make training faster or cheaper, from a profile, or from a recipe, which is profiled first.
 
     `overrides`, `framework` to `stall_timeout` and `resume` are for a recipe; None stands for what `profile` takes.
-    `price` and `budget` are in the cluster's currency; `deadline` is a time such as `36h`, `friday` or `2026-11-27`.
+    `images`, or `tokens` of a text, are those of an epoch. `price` and `budget` are in the cluster's currency;
+    `deadline` is a time such as `36h`, `friday` or `2026-11-27`.
     `spot_interruption` is how often a host is taken away in an hour. With `apply`, a file, the recipe with the largest
     certain gain is written there.
     """
@@ -129,7 +131,7 @@ def advise(
     with claimed(place, overwrite, resume, [path, links]) as folder:
         plan = request.plan(folder)
         found = predict_.advise(
-            plan, predict_.money(plan, price, images, epochs, budget, deadline_s, spot_interruption), folder
+            plan, predict_.money(plan, price, images, epochs, budget, deadline_s, spot_interruption, tokens), folder
         )
         if target is not None:
             say([f"{target}: the recipe with {predict_.apply(found, request.settings, target)}"])

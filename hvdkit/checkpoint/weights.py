@@ -72,7 +72,11 @@ def read_fitting(
         given = {name: value for name, value in rename(given).items() if name not in left_out}
         check_fits(wanted, given)
     except RequestError as error:
-        hint = "" if new_head else "\nfor another number of classes say model.new_head=true"
+        hint = (
+            ""
+            if new_head or not set(HEAD) & shapes.keys()
+            else "\nfor another number of classes say model.new_head=true"
+        )
         raise RequestError(
             "\n".join(f"model.weights: {path}: {line}" for line in str(error).splitlines()) + hint
         ) from None

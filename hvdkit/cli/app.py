@@ -134,7 +134,11 @@ def export(
     _, *beside = export_.run(export_.plan(checkpoint, out, overwrite))
     typer.echo(f"{checkpoint}: written to {out} ({size(out.stat().st_size)})")
     for path in beside:
-        typer.echo(f"{path.name} beside it loads it: from {path.stem} import load; model = load({out.name!r})")
+        if path.suffix == ".py":
+            typer.echo(f"{path.name} beside it loads it: from {path.stem} import load; model = load({out.name!r})")
+    if any(path.name == "config.json" for path in beside):
+        names = " and ".join(path.name for path in beside)
+        typer.echo(f"{names} beside it; transformers loads it: GPT2LMHeadModel.from_pretrained({str(out.parent)!r})")
 
 
 @app.command()
@@ -244,6 +248,7 @@ def profile(
     batch_sizes: BatchSizes = None,
     from_: published.From = None,
     images_per_second: published.ImagesPerSecond = None,
+    tokens_per_second: published.TokensPerSecond = None,
     batch_size: published.BatchSize = None,
     device: published.Device = None,
     launcher: Launcher = LAUNCHER,

@@ -44,7 +44,7 @@ def predict(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Predict step time, images/s and what bounds them, at any number of ranks, from a profile and a cluster file."""
+    """Predict step time, speed and what bounds them, at any number of ranks, from a profile and a cluster file."""
     from hvdkit import api
     from hvdkit.errors import RequestError
     from hvdkit.report.predict import prediction_lines
@@ -103,6 +103,9 @@ def advise(
     images: Annotated[
         int | None, typer.Option(min=1, help="images in an epoch", show_default="the recipe's data")
     ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="a text's tokens in an epoch", show_default="the recipe's data")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="epochs of training", show_default="the recipe's")] = None,
     budget: Annotated[
         float | None, typer.Option(help="find the fastest way to train for this much, in the cluster file's currency")
@@ -151,8 +154,8 @@ def advise(
     from hvdkit.report.predict import advice_lines
 
     advice = api.advise(
-        subject, overrides, cluster=cluster, ranks=ranks, price=price, images=images, epochs=epochs, budget=budget,
-        deadline=deadline, spot_interruption=spot_interruption, apply=apply,
+        subject, overrides, cluster=cluster, ranks=ranks, price=price, images=images, tokens=tokens, epochs=epochs,
+        budget=budget, deadline=deadline, spot_interruption=spot_interruption, apply=apply,
         policy=policy, settings=set_, framework=framework, np=np, hosts=hosts, steps=steps, launcher=launcher,
         stall_timeout=stall_timeout, out=out, overwrite=overwrite, resume=resume,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.commands.profile import ProfilePlan
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.tuning import CHOSEN
+from hvdkit.core.tuning import CHOSEN, listed
 from hvdkit.core.update_rules import slot_names
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import place
@@ -121,8 +121,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
     tuning: dict[str, dict[str, Any]] = json.loads(added.pop(CHOSEN, "{}"))
     device = "gpu" if recipe.device == "gpu" else "cpu"
     if plan.rival is None and (recipe.device != "auto" or not plan.runtime.gpu):
-        chosen = OF_ADAPTERS[plan.framework][device]
-        tuning |= {name: {"value": value, "why": why} for name, (value, why) in chosen.items()}
+        tuning |= listed({}, OF_ADAPTERS[plan.framework][device], recipe.model.TASK)
     threads = int(added["OMP_NUM_THREADS"]) if "OMP_NUM_THREADS" in added else None
     seconds, seconds_from = _seconds(plan, steps, threads, former)
     return PlannedRun(

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,14 @@ from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.state import check_fits, model_state
 from hvdkit.errors import Faults, HvdkitError, RequestError
-from hvdkit.files import write_atomic
+from hvdkit.files import read_bounded, write_atomic
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
-from hvdkit.tasks import resnet
+from hvdkit.tasks import gpt, resnet
 
 SAFETENSORS, ONNX, KERAS = ".safetensors", ".onnx", ".keras"
 SUFFIXES = (SAFETENSORS, ONNX, KERAS)
+_PRETRAINED = "model.safetensors"  # the name that transformers looks for
 ABOUT = "hvdkit.json"  # the metadata in a Keras archive, which is a zip file
 
 
@@ -38,15 +39,15 @@ class ExportPlan:
     """An export that has passed every check that can be made before it starts.
 
     `state` has the parameters and running statistics, `table` is the architecture to build; None for a model of the
-    user's own. `script` is the file that loads `out`, to be copied beside it. `plan` is set where a runtime has to
-    write.
+    user's own, and for a GPT. `beside` are the contents of the files by name that come beside `out`, to load it. `plan`
+    is set where a runtime has to write.
     """
 
     out: Path
     record: Record
     state: snapshots.State
     table: resnet.ResNet | None
-    script: Path | None = None
+    beside: Mapping[str, bytes] = field(default_factory=dict)
     plan: Plan | None = None
 
 
@@ -72,6 +73,8 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
         recipe = schema.revise(checkpoint.record.recipe, f"{folder / snapshots.RECORD}: recipe")
         if isinstance(recipe.model, schema.Model):
             found = _with_architecture(found, recipe, recipe.model, overwrite)
+        elif isinstance(recipe.model, schema.GPT):
+            found = _for_transformers(found, recipe, recipe.model, overwrite)
         elif out.suffix != SAFETENSORS:
             raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
     faults.report()
@@ -102,8 +105,35 @@ def _with_architecture(plan: ExportPlan, recipe: schema.Recipe, model: schema.Mo
             raise RequestError(f"--out {plan.out}: {beside} is another file; choose another folder")
         if there is not None and not overwrite:
             raise RequestError(f"--out {plan.out}: {beside} is of another version; add --overwrite to replace it, too")
-        return replace(plan, script=script)
+        return replace(plan, beside={script.name: script.read_bytes()})
     return plan
+
+
+def _for_transformers(plan: ExportPlan, recipe: schema.Recipe, model: schema.GPT, overwrite: bool) -> ExportPlan:
+    """The plan for a GPT: a folder that transformers' `GPT2LMHeadModel.from_pretrained` reads. Raises RequestError."""
+    if plan.out.name != _PRETRAINED:
+        raise RequestError(
+            f"--out {plan.out}: expected a file named {_PRETRAINED}, the only export of a GPT; transformers reads it "
+            "with the config.json beside it"
+        )
+    table = gpt.architecture(model)
+    check_fits(table.parameter_shapes(), plan.state)
+    beside = {"config.json": (json.dumps(table.transformers_config(), indent=2) + "\n").encode()}
+    tokens = getattr(recipe.data, "tokens", "bytes")
+    if tokens != "bytes":
+        try:
+            beside["tokenizer.json"] = read_bounded(Path(tokens).expanduser())
+        except OSError as error:
+            raise RequestError(
+                f"data.tokens: {tokens}: cannot be read ({error.strerror}); put the file back"
+            ) from error
+    for name, content in beside.items():
+        there = plan.out.with_name(name)
+        if os.path.lexists(there) and not overwrite and not (there.is_file() and there.read_bytes() == content):
+            raise RequestError(
+                f"--out {plan.out}: {there} exists; add --overwrite to replace it, or choose a new folder"
+            )
+    return replace(plan, beside=beside)
 
 
 def describe(record: Record, table: resnet.ResNet | None) -> dict[str, Any]:
@@ -147,10 +177,10 @@ def run(plan: ExportPlan) -> list[Path]:
         write_atomic(plan.out, resnet_onnx.model(plan.table, plan.state, _texts(about)))
     else:
         about |= {"layout": "NCHW", "table": asdict(plan.table)} if plan.table else {}
-        if plan.script:
-            write_atomic(plan.out.with_name(plan.script.name), plan.script.read_bytes())
+        for name, content in plan.beside.items():
+            write_atomic(plan.out.with_name(name), content)
         save_weights(plan.state, plan.out, _texts(about))
-    return [plan.out, *([plan.out.with_name(plan.script.name)] if plan.script else [])]
+    return [plan.out, *(plan.out.with_name(name) for name in plan.beside)]
 
 
 def _write_archive(plan: ExportPlan, about: Mapping[str, Any]) -> None:

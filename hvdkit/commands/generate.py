@@ -11,6 +11,7 @@ from hvdkit.data import tokens
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.recipe.schema import GPT, Text
 from hvdkit.results.generate import Generation, read_generation
+from hvdkit.tasks.gpt import architecture
 
 FILE = "generate.json"
 _MOST = 100_000  # tokens
@@ -40,7 +41,12 @@ def check(given: Path, prompt: str, framework: str | None, count: int) -> Reques
                 f"{asked.recipe.data.name}"
             )
         if prompt:
-            tokens.encoding(asked.recipe.data.tokens).encode(prompt)
+            given_tokens = len(tokens.encoding(asked.recipe.data.tokens).encode(prompt))
+            context = architecture(asked.recipe.model).context
+            if given_tokens > context:
+                raise RequestError(
+                    f"--prompt: expected at most {context} tokens, model.context, got {given_tokens}; shorten it"
+                )
         plan = asked.plan(framework, batch_size=1)
     faults.report()
     return Request(plan, asked.checkpoint, prompt, count)

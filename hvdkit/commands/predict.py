@@ -199,13 +199,27 @@ def money(
     budget: float | None = None,
     deadline_s: float | None = None,
     interruptions: float | None = None,
+    tokens: int | None = None,
 ) -> Money:
-    """What training costs, and may cost; what is not given is taken from the recipe and the cluster."""
+    """What training costs, and may cost; what is not given is taken from the profile, its recipe and the cluster.
+
+    Raises RequestError if `images` or `tokens` of an epoch are given where the profile's samples are others.
+    """
     from hvdkit.simulator.money import Money
 
-    settings, cluster = plan.profile.settings, plan.cluster
+    profile, cluster = plan.profile, plan.cluster
+    settings, given = profile.settings, {"tokens": tokens, "images": images}
+    wrong = [name for name, value in given.items() if value and (name == "tokens") != (profile.unit == "tokens")]
+    if wrong:
+        other = next(name for name in given if name not in wrong)
+        raise RequestError(f"--{wrong[0]}: the speeds of this profile count {profile.unit}; expected --{other}")
+    units = images or tokens
+    if units and units < profile.units_per_sample:
+        raise RequestError(f"--tokens {units}: expected at least one window of {profile.units_per_sample} tokens")
     return Money(
-        images=images or _images(settings),
+        samples=units // profile.units_per_sample if units else profile.train_samples or _samples(settings),
+        unit=profile.unit,
+        units_per_sample=profile.units_per_sample,
         epochs=epochs or _count(settings.get("epochs")),
         price=cluster.price_per_gpu_hour if price is None else price,
         currency=cluster.currency,
@@ -254,13 +268,13 @@ def apply(advice: Advice, settings: dict[str, Any], path: Path) -> str:
     raise RunError(f"--apply: nothing written, as no key of the recipe brings a sure gain{refused}")
 
 
-def _images(settings: dict[str, Any]) -> int | None:
-    """Training images an epoch, where they follow from the recipe's data."""
+def _samples(settings: dict[str, Any]) -> int | None:
+    """Training samples of an epoch, where they follow from the recipe's data."""
     data = settings.get("data")
     if not isinstance(data, dict):
         return None
     known = KNOWN.get(str(data.get("name")))
-    return known.train if known else _count(data.get("train_images"))
+    return known.train if known else _count(data.get("train_images")) or _count(data.get("train_windows"))
 
 
 def _count(value: Any) -> int | None:

@@ -36,7 +36,7 @@ def scalars(line: MetricLine) -> dict[str, float]:
         found = {
             "train/loss": line.loss,
             "train/learning_rate": line.learning_rate,
-            "train/images_per_second": line.images_per_second,
+            f"train/{line.unit}_per_second": line.images_per_second,
         }
     return {tag: value for tag, value in found.items() if value is not None}
 

@@ -22,6 +22,7 @@ from hvdkit.tasks.task import parameter_count
 
 CYCLE, FUSION, CACHE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime build` builds (runtimes/patches)
+_NOT_OF = {"language_modeling": ("images",)}  # the adapters' settings that do not concern a task
 CHOSEN = "HVDKIT_TUNED"
 # The defaults of Horovod 0.28.1: milliseconds, bytes, tensors
 _CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
@@ -100,9 +101,15 @@ def faults(environment: Mapping[str, str]) -> list[str]:
     return found
 
 
-def listed(choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """The choices and the adapter's own settings as a result file stores them: value and reason by name."""
-    own = {name: {"value": value, "why": why} for name, (value, why) in adapters.items()}
+def listed(
+    choices: Mapping[str, Choice], adapters: Mapping[str, tuple[str, str]], task: str = ""
+) -> dict[str, dict[str, Any]]:
+    """The choices and the adapter's own settings as a result file stores them: value and reason by name.
+
+    Those that do not concern the task, such as the layout of images for a text, are left out.
+    """
+    left_out = _NOT_OF.get(task, ())
+    own = {name: {"value": value, "why": why} for name, (value, why) in adapters.items() if name not in left_out}
     return {name: asdict(choice) for name, choice in choices.items()} | own
 
 

@@ -186,7 +186,7 @@ class Dataset:
 
     `corrupt` has the samples that were replaced while reading, each with the reason. `native` says that the batches
     come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified.
-    `note` is a line for rank 0's log.
+    `note` is a line for rank 0's log. `text_sha256` is that of a text.
     """
 
     train: Split
@@ -197,3 +197,4 @@ class Dataset:
     native: bool = False
     preprocessing: Preprocessing | None = None
     note: str | None = None
+    text_sha256: str | None = None

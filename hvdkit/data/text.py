@@ -63,7 +63,8 @@ def open_text(data: Text | SyntheticText, context: int, vocabulary: int, seed: i
     note = (
         f"text: {len(tokens.train):,} tokens to train on, {len(tokens.val):,} for validation; SHA-256 {tokens.digest}"
     )
-    return Dataset(splits[0], splits[1], (context,), tokens.vocabulary, note=note), bytes_per_token
+    made = Dataset(splits[0], splits[1], (context,), tokens.vocabulary, note=note, text_sha256=tokens.digest)
+    return made, bytes_per_token
 
 
 def count(data: Text | SyntheticText, context: int, vocabulary: int) -> Counts:

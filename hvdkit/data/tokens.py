@@ -8,20 +8,23 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from hvdkit.errors import RequestError
-from hvdkit.files import open_regular, read_bounded
+from hvdkit.errors import RequestError, RunError
+from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.recipe.data import Text
 from hvdkit.runtimes.store import cache
 
 _BLOCK = 2**20  # bytes that are tokenized at once, up to the end of a line
 _FORMAT = "1"  # of the cache
+_SETTLED_NS = 2 * 10**9  # file systems' clocks may tick as slowly
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,41 @@ def _make(folder: Path, data: Text, size: int, used: Encoding) -> None:
 
 
 def _digest(data: Text) -> tuple[str, int]:
-    """The SHA-256 of the whole text, and its size in bytes. Raises RequestError if a file is no UTF-8, or all empty."""
+    """The SHA-256 of the whole text, and its size in bytes. Raises RequestError if a file is no UTF-8, or all empty.
+
+    Files that are as they were when the digest was taken last are not read again.
+    """
+    known = _known_digest(data)
+    with suppress(OSError, ValueError, TypeError):
+        if known:
+            digest, size = json.loads(read_bounded(known))
+            return str(digest), int(size)
+    found = _read_digest(data)
+    with suppress(OSError, RunError):  # it is a matter of time only
+        if known:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(known, json.dumps(found))
+    return found
+
+
+def _known_digest(data: Text) -> Path | None:
+    """The file with the digest of these files, by their paths, sizes, times and inodes.
+
+    None for Python's own text, and for a file so new that a change might leave its time as it is.
+    """
+    if data.path is None:
+        return None
+    try:
+        found = {str(path): path.stat() for path in files(Path(data.path).expanduser().absolute())}
+    except OSError:
+        return None
+    if any(time.time_ns() - each.st_mtime_ns < _SETTLED_NS for each in found.values()):
+        return None
+    marks = [(path, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for path, each in found.items()]
+    return cache() / "tokens" / "digests" / f"{hashlib.sha256(json.dumps(marks).encode()).hexdigest()}.json"
+
+
+def _read_digest(data: Text) -> tuple[str, int]:
     total, size = hashlib.sha256(), 0
     for block in blocks(data):
         total.update(block)
@@ -141,6 +178,7 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
         return
     done = 0
     for path in files(Path(data.path).expanduser()):
+        offset = 0
         try:
             with open_regular(path) as file:
                 while lines := file.readlines(_BLOCK):
@@ -148,12 +186,14 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
                     for part in parts:
                         part.decode()
                         yield part
+                        offset += len(part)
         except OSError as error:
             raise RequestError(f"data.path: {path}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
+            near = error.object[max(0, error.start - 20) : error.start + 5]
             raise RequestError(
-                f"data.path: {path}: expected UTF-8, got the byte {error.object[error.start]:#04x} in "
-                f"{error.object[max(0, error.start - 20) : error.start + 5]!r}; convert it by `iconv -t UTF-8`"
+                f"data.path: {path}: expected UTF-8, got the byte {error.object[error.start]:#04x} at offset "
+                f"{offset + error.start:,}, in {near!r}; convert it by `iconv -t UTF-8`"
             ) from None
 
 

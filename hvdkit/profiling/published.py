@@ -1,4 +1,4 @@
-"""A profile of a ResNet from one published figure: images per second of one device. Nothing is measured.
+"""A profile from one published figure: images or tokens per second of one device. Nothing is measured.
 
 What the figure does not say is assumed: backward takes twice as long as forward, both are divided among the layers in
 proportion to their multiply-adds, gradients are float32, and input, update and the work between steps take no time.
@@ -7,34 +7,62 @@ proportion to their multiply-adds, gradients are float32, and input, update and 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import hvdkit
 from hvdkit.errors import Faults, nearest
 from hvdkit.results.profile import Layer, Link, Memory, Profile, Rank, Split, Spread, Tensor, Tuning
-from hvdkit.tasks import resnet
+from hvdkit.tasks import gpt, resnet
 
 _FORWARD = 1 / 3  # of compute
+_KINDS: dict[int, Any] = {1: "norm", 2: "dense", 4: "conv"}  # by the dimensions of the weights
 _CLASSES = {32: 10, 224: 1000}  # by the usual side of the images: CIFAR-10 and ImageNet
 
 
-def profile(model: str, images_per_second: float, batch_size: int, device: str) -> Profile:
-    """The profile of `model` on one `device` ("cpu", or a GPU's name) that trains so many images per second.
+@dataclass(frozen=True)
+class _Model:
+    """What a figure is about: `shapes` of the parameters and `work` by layer, both in forward order.
 
-    `batch_size` is in images. Raises RequestError with all faults.
+    A sample has `units_per_sample` of the `unit` that speeds count.
     """
-    faults = Faults()
-    if model not in resnet.NAMES:
-        known = ", ".join(resnet.NAMES)
-        faults.append(f"--from {model}: expected one of {known}{nearest(model, resnet.NAMES)}; or profile a recipe")
-    if not 0.1 <= images_per_second <= 1e9:
-        faults.append(f"--images-per-second {images_per_second:g}: expected those of one device, from 0.1 to 1e9")
+
+    shapes: dict[str, tuple[int, ...]]
+    work: dict[str, int]
+    unit: str = "images"
+    units_per_sample: int = 1
+
+
+def profile(
+    model: str,
+    images_per_second: float | None,
+    batch_size: int,
+    device: str,
+    tokens_per_second: float | None = None,
+) -> Profile:
+    """The profile of `model` on one `device` ("cpu", or a GPU's name) that trains so many images or tokens per second.
+
+    `batch_size` is in images, or in windows of a GPT's 1,024 tokens. Raises RequestError with all faults.
+    """
+    faults, names = Faults(), (*resnet.NAMES, *gpt.NAMES)
+    if model not in names:
+        known = ", ".join(names)
+        faults.append(f"--from {model}: expected one of {known}{nearest(model, names)}; or profile a recipe")
+    unit, other = ("tokens", "images") if model in gpt.NAMES else ("images", "tokens")
+    speeds = {"images": images_per_second, "tokens": tokens_per_second}
+    speed = speeds[unit] if speeds[other] is None else None
+    if model in names and speed is None:
+        faults.append(f"--{other}-per-second: expected --{unit}-per-second, and only that, for {model}")
+    speed = next((each for each in speeds.values() if each is not None), 1.0) if speed is None else speed
+    if not 0.1 <= speed <= 1e9:
+        faults.append(f"--{unit}-per-second {speed:g}: expected those of one device, from 0.1 to 1e9")
     if not 1 <= batch_size <= 2**24:
-        faults.append(f"--batch-size {batch_size}: expected the images of one device and step, 1 to {2**24}")
+        samples = "images" if unit == "images" else "windows"
+        faults.append(f"--batch-size {batch_size}: expected the {samples} of one device and step, 1 to {2**24}")
     if not (device.isprintable() and 0 < len(device.strip()) <= 100):
         faults.append(f"--device {device!r}: expected a name such as a100, or cpu")
     faults.report()
-    return _made(model, float(images_per_second), batch_size, device.strip())
+    return _made(model, _known(model), float(speed), batch_size, device.strip())
 
 
 def lines(found: Profile) -> list[str]:
@@ -46,13 +74,20 @@ def lines(found: Profile) -> list[str]:
     ]
 
 
-def _made(model: str, images_per_second: float, batch_size: int, device: str) -> Profile:
+def _known(model: str) -> _Model:
+    if model in gpt.NAMES:
+        transformer = gpt.published(model)
+        return _Model(transformer.parameter_shapes(), transformer.work_by_layer(), "tokens", transformer.context)
     side = resnet.architecture(model, 2).usual_side
     table = resnet.architecture(model, _CLASSES[side])
-    step_ms = 1e3 * batch_size / images_per_second
-    forward_ms, work = step_ms * _FORWARD, table.work_by_layer(side)
-    backward_ms, whole = step_ms - forward_ms, sum(work.values())
-    shapes = table.parameter_shapes()
+    return _Model(table.parameter_shapes(), table.work_by_layer(side))
+
+
+def _made(model: str, known: _Model, speed: float, batch_size: int, device: str) -> Profile:
+    shapes, work, unit = known.shapes, known.work, known.unit
+    step_ms = 1e3 * batch_size * known.units_per_sample / speed
+    forward_ms, whole = step_ms * _FORWARD, sum(work.values())
+    backward_ms = step_ms - forward_ms
     tensors, done, last = [], 0, ""
     for name, shape in reversed(shapes.items()):
         layer = name.rpartition(".")[0]
@@ -63,7 +98,7 @@ def _made(model: str, images_per_second: float, batch_size: int, device: str) ->
     layers = [
         Layer(
             name=name,
-            kind="dense" if name == "fc" else "conv" if name in work else "norm",
+            kind=_KINDS[len(shapes[f"{name}.weight"])],
             forward_ms=forward_ms * work.get(name, 0) / whole,
             backward_ms=backward_ms * work.get(name, 0) / whole,
         )
@@ -74,7 +109,7 @@ def _made(model: str, images_per_second: float, batch_size: int, device: str) ->
     return Profile(
         schema_version=1,
         hvdkit_version=hvdkit.__version__,
-        published=f"a published figure, {images_per_second:,.10g} images/s on one {device} at batch size {batch_size}",
+        published=f"a published figure, {speed:,.10g} {unit}/s on one {device} at batch size {batch_size}",
         framework="published",
         framework_version="",
         horovod_version=None,
@@ -88,6 +123,8 @@ def _made(model: str, images_per_second: float, batch_size: int, device: str) ->
         processor=device,
         threads=1,
         batch_size=batch_size,
+        unit=unit,
+        units_per_sample=known.units_per_sample,
         accumulate=1,
         precision="fp32",
         compression="none",

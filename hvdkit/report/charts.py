@@ -82,17 +82,18 @@ class Charts:
         yield self._bars("memory", "Peak memory of the largest rank", "MiB", "peak_rss_mib", summary, digits=0)
 
     def extra(self) -> Iterator[Chart]:
-        """CPU time per image and start-up time, if they were measured."""
+        """CPU time per image, or per 1,000 tokens, and start-up time, if they were measured."""
+        of, factor = self.groups[0].first.cpu_of
         wanted = [
-            ("cpu", "CPU time per image, all ranks", "ms", "cpu_s_per_image", 1e3),
+            ("cpu", f"CPU time per {of}, all ranks", "ms", "cpu_s_per_image", factor),
             ("startup", "Start-up, to the end of the first step", "s", "startup_s", 1.0),
         ]
-        for key, title, unit, name, factor in wanted:
+        for key, title, unit, name, times in wanted:
             if any(group.values(name) for group in self.groups):
-                yield self._bars(key, title, unit, name, f"{title}, in {unit}.", factor=factor)
+                yield self._bars(key, title, unit, name, f"{title}, in {unit}.", factor=times)
 
     def course(self) -> Iterator[Chart]:
-        """Images per second over the steps of a single run."""
+        """The speed over the steps of a single run."""
         group = self.groups[0]
         lines = [line for line in group.runs[0].lines if not line.ends_epoch]
         if len(lines) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from rich.table import Table as RichTable
 
@@ -11,24 +12,23 @@ from hvdkit.report.collect import Run
 from hvdkit.report.documents import render
 from hvdkit.report.findings import above_one
 from hvdkit.report.parity import deviations, reference, verdict
-from hvdkit.report.rounds import Group, by_kind, efficiency
+from hvdkit.report.rounds import Group, by_kind, efficiency, own_metrics, titled
 from hvdkit.report.tabular import Table, terminal
 from hvdkit.results.compare import BaselineRow, Comparison, Ratio
+from hvdkit.results.train import TrainResult
 
 _RATIOS = "hvdkit ÷ the alternatives, and scaling efficiency, by rounds"
-_BASELINE = "images per second, now ÷ the baseline"
-_PAPER_ONLY = {"CPU per image", "start-up"}  # columns that a terminal has no room for
 
 
 def comparison_tables(comparison: Comparison) -> list[RichTable]:
     """For the terminal."""
     first = comparison.runs[0]
-    title = f"{first.recipe}: {first.model}, {first.batch_size} {first.unit} per rank"
-    tables = [terminal(_main(comparison, leave_out=_PAPER_ONLY), title)]
+    title = f"{first.recipe}: {first.model}, {first.batch} per rank"
+    tables = [terminal(_main(comparison, leave_out=_paper_only(comparison)), title)]
     if comparison.ratios and (comparison.rounds > 1 or any(ratio.against != "np=1" for ratio in comparison.ratios)):
         tables.append(terminal(_ratios(comparison.ratios), _RATIOS))
     if comparison.baseline is not None:
-        tables.append(terminal(_baseline(comparison.baseline), _BASELINE))
+        tables.append(terminal(_baseline(comparison.baseline), _against(first)))
     return tables
 
 
@@ -39,7 +39,7 @@ def comparison_markdown(comparison: Comparison) -> str:
         "compare.md",
         comparison=comparison,
         main=_main(comparison),
-        titles={"ratios": _RATIOS, "baseline": _BASELINE},
+        titles={"ratios": _RATIOS, "baseline": _against(comparison.runs[0])},
         ratios=_ratios(comparison.ratios),
         sure=min((ratio.confidence for ratio in comparison.ratios), default=1.0),
         baseline=_baseline(comparison.baseline or []),
@@ -52,23 +52,44 @@ def comparison_markdown(comparison: Comparison) -> str:
 def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> Table:
     """A row for each group of runs, with medians over its rounds. A column without any value is left out too."""
     groups = list(by_kind(map(Run, comparison.runs)).values())
+    first = groups[0].first
     columns: dict[str, Callable[[Group], str]] = {
         "framework": lambda group: f"{group.framework} {group.first.framework_version}",
         "rival": lambda group: group.rival or "",
         "ranks": lambda group: str(group.np),
-        f"{groups[0].first.unit}/s": lambda group: _number(group.middle("images_per_second")),
+        f"{first.unit}/s": lambda group: _number(group.middle("images_per_second")),
+        "GFLOP/s": lambda group: _number(group.middle("model_flop_per_second"), factor=1e-9),
         "efficiency": lambda group: _percent(found.middle if (found := efficiency(group, groups)) else None),
         "step p50": lambda group: _number(group.middle("step_ms_p50"), " ms"),
         "step p90": lambda group: _number(group.middle("step_ms_p90"), " ms"),
-        "CPU per image": lambda group: _number(group.middle("cpu_s_per_image"), " ms", 2, 1e3),
+        _cpu(first): lambda group: _number(group.middle("cpu_s_per_image"), " ms", 2, first.cpu_of[1]),
         "start-up": lambda group: _number(group.middle("startup_s"), " s"),
         "accuracy": lambda group: _percent(group.middle("val_accuracy"), 2),
+        **{titled(name): partial(_score, name) for name in own_metrics(run for group in groups for run in group.runs)},
         "peak memory": lambda group: _number(group.middle("peak_rss_mib"), " MiB", 0),
         "others' load": _load,
         "parity": lambda group: "none" if group.rival == "independent" else verdict(comparison.parity, group.label),
     }
     shown = {name: cell for name, cell in columns.items() if name not in leave_out}
     return Table.of("", groups, shown).without_empty(shown)
+
+
+def _paper_only(comparison: Comparison) -> set[str]:
+    """Columns that a terminal has no room for: of a task's own metrics it has the last one."""
+    own = own_metrics(map(Run, comparison.runs))
+    return {"start-up", "GFLOP/s", _cpu(comparison.runs[0]), *map(titled, own[:-1])}
+
+
+def _cpu(result: TrainResult) -> str:
+    return f"CPU per {result.cpu_of[0]}"
+
+
+def _against(result: TrainResult) -> str:
+    return f"{result.unit} per second, now ÷ the baseline"
+
+
+def _score(name: str, group: Group) -> str:
+    return _number(group.score(name), digits=4)
 
 
 def _ratios(ratios: list[Ratio]) -> Table:

@@ -27,7 +27,8 @@ Row = Mapping[str, Any]
 # The figures of a run of which compare.csv has the median over the rounds and its interval.
 _FIGURES = (
     "images_per_second", "step_ms_p50", "step_ms_p90", "step_ms_p99", "cpu_s_per_image", "startup_s", "train_loss",
-    "val_accuracy", "val_loss", "peak_rss_mib", "bytes_per_step", "load",
+    "val_accuracy", "val_loss", "peak_rss_mib", "bytes_per_step", "load", "samples_per_second", "tokens_per_second",
+    "model_flop_per_second",
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def comparison(found: Comparison) -> list[Row]:
     `efficiency` is of hvdkit's own runs, `ratio` (hvdkit ÷ baseline) of a baseline's.
     """
     from hvdkit.report.collect import Run
-    from hvdkit.report.rounds import by_kind, interval
+    from hvdkit.report.rounds import by_kind, interval, own_metrics
 
     def spread(values: tuple[float, ...]) -> Row:
         found = interval(values) if values else None
@@ -105,6 +106,8 @@ def comparison(found: Comparison) -> list[Row]:
                 "batch_size": group.first.batch_size,
                 "rounds": len(group.runs),
                 **{key: spread(group.values(key)) for key in _FIGURES},
+                "unit": group.first.unit,
+                "validation": {name: spread(group.scores(name)) for name in own_metrics(group.runs)},
                 "noisy_rounds": sum(run.result.noisy for run in group.runs),
                 "efficiency": of_ratio(alone),
                 "ratio": of_ratio(against, "verdict"),

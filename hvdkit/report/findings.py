@@ -34,7 +34,7 @@ def findings(found: Found, groups: list[Group]) -> list[Finding]:
     own = [group for group in groups if group.rival is None]
     nps = sorted({group.np for group in own})
     made = [_fastest([group for group in own if group.np == np]) for np in nps]
-    made += [*_scaling(own), _parity(found.comparison), *_rivals(found.comparison)]
+    made += [*_scaling(own), _parity(found.comparison), *_rivals(found.comparison, own[0].first.unit)]
     if found.comparison.baseline is not None:
         made.append(_baseline(found.comparison.baseline))
     noisy = [run for run in found.runs if run.result.noisy]
@@ -84,7 +84,9 @@ def why_accuracies_differ(found: Found, groups: list[Group]) -> str:
         "the difference with each step, so correct programs end with different weights."
     )
     if samples := found.runs[0].result.val_samples:
-        text += f" One of the {samples:,} held-out images is {100 / samples:.2g} percentage points."
+        text += (
+            f" One of the {samples:,} held-out {found.runs[0].result.unit} is {100 / samples:.2g} percentage points."
+        )
     if len({group.np for group in groups}) > 1:
         text += " Runs with more ranks also have a larger global batch."
     return f"{text} Train with several seeds (seed=2, seed=3, …) before you call one framework more accurate."
@@ -175,7 +177,7 @@ def _parity(comparison: Comparison) -> Finding:
     return Finding("good", "Parity", text)
 
 
-def _rivals(comparison: Comparison) -> list[Finding]:
+def _rivals(comparison: Comparison, unit: str) -> list[Finding]:
     against = [each for each in comparison.ratios if not each.against.startswith("np=")]
     parts = []
     for rival in dict.fromkeys(each.against for each in against):
@@ -187,7 +189,7 @@ def _rivals(comparison: Comparison) -> list[Finding]:
             verdicts = Counter(each.shown for each in mine if each.rounds > 1).most_common()
             shown = [f"{low:.2f} to {high:.2f}", *(f"{verdict}: {count} of {len(mine)}" for verdict, count in verdicts)]
         parts.append(f"{rival}: {'; '.join(shown)}.")
-    return [Finding("plain", "images/s ÷ the alternative's", " ".join(parts))] if parts else []
+    return [Finding("plain", f"{unit}/s ÷ the alternative's", " ".join(parts))] if parts else []
 
 
 def _sure(each: Ratio) -> str:

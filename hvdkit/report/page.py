@@ -93,7 +93,7 @@ def make(found: Found, own_command: str, target: Path = Path()) -> Page:
     commands = [reproduce.locate(group.runs[0], found.folder) for group in groups]
     return Page(
         title=f"{first.recipe}: {who}",
-        about=f"{first.model}, {first.parameters:,} parameters; {first.batch_size} {first.unit} per rank and step, "
+        about=f"{first.model}, {first.parameters:,} parameters; {first.batch} per rank and step, "
         f"{_length(found.runs)}, {first.precision}, {first.optimizer}, seed {first.seed}",
         findings=findings(found, groups),
         results=results_table(groups, found.comparison),
@@ -123,6 +123,8 @@ def _notes(found: Found, groups: list[Group]) -> list[str]:
     results = [run.result for run in found.runs]
     unit = results[0].unit
     speed = f"{unit}/s: all ranks together, after the warm-up."
+    if results[0].model_flop_per_second:
+        speed += " GFLOP/s: arithmetic of the model, as PaLM counts it (Chowdhery et al. 2022, appendix B)."
     step = (
         "Step: the time on its slowest rank; p50 is the median, p90 is exceeded by one step in ten. Memory: resident "
         "memory of the largest rank."
@@ -195,11 +197,11 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     charts = [*drawn["steps"], *drawn["memory"], *drawn["extra"]]
     made = [throughput, Section("steps", "Step times and memory", [], charts), learning]
 
-    parity, tables = comparison.parity, []
+    parity, tables, unit = comparison.parity, [], groups[0].first.unit
     text = ["Not checked (--no-parity), so it is not known whether all did the same work. hvdkit parity checks it."]
     if parity is not None:
         text = [
-            f"Every framework computes the recipe in float64 from the same weights and images as {reference(parity)}, "
+            f"Every framework computes the recipe in float64 from the same weights and {unit} as {reference(parity)}, "
             f"for {parity.steps} steps on {ranks(parity.np)}. The table shows the largest relative errors and their "
             "limits.",
             *deviations(parity),
@@ -210,8 +212,8 @@ def _sections(found: Found, groups: list[Group]) -> list[Section]:
     if comparison.baseline is not None:
         margins = ", ".join(dict.fromkeys(f"{100 * row.margin:g} %" for row in comparison.baseline))
         text = [
-            "Images per second ÷ those of an earlier comparison. A verdict of worse or better means that the whole "
-            f"interval is below or above 1 by more than {margins}."
+            f"{unit.capitalize()} per second ÷ those of an earlier comparison. A verdict of worse or better means that "
+            f"the whole interval is below or above 1 by more than {margins}."
         ]
         made.append(Section("baseline", "Against the baseline", text, [], [baseline_table(comparison.baseline)]))
     return [*made, tuning, Section("runs", "Every run", [], [], [runs_table(found)])]

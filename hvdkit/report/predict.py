@@ -32,7 +32,7 @@ def point_line(point: Point) -> str:
     bound = "work between steps" if point.bound == "gaps" else point.bound
     return (
         f"{point.ranks:>7} ranks: {point.step_ms:.1f} ms per step ({point.low_ms:.1f} to {point.high_ms:.1f}), "
-        f"{point.images_per_second:,.0f} images/s, efficiency {100 * point.efficiency:.1f} %, "
+        f"{point.images_per_second:,.0f} {point.unit}/s, efficiency {100 * point.efficiency:.1f} %, "
         f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {bound}"
     )
 
@@ -48,24 +48,25 @@ def advice_lines(advice: Advice) -> list[str]:
         mine = [each for each in advice.suggestions if each.kind == kind]
         shown += mine[:_SHOWN]
         lines.append(f"{kind}:" if mine else f"{kind}: nothing that was tried brings half a percent")
-        lines += [f"  {suggestion_line(each)}" for each in mine[:_SHOWN]]
+        lines += [f"  {suggestion_line(each, advice.today.unit)}" for each in mine[:_SHOWN]]
         lines += [f"  {len(mine) - _SHOWN} more in advise.md"] if len(mine) > _SHOWN else []
     return [*lines, f"more ranks: {advice.adding.told}", *(f"note: {note}" for note in _notes(advice, shown))]
 
 
-def suggestion_line(each: Suggestion) -> str:
-    """One suggestion in a line."""
-    parts = [f"{_gain(each.gain, each)} × images/s ({_believed(each)}): {each.what}"]
+def suggestion_line(each: Suggestion, unit: str = "images") -> str:
+    """One suggestion in a line; `unit` is what speeds count."""
+    parts = [f"{_gain(each.gain, each)} × {unit}/s ({_believed(each)}): {each.what}"]
     if each.currency is None and each.effort == "other machines":
         parts.append("their price is unknown")
     elif each.train_cost is not None:
         saved = "" if each.saved is None else f", {amount(abs(each.saved), each.currency)} {_less(each.saved)}"
         parts.append(f"training costs {amount(each.train_cost, each.currency)}{saved}")
     elif each.cost_per_million_images is not None:
-        parts.append(f"a million images cost {amount(each.cost_per_million_images, each.currency)}")
+        parts.append(f"a million {unit} cost {amount(each.cost_per_million_images, each.currency)}")
     if each.points_lost is not None and each.points_lost > 0:
         per_point = each.saved and each.saved > 0 and f", {amount(each.saved / each.points_lost, each.currency)} each"
-        parts.append(f"lost {each.points_lost:.1f} points of accuracy on a small model{per_point or ''}")
+        of = "" if unit == "images" else " of images"
+        parts.append(f"lost {each.points_lost:.1f} points of accuracy on a small model{of}{per_point or ''}")
     return "; ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +19,7 @@ from hvdkit.results.profile import Cost, Profile, Spread
 
 _SLOW, _OFTEN = 0.05, 0.75  # a slow rank is behind by this share of a step, and the last in this share of steps
 _LAYERS = 5
+_BLOCK = re.compile(r".*?\.\d+(?=\.)")  # up to the first number in a layer's name
 # The parts in the order of a step, with their colours: compute is blue and green, waiting of any kind is warm.
 _COLOURS = {
     breakdown.INPUT: "#8c8c8c",
@@ -34,7 +36,7 @@ _SHOWN = {breakdown.GAPS: "other"}  # what a part is called, if not by its key i
 
 
 def tables(profile: Profile) -> list[Table]:
-    """The parts of a step, and the layers that take longest."""
+    """The parts of a step, the layers that take longest, and the blocks of a model of sequences."""
     step, whole = profile.step, profile.step.step_ms.mean
     first = _table("part of a step", "mean", "share", "middle 80 %", title_justify="left")
     inner = {"forward": step.forward_ms, "backward": step.backward_ms, "compression": step.compression_ms}
@@ -55,7 +57,24 @@ def tables(profile: Profile) -> list[Table]:
     for layer in slow[:_LAYERS]:
         times = _ms(layer.forward_ms), _ms(layer.backward_ms)
         second.add_row(layer.name, *times, size(sizes[layer.name]), _ms(ready[layer.name]))
-    return [first, second]
+    return [first, second, *([_blocks(profile)] if profile.units_per_sample > 1 else [])]
+
+
+def _blocks(profile: Profile) -> Table:
+    """Blocks, such as `transformer.h.3`, in the order of forward, each the sum of its layers; other layers alone."""
+    table = _table("block", "layers", "forward", "backward", "gradients")
+    blocks: dict[str, list[str]] = {}
+    for layer in profile.layers:
+        numbered = _BLOCK.match(layer.name)
+        blocks.setdefault(numbered[0] if numbered else layer.name, []).append(layer.name)
+    layers = {layer.name: layer for layer in profile.layers}
+    for block, names in blocks.items():
+        forward = [layers[name].forward_ms for name in names]
+        known = [ms for ms in forward if ms is not None]
+        backward = sum(layers[name].backward_ms or 0.0 for name in names)
+        gradients = sum(tensor.bytes for tensor in profile.tensors if tensor.layer in names)
+        table.add_row(block, str(len(names)), _ms(sum(known) if known else None), _ms(backward), size(gradients))
+    return table
 
 
 def _table(*columns: str, **settings: Any) -> Table:

@@ -72,15 +72,19 @@ class Group:
         values = self.values(key)
         return median(values) if values else None
 
+    def scores(self, name: str) -> tuple[float, ...]:
+        """A validation metric of each round that has it."""
+        found = [(run.result.validation or {}).get(name) for run in self.runs]
+        return tuple(value for value in found if value is not None)
+
     def score(self, name: str) -> float | None:
         """The median of a validation metric over the rounds that have it."""
-        found = [(run.result.validation or {}).get(name) for run in self.runs]
-        values = [value for value in found if value is not None]
+        values = self.scores(name)
         return median(values) if values else None
 
     @property
     def speed(self) -> Estimate:
-        """Images per second."""
+        """Images, or the task's other units, per second."""
         return interval(self.values("images_per_second"))
 
     @property

@@ -16,12 +16,12 @@ _LINES = 8  # of the picture
 
 
 def table(found: Sweep) -> Table:
-    """All what-ifs, or those with the most images per second if there are many."""
+    """All what-ifs, or those with the highest speed if there are many."""
     rows = found.rows
     if len(rows) > _SHOWN:
         rows = sorted(rows, key=lambda row: -row.images_per_second)[:_SHOWN]
     columns: dict[str, Any] = {key: lambda row, key=key: Cell(text(row.what[key])) for key in found.rows[0].what}
-    money = f"{found.currency}/million images"
+    money = f"{found.currency}/million {found.unit}"
     made = Table.of(
         "sweep",
         rows,
@@ -30,7 +30,7 @@ def table(found: Sweep) -> Table:
             "ms/step": lambda row: number(row.step_ms, 1),
             "from": lambda row: number(row.low_ms, 1),
             "to": lambda row: number(row.high_ms, 1),
-            "images/s": lambda row: number(row.images_per_second),
+            f"{found.unit}/s": lambda row: number(row.images_per_second),
             "efficiency": lambda row: percent(row.efficiency),
             money: lambda row: number(row.cost_per_million_images, 2),
         },
@@ -60,7 +60,7 @@ def text(value: Any) -> str:
 
 
 def picture(found: Sweep, path: Path) -> None:
-    """Draw images per second over the number of ranks, or over the key with the most values, a line for each value of
+    """Draw speeds over the number of ranks, or over the key with the most values, a line for each value of
     the key with the next most; of all other keys the fastest values count. Written to `path` as PNG. Raises RunError.
     """
     values = {key: list(dict.fromkeys(text(row.what[key]) for row in found.rows)) for key in found.rows[0].what}
@@ -91,7 +91,7 @@ def picture(found: Sweep, path: Path) -> None:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         rest = [key for key in by_count[2:] if len(values[key]) > 1]
         fastest = f", the fastest {' and '.join(rest)}" if rest else ""
-        axes.set(xlabel=across, ylabel="images/s", title=f"{found.model} on {found.cluster}{fastest}")
+        axes.set(xlabel=across, ylabel=f"{found.unit}/s", title=f"{found.model} on {found.cluster}{fastest}")
         axes.grid(alpha=0.3)
         if other:
             axes.legend()

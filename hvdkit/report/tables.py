@@ -34,6 +34,7 @@ def results_table(groups: list[Group], comparison: Comparison | None) -> Table:
         "ranks": lambda group: number(group.np),
         "n": lambda group: number(group.speed.n),
         f"{groups[0].first.unit}/s": lambda group: Cell(group.speed.text(), group.speed.middle),
+        "GFLOP/s": lambda group: number(_giga(group.middle("model_flop_per_second")), 1),
         "efficiency": lambda group: _share(efficiency(group, groups)),
         "step p50, ms": lambda group: number(group.middle("step_ms_p50"), 1),
         "p90, ms": lambda group: number(group.middle("step_ms_p90"), 1),
@@ -43,15 +44,25 @@ def results_table(groups: list[Group], comparison: Comparison | None) -> Table:
     }
     if comparison is None:
         columns = {name: cell for name, cell in columns.items() if name not in ("n", "efficiency", "parity")}
-    return Table.of("results", groups, columns).without_empty({"efficiency", "accuracy", *rated})
+    return Table.of("results", groups, columns).without_empty({"GFLOP/s", "efficiency", "accuracy", *rated})
+
+
+def _giga(value: float | None) -> float | None:
+    return None if value is None else 1e-9 * value
 
 
 def _score(name: str, group: Group) -> Cell:
     return number(group.score(name), 4)
 
 
+def _of_run(name: str, run: TrainResult) -> Cell:
+    return number((run.validation or {}).get(name), 4)
+
+
 def runs_table(found: Found) -> Table:
     """A row for each run, from its result.json."""
+    of, factor = found.runs[0].result.cpu_of
+    own = own_metrics(found.runs) if all(run.result.val_accuracy is None for run in found.runs) else []
     columns: dict[str, Callable[[TrainResult], Cell | str]] = {
         "framework": lambda run: Cell(f"{_name(run)}{' (noisy)' if run.noisy else ''}", bad=run.noisy),
         "ranks": lambda run: number(run.np),
@@ -61,14 +72,17 @@ def runs_table(found: Found) -> Table:
         "p90, ms": lambda run: number(run.step_ms_p90, 1),
         "steps measured": lambda run: number(run.measured_steps),
         "loss": lambda run: number(run.train_loss, 4),
-        "accuracy": lambda run: percent(run.val_accuracy, 2),
+        **({"accuracy": lambda run: percent(run.val_accuracy, 2)} if not own else {}),
+        **{titled(name): partial(_of_run, name) for name in own},
         "MiB": lambda run: number(run.peak_rss_mib),
         "seconds": lambda run: number(run.train_s, 1),
     }
     optional: dict[str, Callable[[TrainResult], Cell | str]] = {
         "p99, ms": lambda run: number(run.step_ms_p99, 1),
         "start, s": lambda run: number(run.startup_s, 1),
-        "CPU ms per image": lambda run: number(None if run.cpu_s_per_image is None else 1e3 * run.cpu_s_per_image, 1),
+        f"CPU ms per {of}": lambda run: number(
+            None if run.cpu_s_per_image is None else factor * run.cpu_s_per_image, 1
+        ),
         "others' load": lambda run: percent(run.load),
     }
     return Table.of("runs", [run.result for run in found.runs], columns | optional).without_empty(optional)

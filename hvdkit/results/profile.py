@@ -155,9 +155,9 @@ class Latency(_Strict):
 
 
 class BatchTime(_Strict):
-    """Forward and backward at another batch size, in images per rank: the mean of a rank's step, without the update."""
+    """Forward and backward at another batch size (samples per rank): the mean of a rank's step, without update."""
 
-    batch_size: Count = Field(description="images of a rank in a batch")
+    batch_size: Count = Field(description="samples of a rank in a batch")
     compute_ms: float = Field(gt=0, description="forward and backward, the mean of a step")
 
 
@@ -221,10 +221,10 @@ class Profile(_Strict, Result):
     """`profile.json`. `tensors` are in the order in which backward finishes them.
 
     `step` is the mean over `ranks`. `bytes_per_step` is what a rank sends. `settings` is the resolved recipe, from
-    which `hvdkit advise` writes a changed one. `batch_size` (images) and `threads` are per rank. A step is an update,
-    of `accumulate` batches. `batches` has the batch sizes that `--batch-sizes` measured, this one's among them, rising.
-    `published` describes the published figure from which all else follows, None if the profile
-    was measured.
+    which `hvdkit advise` writes a changed one. `batch_size` (samples) and `threads` are per rank. A step is an update,
+    of `accumulate` batches. Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
+    `batches` has the batch sizes that `--batch-sizes` measured, this one's among them, rising. `published` describes
+    the published figure from which all else follows, None if the profile was measured.
     """
 
     schema_version: Annotated[Literal[1], json_files.version(1, "profile again with this hvdkit")] = Field(
@@ -245,7 +245,7 @@ class Profile(_Strict, Result):
     device: str = Field(description="`cpu`, or a kind of accelerator")
     processor: str = Field(description="name of the processor or GPU")
     threads: Count = Field(description="threads of a rank")
-    batch_size: Count = Field(description="images of a rank in a batch")
+    batch_size: Count = Field(description="samples of a rank in a batch")
     accumulate: Count = Field(description="batches of a step")
     precision: str = Field(description="as in the recipe")
     compression: str = Field(description="method of the recipe")
@@ -271,6 +271,9 @@ class Profile(_Strict, Result):
         None, description="the published figure from which all else follows; null: it was measured"
     )
     batches: list[BatchTime] = Field([], description="compute by batch size, of `--batch-sizes`")
+    unit: str = Field("images", min_length=1, max_length=30, description="what speeds count, in the plural")
+    units_per_sample: Count = Field(1, description="of them in a sample, such as the tokens of a window")
+    train_samples: Count | None = Field(None, description="samples of an epoch; null: unknown")
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each part of a step, with its mean time and its share of the step, and for the whole step."""

@@ -62,7 +62,7 @@ class TensorRecord(Record):
 
 
 class RunRecord(Record):
-    """The whole record, as rank 0 writes it."""
+    """The whole record, as rank 0 writes it. `unit` to `train_samples` are as in a profile."""
 
     framework: str
     versions: dict[str, str]
@@ -76,5 +76,8 @@ class RunRecord(Record):
     parameter_bytes: int
     optimizer_bytes: int
     bytes_per_step: float
+    unit: str = "images"
+    units_per_sample: int = 1
+    train_samples: int | None = None
     tensors: list[TensorRecord]
     ranks: list[RankRecord]

@@ -86,7 +86,7 @@ class Recovery(Figures):
 class TrainResult(Figures, Result):
     """`result.json` of one run.
 
-    `parameters` counts the trainable ones. `batch_size` (images) and `threads` are per rank. `steps` counts updates.
+    `parameters` counts the trainable ones. `batch_size` (samples) and `threads` are per rank. `steps` counts updates.
     The first `warmup_steps` of them do not count for `images_per_second` and for `step_ms_…`, the percentiles over the
     `measured_steps`. `train_loss` is the last epoch's mean. `validation` and `val_…`, as in `MetricLine`, are measured
     at the end on `val_samples` samples (None if they are not counted), None without any. `peak_rss_mib` is the largest
@@ -95,7 +95,7 @@ class TrainResult(Figures, Result):
     `rival` is the other method that trained it (`hvdkit.baselines.registry`), None for hvdkit itself. `round` counts
     the rounds of a comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly
     spaced if there are more. `cpu_s_per_image` is the CPU time of all ranks and threads over the measured steps'
-    images. `startup_s` is the time from the command's start to the end of the slowest rank's first step. `load` is the
+    units. `startup_s` is the time from the command's start to the end of the slowest rank's first step. `load` is the
     share of CPU time (on rank 0's machine, 0 to 1) that other processes used after the warm-up, `noisy` is whether it
     was more than a tenth, `idle_cores` the cores that they left to each rank there. `pinned` are the cores by rank, an
     empty list for a rank without cores of its own, None without pinning.
@@ -106,9 +106,12 @@ class TrainResult(Figures, Result):
     `ended_at` is the wall clock, UTC. `bytes_per_step` is what one rank (the one that sends most) sends of gradients
     and weights for an update, without protocol overhead; None with a rival. `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
-    kept, relative to this file: `last`, and `best` by validation accuracy if there is one. `unit` is
-    as in `MetricLine`; a sample has `units_per_sample` of them, such as the tokens of a window. `model_flop_per_second`
-    is the arithmetic of a language model's training (Chowdhery et al. 2022, appendix B), None for others.
+    kept, relative to this file: `last`, and `best` by validation accuracy if there is one.
+
+    `unit` is as in `MetricLine`; a sample has `units_per_sample` of them, such as the tokens of a window. `task` names
+    the file in hvdkit/tasks. `samples_per_second` counts images or windows; `tokens_per_second` counts the tokens of a
+    text, `model_flop_per_second` the arithmetic of a language model's training (Chowdhery et al. 2022, appendix B), and
+    `text_sha256` is that of the whole text; these three are None for others.
     """
 
     framework: str
@@ -165,9 +168,25 @@ class TrainResult(Figures, Result):
     checkpoints: dict[str, str] = Field(default_factory=dict)
     unit: str = "images"
     units_per_sample: int = 1
+    task: str | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
     model_flop_per_second: float | None = None
+    text_sha256: str | None = None
     initial_state_sha256: str
     final_weights_sha256: str
+
+    @property
+    def batch(self) -> str:
+        """A rank's batch, such as `32 images`, or `8 × 64 tokens` of eight windows."""
+        each = f" × {self.units_per_sample}" if self.units_per_sample > 1 else ""
+        return f"{self.batch_size}{each} {self.unit}"
+
+    @property
+    def cpu_of(self) -> tuple[str, float]:
+        """Of what tables show CPU time, such as `image` or `1,000 tokens`; from `cpu_s_per_image` to its ms."""
+        many = self.units_per_sample > 1
+        return (f"1,000 {self.unit}", 1e6) if many else (self.unit.removesuffix("s"), 1e3)
 
     def lines(self) -> list[MetricLine]:
         """The lines of the run's metrics.jsonl. Raises RequestError if it is missing or damaged."""

@@ -36,14 +36,14 @@ _BOTH = 1.05  # the gain of compression with Local SGD over the better one of th
 
 
 class Suggestion(Record):
-    """One change. `gain` is images per second relative to today's, expected from `gain_low` to `gain_high`.
+    """One change. `gain` is the speed relative to today's, expected from `gain_low` to `gain_high`.
 
     `sure` says that `gain_low` is a gain too, and that nothing is a guess. `settings` are for `--set`; `recipe` is what
     `--apply` writes, None if no key of the recipe does it. Costs are of whole hosts, in `currency`, at the price per
-    GPU-hour; they and the times of an epoch and of the training are None if images, epochs or price are unknown.
-    `saved` is the cost of training that the change saves, None if it is not in today's currency. `risk` is what is
-    known about its accuracy; `points_lost` is the measured loss of it in percentage points, None if it was not
-    measured.
+    GPU-hour; they and the times of an epoch and of the training are None if samples, epochs or price are unknown.
+    `images_per_second` and `cost_per_million_images` count the unit of `Advice.today`. `saved` is the cost of training
+    that the change saves, None if it is not in today's currency. `risk` is what is known about its accuracy;
+    `points_lost` is the measured loss of it in percentage points, None if it was not measured.
     """
 
     kind: Kind
@@ -71,7 +71,7 @@ class Suggestion(Record):
 
 
 class Adding(Record):
-    """What more ranks bring: `points` has (images per second, efficiency) by number of ranks, as `predict` has it.
+    """What more ranks bring: `points` has (units per second, efficiency) by number of ranks, as `predict` has it.
 
     Twice as many ranks as `most` bring less than a tenth more; None if they bring more everywhere. `loses` are the
     numbers of ranks that are slower than a smaller number.
@@ -113,7 +113,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     """All suggestions.
 
     Raises RequestError if the cluster has no room for the ranks, no machine could run the settings, or an epoch has
-    fewer images than a step takes.
+    fewer samples than a step takes.
     """
     checked([ranks], cluster)
     found = calibrate(profile)
@@ -125,7 +125,7 @@ def advise(profile: Profile, cluster: Cluster, ranks: int, settings: Settings, m
     left_out: dict[str, str] = {}
 
     def suggested(change: Candidate) -> Suggestion | None:
-        """The change, if a machine can run it, it brings something, and an epoch has images enough."""
+        """The change, if a machine can run it, it brings something, and an epoch has samples enough."""
         if fault := refusals.refusal(found.case(change.cluster, change.ranks, change.settings), change.settings):
             left_out[change.what] = fault
             return None
@@ -267,10 +267,10 @@ def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) ->
         ]
         for (_, case), each, own, own_wire in zip(pairs, made, (1.0, more), (1.0, more_wire), strict=True)
     )
-    images = [case.network.ranks * case.batch for _, case in pairs]
-    found_gains = [gain, *(step.simulate(before).period / step.simulate(after).period * images[1] / images[0])]
+    samples = [case.network.ranks * case.batch for _, case in pairs]
+    found_gains = [gain, *(step.simulate(before).period / step.simulate(after).period * samples[1] / samples[0])]
     if made[0].overlap_shown and not made[1].overlap_shown:  # the last bound is the change without overlap
-        found_gains.append(step.period(pairs[0][1]) / step.period(made[1].bounds[-1]) * images[1] / images[0])
+        found_gains.append(step.period(pairs[0][1]) / step.period(made[1].bounds[-1]) * samples[1] / samples[0])
     return float(min(found_gains)), float(max(found_gains))
 
 
@@ -280,7 +280,7 @@ def _added(before: float, after: float) -> float:
 
 
 def _adding(found: Calibration, now: Candidate, today: Point, money: Money) -> Adding:
-    """Double the ranks, from one to as many as the cluster has room for and an epoch has images for."""
+    """Double the ranks, from one to as many as the cluster has room for and an epoch has samples for."""
     room = min(now.cluster.largest or MOST_RANKS, MOST_RANKS, money.most_ranks(today.batch_size))
     counts = sorted({min(2**i, room) for i in range(15)} | {now.ranks})
     points = {}
@@ -291,13 +291,13 @@ def _adding(found: Calibration, now: Candidate, today: Point, money: Money) -> A
     doubled = [(a, b) for a, b in itertools.pairwise(counts) if b == 2 * a and b not in loses]
     most = next((a for a, b in doubled if points[b][0] < _GROWS * points[a][0]), None)
     half = next((count for count in counts if points[count][1] < 0.5), None)
-    told = [f"images/s grow up to {counts[-1]} ranks"] if most is None and not loses else []
+    told = [f"{today.unit}/s grow up to {counts[-1]} ranks"] if most is None and not loses else []
     if loses:
         told.append(f"{', '.join(map(str, loses))} ranks are slower than fewer")
     if most is not None:
-        told.append(f"beyond {most} ranks, twice as many bring less than 10 % more images/s")
+        told.append(f"beyond {most} ranks, twice as many bring less than 10 % more {today.unit}/s")
     if half is not None:
         told.append(f"from {half} ranks on, efficiency is below 50 %")
     if room < min(now.cluster.largest or MOST_RANKS, MOST_RANKS):
-        told.append(f"more than {room} ranks have fewer images in an epoch than a step takes")
+        told.append(f"more than {room} ranks have fewer {today.unit} in an epoch than a step takes")
     return Adding(points=points, most=most, loses=loses, told="; ".join(told))

@@ -71,7 +71,8 @@ def software(found: Calibration, now: Candidate) -> Iterator[Candidate]:
         yield with_keys(what, {"sync": {"every": every}}, f"local-sgd-{every}")
     for times in (2, 4):
         size = times * (now.settings.batch_size or found.workload.batch_size)
-        yield with_keys(f"{size} images per rank and step", {"batch_size": size}, "batch")
+        amount = f"{size * found.workload.units_per_sample:,}" if found.workload.units_per_sample > 1 else str(size)
+        yield with_keys(f"{amount} {found.workload.unit} per rank and step", {"batch_size": size}, "batch")
 
 
 def _tuned(found: Calibration, now: Candidate) -> Candidate | None:

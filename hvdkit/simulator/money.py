@@ -13,7 +13,7 @@ RESTART_S = 300.0  # assumed: to get another machine, start ranks and read the c
 
 
 class Bill(NamedTuple):
-    """Seconds and cost of an epoch and of the training, and cost per million images; None where unknown."""
+    """Seconds and cost of an epoch and of the training, and cost per million units; None where unknown."""
 
     epoch_s: float | None
     train_s: float | None
@@ -24,14 +24,14 @@ class Bill(NamedTuple):
 
 @dataclass(frozen=True)
 class Money:
-    """Images per epoch, epochs, and the price of a GPU for an hour in `currency`; None if unknown.
+    """Samples per epoch, epochs, and the price of a GPU for an hour in `currency`; None if unknown.
 
     `source` says whose price it is. `budget` is in the same currency, `deadline_s` in seconds from the start.
     `interruptions` is how often a host is taken away in an hour; training then goes on from the checkpoint of the last
-    epoch.
+    epoch. Costs and faults count the `unit`, such as tokens, of which a sample has `units_per_sample`.
     """
 
-    images: int | None = None
+    samples: int | None = None
     epochs: int | None = None
     price: float | None = None
     currency: str = "USD"
@@ -40,6 +40,8 @@ class Money:
     deadline_s: float | None = None
     interruptions: float = 0.0
     ranks_per_host: int = 1
+    unit: str = "images"
+    units_per_sample: int = 1
 
     @property
     def limited(self) -> bool:
@@ -61,15 +63,17 @@ class Money:
         )  # fmt: skip
 
     def of(self, step_ms: float, batch_size: int, ranks: int) -> Bill:
-        """The bill of a step of `batch_size` images a rank.
+        """The bill of a step of `batch_size` samples a rank.
 
         As in training, an incomplete last batch is left out. Hosts are paid for as a whole.
         """
         hour = None if self.price is None else self.price * self._hosts(ranks) * self.ranks_per_host / 3600
-        per_million = None if hour is None else 1e6 * hour * 1e-3 * step_ms / (batch_size * ranks)
-        if self.images is None:
+        per_million = (
+            None if hour is None else 1e6 * hour * 1e-3 * step_ms / (batch_size * ranks * self.units_per_sample)
+        )
+        if self.samples is None:
             return Bill(None, None, None, None, per_million)
-        epoch = 1e-3 * step_ms * (self.images // (batch_size * ranks))
+        epoch = 1e-3 * step_ms * (self.samples // (batch_size * ranks))
         lost = self._lost(epoch, ranks)
         if lost >= 1:
             return Bill(None, None, None, None, None)
@@ -79,32 +83,38 @@ class Money:
         return Bill(epoch, train, cost, whole, per_million and per_million / (1 - lost))
 
     def fits(self, batch_size: int, ranks: int) -> bool:
-        """Whether an epoch has images for a step."""
-        return self.images is None or batch_size * ranks <= self.images
+        """Whether an epoch has samples for a step."""
+        return self.samples is None or batch_size * ranks <= self.samples
 
     def most_ranks(self, batch_size: int) -> int:
         """The most ranks for which that is so."""
-        return 2**62 if self.images is None else max(1, self.images // batch_size)
+        return 2**62 if self.samples is None else max(1, self.samples // batch_size)
 
     def check(self, step_ms: float, batch_size: int, ranks: int) -> None:
-        """Raise RequestError if an epoch has too few images, or something is missing for a budget or a deadline."""
-        if self.images is not None and not self.fits(batch_size, ranks):
-            most = self.images // ranks
-            less = f"--set batch_size={most} or less, or fewer ranks" if most else f"-n {self.images} or less"
+        """Raise RequestError if an epoch has too few samples, or something is missing for a budget or a deadline."""
+        if self.samples is not None and not self.fits(batch_size, ranks):
+            most = self.samples // ranks
+            less = f"--set batch_size={most} or less, or fewer ranks" if most else f"-n {self.samples} or less"
             raise RequestError(
-                f"batch_size: expected at most {self.images} images, an epoch, over {ranks} ranks, got {batch_size} × "
-                f"{ranks} = {batch_size * ranks}, which `hvdkit train` refuses too; give {less}"
+                f"batch_size: expected at most {self.samples} {self._kind}, an epoch, over {ranks} ranks, "
+                f"got {batch_size} × {ranks} = {batch_size * ranks}, which `hvdkit train` refuses too; give {less}"
             )
         limits = {"--budget": self.budget, "--deadline": self.deadline_s, "--spot-interruption": self.interruptions}
         limit = next((name for name, value in limits.items() if value), None)
-        missing = [name for name, value in (("--images", self.images), ("--epochs", self.epochs)) if value is None]
+        missing = [
+            name for name, value in ((f"--{self.unit}", self.samples), ("--epochs", self.epochs)) if value is None
+        ]
         if limit and missing:
             raise RequestError(f"{limit}: expected {' and '.join(missing)} too; the profile's recipe does not say it")
-        if self.images is not None and self.of(step_ms, batch_size, ranks).epoch_s is None:
+        if self.samples is not None and self.of(step_ms, batch_size, ranks).epoch_s is None:
             raise RequestError(
                 f"--spot-interruption {self.interruptions:g}: hosts are taken away faster than an epoch ends, so that "
                 "training never ends; take fewer hosts, or shorter epochs"
             )
+
+    @property
+    def _kind(self) -> str:
+        return self.unit if self.units_per_sample == 1 else f"samples of {self.units_per_sample} {self.unit}"
 
     def _hosts(self, ranks: int) -> int:
         return -(-ranks // self.ranks_per_host)

@@ -61,7 +61,7 @@ class Plans(Record):
 def search(profile: Profile, now: Candidate, money: Money) -> Plans:
     """Try all ways. Ways that cannot be compared, for want of a price in the same currency, are left out."""
     batch = now.settings.batch_size or profile.batch_size * profile.accumulate
-    largest = max(now.ranks * batch, (money.images or 0) // _LEAST_UPDATES)
+    largest = max(now.ranks * batch, (money.samples or 0) // _LEAST_UPDATES)
     ways = [way for machine in _machines(now, money) for way in _ways(profile, *machine, largest)]
     within = [way for way in ways if _excess(way, money) <= 1]
     # A way whose slow end is within the limits too comes before one that may miss them.

@@ -62,7 +62,8 @@ class Point(Record):
     without any delay would save; `waiting_ms` is the time that ranks wait for the slowest. `utilisation` is busy
     time over step time by resource. `bytes_per_step` is what a rank puts into collectives. `bound` is the largest
     part of the critical path, but waiting instead of compute if that is more than a fifth of the step. `memory_mib`
-    is of a rank, None if it is unknown.
+    is of a rank, None if it is unknown. `unit` is what
+    `images_per_second` counts, such as tokens; `batch_size` counts samples.
     """
 
     ranks: int
@@ -83,6 +84,7 @@ class Point(Record):
     memory_mib: float | None
     critical_path: list[Critical]
     warnings: list[str]
+    unit: str = "images"
 
 
 class Prediction(Record, Result):
@@ -171,7 +173,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         low_ms=1e3 * low,
         high_ms=1e3 * high,
         p99_ms=1e3 * float(np.quantile(spread, 0.99)),
-        images_per_second=ranks * batch / seconds,
+        images_per_second=ranks * batch * found.workload.units_per_sample / seconds,
         efficiency=min(1.0, alone / seconds),
         exposed_communication_ms=1e3 * max(0.0, seconds - slow_alone),
         waiting_ms=1e3 * waiting,
@@ -181,6 +183,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         memory_mib=refusals.memory_mib(base),
         critical_path=critical(steady),
         warnings=warnings,
+        unit=found.workload.unit,
     )
 
 

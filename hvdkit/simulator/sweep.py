@@ -49,7 +49,8 @@ class Whatif:
 class Row(Record):
     """One what-if: the swept keys with their values, and the prediction as in a `predict.Point`.
 
-    `cost_per_million_images` is of whole hosts in the cluster's currency, None if its price is unknown.
+    `images_per_second` and `cost_per_million_images` count the sweep's `unit`. The cost is of whole hosts in the
+    cluster's currency, None if its price is unknown.
     """
 
     what: dict[str, Any]
@@ -78,6 +79,7 @@ class Sweep(Record, Result):
     rows: list[Row]
     notes: dict[str, int]
     left_out: dict[str, int]
+    unit: str = "images"
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each what-if, with a column for each swept key."""
@@ -142,7 +144,10 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
         slow = [float(part.mean()) for part in np.array_split(made.factors, min(_PARTS, len(made.factors)))]
         simulated += [*made.bounds, *(replace(base, slow=factor) for factor in slow)]
     periods = iter(step.periods(simulated))
-    money = Money(price=cluster.price_per_gpu_hour, ranks_per_host=cluster.ranks_per_host)
+    work = found.workload
+    money = Money(
+        price=cluster.price_per_gpu_hour, ranks_per_host=cluster.ranks_per_host, units_per_sample=work.units_per_sample
+    )
     rows = []
     for each, base, made in asked:
         bounds = [float(next(periods)) for _ in made.bounds]
@@ -158,7 +163,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
                 step_ms=1e3 * seconds,
                 low_ms=1e3 * low,
                 high_ms=1e3 * high,
-                images_per_second=each.ranks * base.batch * found.workload.batch_size / seconds,
+                images_per_second=each.ranks * base.batch * work.batch_size * work.units_per_sample / seconds,
                 efficiency=min(1.0, alone[_lone(base)] / seconds),
                 cost_per_million_images=money.of(1e3 * seconds, size, each.ranks).per_million,
             )
@@ -172,6 +177,7 @@ def sweep(profile: Profile, cluster: Cluster, whatifs: Sequence[Whatif]) -> Swee
         rows=rows,
         notes=dict(notes),
         left_out=dict(left_out),
+        unit=work.unit,
     )
 
 

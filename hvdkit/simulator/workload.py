@@ -37,6 +37,7 @@ class Workload:
     `compression_s` is the time to turn all gradients into what is sent and back, 0 if it was not measured.
     `batches` has (samples per rank, seconds of forward and backward) for the batch sizes that were measured, rising,
     this one's among them; empty if it is the only one.
+    Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
     """
 
     name: str
@@ -55,6 +56,8 @@ class Workload:
     fixed_memory_bytes: float = 0.0
     activation_bytes: float = 0.0
     batches: tuple[tuple[float, float], ...] = ()
+    unit: str = "images"
+    units_per_sample: int = 1
 
     def compute_factor(self, batch: float) -> float:
         """Forward and backward at `batch` times the batch size, relative to that at the batch size itself.
@@ -133,6 +136,8 @@ def of_profile(profile: Profile) -> Workload:
         fixed_memory_bytes=fixed,
         activation_bytes=activations,
         batches=tuple((each.batch_size * profile.accumulate, 1e-3 * each.compute_ms) for each in profile.batches),
+        unit=profile.unit,
+        units_per_sample=profile.units_per_sample,
     )
 
 

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
 from hvdkit.tasks.task import Layer
@@ -29,6 +29,8 @@ _PUBLISHED = {
     "gpt2-large": (36, 20, 1280),
     "gpt2-xl": (48, 25, 1600),
 }
+NAMES = tuple(_PUBLISHED)
+VOCABULARY = 50_257
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,21 @@ class GPT:
         """The number of trainable parameters; the output layer has none of its own."""
         return sum(math.prod(shape) for shape in self.parameter_shapes().values())
 
+    def work_by_layer(self) -> dict[str, int]:
+        """Multiply-adds of a token's forward pass by layer, in forward order.
+
+        Attention's own count to the layer after it, `attn.c_proj`, the output layer's to the last layer norm, as its
+        weights are those of the first layer.
+        """
+        shapes = {name.removesuffix(".weight"): shape for name, shape in self.parameter_shapes().items()}
+        work = {
+            name: math.prod(shape) for name, shape in shapes.items() if name.endswith((".c_attn", ".c_proj", ".c_fc"))
+        }
+        attention = {f"{block}.attn.c_proj": 2 * self.width * self.context for block in self.blocks}
+        return {name: each + attention.get(name, 0) for name, each in work.items()} | {
+            "transformer.ln_f": self.vocabulary * self.width
+        }
+
     def training_flop(self) -> int:
         """Floating-point operations of training on one token, without those of `recompute`.
 
@@ -96,18 +113,51 @@ class GPT:
         blocks = self.layers * tokens * self.width + block if recompute else self.layers * block
         return blocks + tokens * (2 * self.width + 2 * self.vocabulary)
 
+    def transformers_config(self) -> dict[str, Any]:
+        """The `config.json` with which transformers' `GPT2LMHeadModel.from_pretrained` builds this model."""
+        end = self.vocabulary - 1 if self.vocabulary == VOCABULARY else None  # of a text, in GPT-2's own vocabulary
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "vocab_size": self.vocabulary,
+            "n_positions": self.context,
+            "n_embd": self.width,
+            "n_layer": self.layers,
+            "n_head": self.heads,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": self.norm_epsilon,
+            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+            **dict.fromkeys(("bos_token_id", "eos_token_id"), end),
+            "tie_word_embeddings": True,
+        }
+
     def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors of a file of Hugging Face's, with or without `transformer.` before their names.
 
         Masks, which older files have, are left out, and an output layer that is the table of tokens. Raises
-        RequestError for another output layer.
+        RequestError for another output layer, and for a model of another size.
         """
         masks = (".attn.bias", ".attn.masked_bias")
         named = {name.removeprefix("transformer."): value for name, value in given.items() if not name.endswith(masks)}
         head, table = named.pop("lm_head.weight", None), named.get("wte.weight")
         if head is not None and table is not None and (head.shape != table.shape or (head != table).any()):
             raise RequestError("lm_head.weight differs from wte.weight; expected the output layer to be that table")
+        self._check_size(named)
         return {f"transformer.{name}": value for name, value in named.items()}
+
+    def _check_size(self, named: Mapping[str, np.ndarray]) -> None:
+        table, positions = named.get("wte.weight"), named.get("wpe.weight")
+        if table is None or positions is None or not table.ndim == positions.ndim == 2:
+            return  # which tensors are missing is said later
+        layers = sum(name.startswith("h.") and name.endswith(".ln_1.weight") for name in named)
+        got = {"layers": layers, "width": table.shape[1], "context": len(positions), "vocabulary": len(table)}
+        wrong = [name for name, size in got.items() if size != getattr(self, name)]
+        if wrong:
+            mine, theirs = (
+                ", ".join(f"{name} {size}" for name, size in sizes.items() if name in wrong)
+                for sizes in ({name: getattr(self, name) for name in got}, got)
+            )
+            raise RequestError(f"expected a GPT with {mine}, as the recipe's model, got {theirs}")
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters, float32: the same bits for every framework and rank.
@@ -130,6 +180,11 @@ class GPT:
     def normalized_layers(self) -> Iterator[Layer]:
         """None, as there is no batch norm."""
         return iter(())
+
+
+def published(name: str) -> GPT:
+    """GPT-2 in one of its published sizes. Raises KeyError for a name not in NAMES."""
+    return GPT(name, *_PUBLISHED[name], 1024, VOCABULARY)
 
 
 def architecture(model: Model) -> GPT:

@@ -35,6 +35,7 @@ END_S, KILLED_S = 60.0, 5.0
 _SUMMARY = (
     "images_per_second", "step_ms_p50", "step_ms_p90", "step_ms_p99", "train_loss", "val_accuracy", "val_loss",
     "peak_rss_mib", "train_s", "startup_s", "cpu_s_per_image", "bytes_per_step",
+    "tokens_per_second", "model_flop_per_second",
 )  # fmt: skip
 
 

@@ -193,7 +193,7 @@ class Participant:
         return Samples(operation="allreduce", bytes=size, times=[one() for _ in range(times)])
 
     def _record(self, ranks: list[RankRecord]) -> RunRecord:
-        state = self._session.state()
+        state, dataset = self._session.state(), self._setup.dataset
         slots = [value for name, value in state.items() if name.startswith("optimizer.")]
         threads = None if self._recipe.threads == "auto" else self._recipe.threads
         return RunRecord(
@@ -209,6 +209,9 @@ class Participant:
             parameter_bytes=sum(value.nbytes for value in self._parameters.values()),
             optimizer_bytes=sum(value.nbytes for value in slots),
             bytes_per_step=self._session.strategy.bytes_per_step or 0.0,
+            unit=self._setup.task.unit,
+            units_per_sample=self._setup.task.units,
+            train_samples=None if dataset.native else len(dataset.train),
             tensors=[
                 TensorRecord(name=name, shape=list(value.shape), dtype=str(value.dtype))
                 for name, value in self._parameters.items()

@@ -256,9 +256,15 @@ def _result(
         train_s=train_s,
         corrupt_images=len(corrupt),
         native_pipeline=setup.dataset.native,
-        tuning=None if rival_of(adapter) else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[world.device]),
+        tuning=None
+        if rival_of(adapter)
+        else tuning.listed(tuning.apply(recipe), adapter.CHOSEN[world.device], recipe.model.TASK),
         unit=setup.task.unit,
         units_per_sample=setup.task.units,
+        task=recipe.model.TASK,
+        samples_per_second=measured.samples_per_second / setup.task.units,
+        tokens_per_second=measured.samples_per_second if setup.task.unit == "tokens" else None,
+        text_sha256=setup.dataset.text_sha256,
         model_flop_per_second=setup.task.flop and setup.task.flop * measured.samples_per_second,
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
