@@ -15,7 +15,7 @@ from conftest import Hvdkit
 
 from hvdkit.profiling import published
 from hvdkit.report import csv_files
-from hvdkit.report.compare import comparison_markdown
+from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.profile import tables
 from hvdkit.results.compare import read_comparison
 from hvdkit.simulator.money import Money
@@ -129,8 +129,10 @@ def test_tables_and_reports_are_of_tokens(of_text: Path, inside: Hvdkit) -> None
     found = read_comparison(of_text / "compare.json")
     written = [(of_text / name).read_text() for name in ("report.html", "report.md")]
     for text in (*written, comparison_markdown(found)):
-        assert all(each in text for each in ("tokens/s", "GFLOP/s", "bits_per_byte", "1.2345", "perplexity")), text
+        assert all(each in text for each in ("tokens/s", "GFLOP/s", "bits/byte", "1.2345", "perplexity")), text
         assert "images" not in text.lower()
+    (table,) = comparison_tables(found)[:1]
+    assert {"tokens/s", "bits/byte"} < {str(column.header) for column in table.columns}
     row = csv_files.comparison(found)[0]
     assert row["unit"] == "tokens" and row["validation"]["bits_per_byte"]["median"] == 1.2345
     page = (of_text / "report.html").read_text()

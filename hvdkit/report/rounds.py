@@ -101,7 +101,7 @@ def own_metrics(runs: Iterable[Run]) -> list[str]:
 
 def titled(metric: str) -> str:
     """A metric's name for a column, beside the training loss."""
-    return "validation loss" if metric == "loss" else metric
+    return {"loss": "validation loss", "bits_per_byte": "bits/byte"}.get(metric, metric)
 
 
 def by_kind(runs: Iterable[Run]) -> dict[Kind, Group]:
