@@ -64,7 +64,10 @@ def test_importing_hvdkit_loads_nothing_until_a_function_is_used() -> None:
 
 
 # Options of a command for which there is a function of its own, `published_profile` and `sweep`.
-ELSEWHERE = {"profile": ("context", "from_", "images_per_second", "batch_size", "device"), "predict": ("sweep",)}
+ELSEWHERE = {
+    "profile": ("context", "from_", "images_per_second", "tokens_per_second", "batch_size", "device"),
+    "predict": ("sweep",),
+}
 
 
 @pytest.mark.check
