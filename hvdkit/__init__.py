@@ -11,7 +11,7 @@ _LAZY = {
     **dict.fromkeys(("HvdkitError", "RequestError", "RunError", "Stopped"), "hvdkit.errors"),
     **dict.fromkeys(("train", "evaluate", "predict_images", "export", "compare", "parity", "profile"), "hvdkit.api"),
     **dict.fromkeys(("advise", "bench", "diff", "dry_run", "generate", "predict", "published_profile"), "hvdkit.api"),
-    **dict.fromkeys(("submit", "sweep"), "hvdkit.api"),
+    **dict.fromkeys(("memory", "submit", "sweep"), "hvdkit.api"),
 }
 
 

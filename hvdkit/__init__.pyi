@@ -11,6 +11,7 @@ from hvdkit.api import dry_run as dry_run
 from hvdkit.api import evaluate as evaluate
 from hvdkit.api import export as export
 from hvdkit.api import generate as generate
+from hvdkit.api import memory as memory
 from hvdkit.api import parity as parity
 from hvdkit.api import predict as predict
 from hvdkit.api import predict_images as predict_images

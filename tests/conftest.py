@@ -31,7 +31,7 @@ CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "batch_sizes", "bench",
     "blame", "compare", "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels",
     "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target",
-    "host_doctor", "images", "kubernetes", "launch_hosts", "mesh", "paths", "predict", "profile", "progress",
+    "host_doctor", "images", "kubernetes", "launch_hosts", "memory", "mesh", "paths", "predict", "profile", "progress",
     "published", "quick", "refused", "report_files", "runtimes_patches", "schemas", "sharding", "simulator",
     "simulator_contradictions", "simulator_costs", "simulator_properties", "simulator_refusals", "stalls", "submit",
     "sweep", "sync", "text_units", "tuning", "validation",

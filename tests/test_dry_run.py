@@ -20,6 +20,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import Launcher
 from hvdkit.recipe import registry, schema
 from hvdkit.results.dry_run import DryRun
+from hvdkit.results.memory import Parts
 from hvdkit.runtimes import machine
 from hvdkit.tasks import duration, resnet
 
@@ -59,7 +60,7 @@ def test_a_training_run_as_text(inside: Hvdkit, tmp_path: Path) -> None:
         "HOROVOD_FUSION_THRESHOLD Horovod's default, 128 MiB: it holds all gradients",
         "1,437 training and 360 validation samples of 32×32×3",
         "66 in 3 epochs of 22; 64 samples per batch",
-        "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, activations 47.5 MiB",
+        "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, communication 1.0 MiB, activations 47.5",
         "by the model's arithmetic on this machine's cores, right to a factor of about two; found no earlier run of",
         "writes to runs/mine",
     ):
@@ -74,31 +75,33 @@ def test_the_same_as_json(inside: Hvdkit, tmp_path: Path) -> None:
     assert (run.train, run.val, run.shape, run.global_batch) == (1437, 360, [32, 32, 3], 96)
     assert (run.steps_per_epoch, run.epochs, run.steps, run.first_step) == (14, 8, 112, 0)
     assert run.memory and run.memory.parameters == run.memory.gradients == run.memory.optimizer == 2 * PARAMETERS
-    assert run.memory.communication == 0 and run.seconds and "arithmetic" in run.seconds_from
+    assert run.memory.communication == 2 * PARAMETERS and run.seconds and "arithmetic" in run.seconds_from
     assert run.environment["HOROVOD_CYCLE_TIME"] == "5" and run.tuning["HOROVOD_CYCLE_TIME"]["value"] == 5
     assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_follows_the_recipe(inside: Hvdkit) -> None:
-    def memory(*overrides: str) -> list[int | None]:
+    def memory(*overrides: str) -> Parts:
         found = shown(inside, "train", DIGITS, "-np", 2, *overrides).runs[0].memory
-        return [value for _, value in found] if found else []
+        assert found and found.activations
+        return found
 
     plain = memory()
-    assert plain[:4] == [PARAMETERS, PARAMETERS, PARAMETERS, 0]
-    assert memory("optimizer={name: adamw, learning_rate: 0.001}")[2] == 2 * PARAMETERS
-    assert memory("compression=topk")[3] == PARAMETERS
-    assert memory("sync={every: 4, outer: nesterov}")[3] == 2 * PARAMETERS
-    half, double = memory("precision=bf16"), memory("batch_size=64")
-    assert half[:4] == plain[:4] and plain[4] == 2 * (half[4] or 0) and double[4] == 2 * (plain[4] or 0)
-    assert (memory("recompute=true")[4] or 0) < (plain[4] or 0)
+    assert plain.parameters == plain.gradients == plain.optimizer == plain.communication == PARAMETERS
+    assert memory("optimizer={name: adamw, learning_rate: 0.001}").optimizer == 2 * PARAMETERS
+    assert memory("compression=topk").communication == 2 * PARAMETERS
+    assert memory("sync={every: 4, outer: nesterov}").communication == 3 * PARAMETERS
+    half, double, less = memory("precision=bf16"), memory("batch_size=64"), memory("recompute=true")
+    assert plain.activations and half.activations and less.activations
+    assert plain.activations == 2 * half.activations and double.activations == 2 * plain.activations
+    assert less.activations < plain.activations and half.casts == PARAMETERS // 2
 
 
 def test_activations_are_counted_from_the_table() -> None:
     """By hand: the stem and three blocks of ResNet-8 at 32×32, two values for each output of a convolution."""
     stem, first = 2 * 32 * 32 * 16, 4 * 32 * 32 * 16
     second, third = 4 * 16 * 16 * 32 + 16 * 16 * 32, 4 * 8 * 8 * 64 + 8 * 8 * 64
-    assert resnet.architecture("resnet8", 10).activation_values((32, 32, 3)) == stem + first + second + third
+    assert resnet.architecture("resnet8", 10).activations((32, 32, 3)) == (stem + first + second + third, 0, 0)
 
 
 def test_time_is_that_of_an_earlier_run_of_the_same_recipe(inside: Hvdkit, tmp_path: Path) -> None:
@@ -141,21 +144,21 @@ def test_without_an_earlier_run_the_time_is_that_of_the_arithmetic(
 
 
 def test_memory_beyond_the_machine_is_noted(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank needs 3 × 1.04 MiB and 1.5 MiB an image."""
-    monkeypatch.setattr(machine, "memory", lambda: 60 * 2**20)
+    """A rank needs 4 × 1.04 MiB, 1.5 MiB an image, and 230 MiB for PyTorch; on a GPU 1,343 and a buffer of 128."""
+    monkeypatch.setattr(machine, "memory", lambda: 520 * 2**20)
     monkeypatch.setattr(machine, "gpus", lambda: ["GPU 0", "GPU 1"])
-    monkeypatch.setattr(machine, "gpu_memory", lambda: [90 * 2**20, 30 * 2**20])
+    monkeypatch.setattr(machine, "gpu_memory", lambda: [1600 * 2**20, 1500 * 2**20])
 
     def noted(*overrides: object) -> list[str]:
         return [line for line in shown(inside, "train", DIGITS, *overrides).notes if line.startswith("memory: ")]
 
     assert noted() == []
     (line,) = noted("-np", 2)
-    assert line.startswith("memory: 2 ranks need at least 0.1 GiB, and this machine has 0.1 GiB; give batch_size=18")
-    assert noted("-np", 2, "batch_size=18") == [] and noted("-np", 2, "batch_size=19")
+    assert line.startswith("memory: 2 ranks need at least 0.6 GiB, and this machine has 0.5 GiB; give batch_size=17")
+    assert noted("-np", 2, "batch_size=17") == [] and noted("-np", 2, "batch_size=18")
     (line,) = noted("-np", 2, "device=gpu")
-    assert "a rank needs at least" in line and "the smallest GPU has" in line and "batch_size=18" in line
-    assert noted("-np", 2, "device=gpu", "batch_size=18") == []
+    assert "a rank needs at least" in line and "the smallest GPU has" in line and "batch_size=17" in line
+    assert noted("-np", 2, "device=gpu", "batch_size=17") == []
     monkeypatch.setattr(machine, "memory", lambda: 2**20)
     (line,) = noted()
     assert line.endswith("give fewer ranks or a smaller model")

@@ -39,8 +39,8 @@ except SystemExit as end:
 print(status, *sys.modules, file=sys.stderr)
 """
 PARTS = (
-    "app", "bench", "completion", "diff", "help", "images", "options", "predict", "published", "setting_up", "submit",
-    "text",
+    "app", "bench", "completion", "diff", "help", "images", "memory", "options", "predict", "published", "setting_up",
+    "submit", "text",
 )  # fmt: skip
 PLOTS = {"matplotlib", "jinja2"}
 

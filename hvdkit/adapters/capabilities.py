@@ -17,6 +17,22 @@ CAPABILITIES: dict[str, frozenset[str]] = {
     "local": _REDUCED | {"fp64", "int8", "uint8", "scalars", "empty"},
 }
 
+# Frameworks that keep the weights of attention until backward; a fused kernel computes them again.
+KEEPS_ATTENTION_WEIGHTS = frozenset({"tensorflow", "keras", "mxnet"})
+
+# MiB of a process before a model is there. On a CPU: measured, with Horovod started and one product computed (Linux,
+# Python 3.11, the pinned versions). On a GPU: PyTorch's kernels and context, as Hugging Face measured them.
+RESIDENT_SOURCE = {
+    "cpu": "measured on Linux with the pinned versions",
+    "gpu": "1,343 MiB of PyTorch's kernels and context, huggingface.co/docs/transformers/v4.44.2/model_memory_anatomy",
+}
+RESIDENT_MIB = {
+    "pytorch": {"cpu": 230, "gpu": 1343},
+    "tensorflow": {"cpu": 587, "gpu": 1343},
+    "keras": {"cpu": 587, "gpu": 1343},
+    "mxnet": {"cpu": 195, "gpu": 1343},
+}
+
 _THREADS = ("a number of threads, 1 or more", r"|0*[1-9][0-9]{0,3}")
 _POOLS = ("CPU_WORKER", "CPU_PRIORITY", "CPU_NNPACK", "GPU_WORKER", "GPU_COPY", "MP_WORKER")
 # Environment variables with which importing the framework ends the process, unless they have these values: in

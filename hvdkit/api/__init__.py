@@ -12,6 +12,7 @@ from hvdkit.api.measuring import bench as bench
 from hvdkit.api.measuring import profile as profile
 from hvdkit.api.measuring import published_profile as published_profile
 from hvdkit.api.predicting import advise as advise
+from hvdkit.api.predicting import memory as memory
 from hvdkit.api.predicting import predict as predict
 from hvdkit.api.predicting import sweep as sweep
 from hvdkit.api.previewing import dry_run as dry_run

@@ -1,4 +1,4 @@
-"""What a run would do elsewhere: `predict`, `sweep` and `advise`."""
+"""What a run would need, or do elsewhere: `memory`, `predict`, `sweep` and `advise`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,42 @@ from typing import TYPE_CHECKING
 from hvdkit import paths
 from hvdkit.api.calls import claimed, load_recipe, profile_file, say
 from hvdkit.arguments import AnyRecipe, Names, PathLike, Settings, Wholes, as_path, checked, joined, texts, wholes
+from hvdkit.defaults import FRAMEWORK
 from hvdkit.errors import RequestError
 
 if TYPE_CHECKING:
+    from hvdkit.results.memory import MemoryNeed
     from hvdkit.results.profile import Profile
     from hvdkit.simulator.advise import Advice
     from hvdkit.simulator.predict import Prediction
     from hvdkit.simulator.sweep import Sweep
+
+
+@checked
+def memory(
+    recipe: AnyRecipe,
+    overrides: Settings = None,
+    *,
+    ranks: Wholes = None,
+    device: str | None = None,
+    framework: str = FRAMEWORK,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+) -> MemoryNeed:
+    """Count the memory that a recipe needs at each number of ranks and stage of sharding; nothing is started.
+
+    `device` is a GPU's name, such as `h100`, or its memory, such as `24GiB`. Without `out` nothing is written.
+    """
+    from hvdkit.commands import memory as memory_
+    from hvdkit.files import write_atomic
+    from hvdkit.results.memory import FILE
+
+    found = memory_.run(load_recipe(recipe, overrides), wholes(ranks) or [1], device, framework)
+    if not out:
+        return found
+    with claimed(Path(out), overwrite) as folder:
+        write_atomic(folder / FILE, found.model_dump_json(indent=2) + "\n")
+        return found.at(folder)
 
 
 @checked

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli import bench, completion, diff, help, images, predict, published, setting_up, submit, text
+from hvdkit.cli import bench, completion, diff, help, images, memory, predict, published, setting_up, submit, text
 from hvdkit.cli import terminal as console
 from hvdkit.cli.options import (
     RIVALS,
@@ -231,6 +231,7 @@ for command in (
     bench.bench,
     predict.predict,
     predict.advise,
+    memory.memory,
 ):
     app.command()(command)
 

@@ -38,6 +38,13 @@ def clusters(incomplete: str) -> list[str]:
     return _or_files(incomplete, cluster.shipped())
 
 
+def devices(incomplete: str) -> list[str]:
+    """Devices in hvdkit's cluster files."""
+    from hvdkit.commands import memory
+
+    return list(memory.devices())
+
+
 def overrides(incomplete: str) -> list[str]:
     """Keys of a recipe as `key=`, and behind the sign their values, as far as there is a list of them.
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvdkit import tasks
 from hvdkit.adapters.capabilities import CHOSEN as OF_ADAPTERS
 from hvdkit.commands import train, tune
 from hvdkit.commands.checks import world_size
@@ -18,23 +17,21 @@ from hvdkit.commands.compare import Schedule
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.commands.profile import ProfilePlan
-from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.tuning import CHOSEN, listed
-from hvdkit.core.update_rules import slot_names
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import place
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import ImageFolder, Model, Recipe, flat
-from hvdkit.results.dry_run import DryRun, Memory, PlannedRun, Rank
+from hvdkit.results.dry_run import DryRun, PlannedRun, Rank
+from hvdkit.results.memory import Parts
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult, read_result
 from hvdkit.runtimes import machine
+from hvdkit.simulator import memory
 from hvdkit.tasks import duration, resnet
-from hvdkit.tasks.task import parameter_count
 from hvdkit.worker.profile import turns
 
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
 _ANY_SPEED = {
     "name", "epochs", "steps", "seed", "schedule", "loss", "checkpoint", "log_every", "tensorboard", "warmup_steps",
@@ -146,50 +143,38 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
         steps_per_epoch=steps.steps_per_epoch if steps else None,
         epochs=steps.epochs if steps else None,
         steps=steps.total_steps if steps else recipe.steps,
-        memory=_memory(recipe, samples.shape if samples else None),
+        memory=_memory(plan),
         seconds=seconds,
         seconds_from=seconds_from,
     )
 
 
-def _memory(recipe: Recipe, shape: tuple[int, ...] | None) -> Memory | None:
+def _memory(plan: Plan) -> Parts | None:
     """What a rank keeps; None where only the script knows the model."""
-    architecture, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
-    bytes_ = parameter_count(architecture) * _BYTES[precision.parameters]
-    if not bytes_:
-        return None
-    residuals = int(getattr(recipe.compression, "error_feedback", False))
-    copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity
-    values = architecture.activation_values(shape, recipe.recompute) if shape else 0
-    return Memory(
-        parameters=bytes_,
-        gradients=bytes_,
-        optimizer=bytes_ * len(slot_names(recipe.optimizer)),
-        communication=bytes_ * (residuals + copies),
-        activations=recipe.batch_size * values * _BYTES[precision.compute] or None,
-    )
+    recipe, shape = plan.recipe, plan.samples.shape if plan.samples else None
+    ranks = world_size(plan.np, plan.rival)
+    found = memory.parts(recipe, shape, plan.framework, _on_gpus(plan), ranks, recipe.sharding)
+    return found if found.parameters else None
 
 
 def _on_gpus(plan: Plan) -> bool:
     return plan.recipe.device == "gpu" or (plan.recipe.device == "auto" and plan.runtime.gpu and bool(machine.gpus()))
 
 
-def _too_large(plan: Plan, memory: Memory | None) -> list[str]:
+def _too_large(plan: Plan, needs: Parts | None) -> list[str]:
     """A line if the ranks on this machine need more memory than it has, or one of them more than its GPU."""
-    if memory is None or not plan.placement.here:
+    if needs is None or not plan.placement.here:
         return []
     if _on_gpus(plan):
         ranks, limit, of = 1, min(machine.gpu_memory(), default=0), "the smallest GPU"
     else:
         ranks, limit, of = plan.np, machine.memory(), "this machine"
-    activations = memory.activations or 0
-    needed = sum(value or 0 for _, value in memory)
-    if not limit or ranks * needed <= limit:
+    if not limit or ranks * needs.total <= limit:
         return []
-    gib = f"{ranks * needed / 2**30:,.1f} GiB"
+    gib = f"{ranks * needs.total / 2**30:,.1f} GiB"
     who = "a rank needs" if ranks == 1 else f"{ranks} ranks need"
-    batch = (limit // ranks - (needed - activations)) * plan.recipe.batch_size // max(1, activations)
-    if activations and batch >= 1:
+    batch = memory.largest_batch(needs, plan.recipe.batch_size, limit // ranks)
+    if batch:
         remedy = f"give batch_size={batch} or less, with accumulate= for the same global batch"
         remedy += "" if plan.recipe.recompute else ", or recompute=true"
     else:

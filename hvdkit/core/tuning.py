@@ -25,7 +25,7 @@ IDLE = "HOROVOD_IDLE_CYCLE_TIME"  # read by the Horovod that `hvdkit runtime bui
 _NOT_OF = {"language_modeling": ("images",)}  # the adapters' settings that do not concern a task
 CHOSEN = "HVDKIT_TUNED"
 # The defaults of Horovod 0.28.1: milliseconds, bytes, tensors
-_CYCLE_MS, _FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
+_CYCLE_MS, FUSION_BYTES, _CACHED = 1, 128 * 2**20, 1024
 LONGER_CYCLE_MS, IDLE_MS = 5, 100
 
 
@@ -51,7 +51,7 @@ def apply(recipe: Recipe) -> dict[str, Choice]:
 
 def in_force(recipe: Recipe) -> dict[str, float]:
     """The cycle time (ms), fusion threshold (bytes) and cache capacity (tensors) in force, chosen or default."""
-    own, chosen = {CYCLE: _CYCLE_MS, FUSION: _FUSION_BYTES, CACHE: _CACHED}, apply(recipe)
+    own, chosen = {CYCLE: _CYCLE_MS, FUSION: FUSION_BYTES, CACHE: _CACHED}, apply(recipe)
     return {name: float(value if chosen[name].value is None else chosen[name].value) for name, value in own.items()}
 
 
@@ -144,12 +144,12 @@ def _cycle(recipe: Recipe) -> Choice:
 def _fusion(recipe: Recipe) -> Choice:
     """The fusion threshold: how many bytes are reduced together."""
     whole = 8 * parameter_count(tasks.choose(recipe).architecture())
-    own = f"Horovod's default, {_FUSION_BYTES >> 20} MiB"
+    own = f"Horovod's default, {FUSION_BYTES >> 20} MiB"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
     if not whole:
         return Choice(None, f"{own}: only the script knows the model's size")
-    if whole <= _FUSION_BYTES:
+    if whole <= FUSION_BYTES:
         return Choice(None, f"{own}: it holds all gradients of the model")
     if recipe.elastic:
         return Choice(None, f"{own}: in an elastic run, Horovod takes a given one for another setting")

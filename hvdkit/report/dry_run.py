@@ -8,7 +8,8 @@ from collections import Counter
 import yaml
 
 from hvdkit.report.tabular import size
-from hvdkit.results.dry_run import DryRun, Memory, PlannedRun
+from hvdkit.results.dry_run import DryRun, PlannedRun
+from hvdkit.results.memory import Parts
 
 _MOST_RANKS = 8  # named one by one
 
@@ -80,11 +81,11 @@ def _steps(run: PlannedRun) -> str:
     return f"{run.steps:,} in {epochs} of {run.steps_per_epoch:,}; {run.global_batch} samples per batch{behind}"
 
 
-def _memory(memory: Memory | None) -> str:
+def _memory(memory: Parts | None) -> str:
     if memory is None:
         return "not known: only the script knows the model"
     parts = [f"{name} {size(value)}" for name, value in memory if value]
-    return f"a rank needs at least {', '.join(parts)}, and more for the framework, the data and scratch space"
+    return f"a rank needs at least {', '.join(parts)}, and more for data and scratch space"
 
 
 def _time(run: PlannedRun) -> str:

@@ -7,19 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from hvdkit.results.json_files import Figures
-
-
-class Memory(Figures):
-    """Bytes that one rank needs at least, by what is kept in them; `activations` is None if unknown.
-
-    The framework, the data and scratch space come on top.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    communication: int
-    activations: int | None
+from hvdkit.results.memory import Parts
 
 
 class Rank(Figures):
@@ -58,7 +46,7 @@ class PlannedRun(Figures):
     epochs: int | None
     steps: int | None
     first_step: int = 0
-    memory: Memory | None
+    memory: Parts | None
     seconds: float | None
     seconds_from: str
 

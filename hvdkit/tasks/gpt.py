@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
-from hvdkit.tasks.task import Layer
+from hvdkit.tasks.task import Activations, Layer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,16 +102,24 @@ class GPT:
         """
         return 6 * self.parameter_count() + 12 * self.layers * self.width * self.context
 
-    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
-        """About how many values of one sample of `shape` (context,) are kept until backward.
+    def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
+        """About what of one sample of `shape` (context,) is kept until backward.
 
-        Counted are what each layer of a block needs: its input, and the weights of attention where they are stored; and
-        the logits with their probabilities. With `recompute` these are the blocks' inputs, and all of one block.
+        A block keeps 16 values of the width for each token, the inputs of its layers, and the weights of attention:
+        Korthikanti et al. 2022, section 4.1, without dropout. Two of the 16, the inputs of the layer norms, are in the
+        parameters' dtype. The end keeps the inputs of the last layer norm and of the output layer, the logits, and
+        their logarithmic probabilities in the parameters' dtype. With `recompute` the blocks keep their inputs, and one
+        block all.
         """
         (tokens,) = shape
-        block = tokens * (16 * self.width + 2 * self.heads * tokens)
-        blocks = self.layers * tokens * self.width + block if recompute else self.layers * block
-        return blocks + tokens * (2 * self.width + 2 * self.vocabulary)
+        block, norms, scores = 14 * self.width, 2 * self.width, self.heads * tokens
+        blocks = 1 if recompute else self.layers
+        inputs = (self.layers - 1) * self.width if recompute else 0
+        return Activations(
+            compute=tokens * (blocks * block + self.width + self.vocabulary),
+            full=tokens * (blocks * norms + inputs + self.width + self.vocabulary),
+            scores=tokens * blocks * scores,
+        )
 
     def transformers_config(self) -> dict[str, Any]:
         """The `config.json` with which transformers' `GPT2LMHeadModel.from_pretrained` builds this model."""

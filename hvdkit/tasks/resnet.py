@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hvdkit.tasks.task import Layer
+from hvdkit.tasks.task import Activations, Layer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,17 +117,19 @@ class ResNet:
             side = inside
         return found | {"fc": self.features * self.classes}
 
-    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
-        """About how many values of one image of `shape` are kept until backward.
+    def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations:
+        """About what of one image of `shape` is kept until backward.
 
         Counted are each convolution's output, which its batch norm needs, and the normalized one, which the next layer
-        needs. With `recompute` these are the blocks' inputs, and all of the largest block.
+        needs; and the output of the max pooling with the places of its values, 8 bytes each. With `recompute` these are
+        the blocks' inputs, and all of the largest block.
         """
         height, width, _ = shape
         height, width = -(-height // self.stem.stride), -(-width // self.stem.stride)
-        stem = 2 * height * width * self.stem.outputs
+        stem, pooled = 2 * height * width * self.stem.outputs, 0
         if self.max_pool:
             height, width = -(-height // 2), -(-width // 2)
+            pooled = height * width * self.stem.outputs
         inputs, inner = [], []
         for block in self.blocks:
             inputs.append(height * width * block.convs[0].inputs)
@@ -136,7 +138,8 @@ class ResNet:
                 height, width = -(-height // conv.stride), -(-width // conv.stride)
                 kept += 2 * height * width * conv.outputs
             inner.append(kept + (height * width * block.projection.outputs if block.projection else 0))
-        return stem + (sum(inputs) + max(inner) if recompute else sum(inner))
+        blocks = sum(inputs) + max(inner) if recompute else pooled + sum(inner)
+        return Activations(compute=stem + blocks, full=2 * pooled)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters: kernels OIHW, the linear layer (classes, features)."""

@@ -23,6 +23,18 @@ class Layer(NamedTuple):
     cause: str = ""
 
 
+class Activations(NamedTuple):
+    """How many values of one sample are kept until backward, by the dtype that they have.
+
+    `compute` are in the dtype of the activations, `full` in that of the parameters. `scores` are the weights of
+    attention, in the dtype of the activations; a fused kernel keeps none and computes them again.
+    """
+
+    compute: int
+    full: int
+    scores: int = 0
+
+
 class Architecture(Protocol):
     """A model as data: the table from which a recipe's script builds it. A frozen dataclass.
 
@@ -48,8 +60,8 @@ class Architecture(Protocol):
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the trainable parameters, in forward order, as checkpoints have them."""
 
-    def activation_values(self, shape: tuple[int, ...], recompute: bool = False) -> int:
-        """About how many values of one sample of `shape` are kept until backward; 0 if that is unknown."""
+    def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations | None:
+        """About what of one sample of `shape` is kept until backward; None if that is unknown."""
 
     def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors of a file of weights under the names of `parameter_shapes`, where others name them otherwise.

@@ -1,0 +1,76 @@
+"""The schema of `memory.json`: the memory that a recipe needs, by part, at each stage of sharding."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hvdkit.results.json_files import Count, Figures, Result
+
+FILE = "memory.json"
+Stage = Literal["none", "optimizer", "gradients", "parameters"]
+
+
+class Parts(Figures):
+    """Bytes of the rank that needs the most, by what is kept in them.
+
+    They are what tensors take, and the framework's own as it was measured before training. Scratch space of kernels and
+    what allocators lose come on top.
+    """
+
+    parameters: Count = Field(description="weights, in fp32 (fp64): in bf16 and fp16 these are the masters")
+    gradients: Count = Field(description="gradients, twice with accumulate above 1")
+    optimizer: Count = Field(description="the optimizer's slots")
+    casts: Count = Field(description="copies of the weights in bf16 or fp16, which compute")
+    gathered: Count = Field(description="blocks whose parameters a rank has only while they compute")
+    communication: Count = Field(description="Horovod's fusion buffer; what compression and Local SGD keep")
+    activations: Count | None = Field(description="what forward keeps for backward; null: unknown")
+    batch: Count | None = Field(description="samples and targets; null: unknown")
+    framework: Count = Field(description="the framework's own, before a model is there")
+
+    @property
+    def total(self) -> int:
+        """All parts that are known."""
+        return sum(value or 0 for _, value in self)
+
+
+class MemoryRow(Figures):
+    """A number of ranks and a stage of sharding. What is not known, or was not asked for, is None."""
+
+    ranks: Count
+    stage: Stage
+    parts: Parts
+    total_bytes: Count
+    sent_bytes_per_step: Count = Field(description="bytes that a rank sends in a step without compression")
+    fits: bool | None = Field(description="whether the device has as much memory")
+    largest_batch: Count | None = Field(description="the largest batch_size that fits; 0: none does")
+
+
+class MemoryNeed(Figures, Result):
+    """`memory.json`. `framework_source` says where the framework's own bytes come from."""
+
+    schema_version: Literal[1] = 1
+    recipe: str
+    model: str
+    parameters: Count
+    batch_size: Count
+    precision: str
+    recompute: bool
+    framework: str
+    framework_source: str
+    device: str | None
+    device_bytes: Count | None
+    rows: list[MemoryRow]
+    notes: list[str] = Field(default_factory=list)
+
+    def cheapest(self, ranks: int) -> Stage | None:
+        """The first stage that fits at so many ranks, which is the one that sends the least; None if none does."""
+        return next((row.stage for row in self.rows if row.ranks == ranks and row.fits), None)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each number of ranks and stage, its parts as `parameters_bytes` and so on."""
+        return [
+            row.model_dump(exclude={"parts"}) | {f"{name}_bytes": value for name, value in row.parts}
+            for row in self.rows
+        ]

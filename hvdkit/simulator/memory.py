@@ -1,0 +1,112 @@
+"""The memory that a rank needs for a recipe, from the model's table: nothing is run, and no data is opened."""
+
+from __future__ import annotations
+
+import math
+
+from hvdkit import tasks
+from hvdkit.adapters import capabilities
+from hvdkit.core import tuning
+from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.update_rules import slot_names
+from hvdkit.data.counts import KNOWN
+from hvdkit.recipe.schema import GPT, ImageFolder, Recipe, Synthetic
+from hvdkit.results.memory import Parts, Stage
+from hvdkit.results.profile import ITEM_BYTES
+from hvdkit.simulator import sharding
+from hvdkit.simulator.sharding import States
+from hvdkit.tasks.task import Architecture, parameter_count
+
+_TARGET_BYTES = 8  # of a class or a token
+_BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together
+_AT_ONCE = 2  # blocks that stage `parameters` holds: the one that computes, and the next
+_LARGEST_BATCH = 2**24  # that a recipe takes
+
+
+def sample_shape(recipe: Recipe) -> tuple[int, ...] | None:
+    """The shape of a sample; None where only the ranks know it."""
+    data, model = recipe.data, recipe.model
+    if isinstance(model, GPT):
+        return (tasks.choose(recipe).units,)
+    if isinstance(data, Synthetic):
+        return data.height, data.width, data.channels
+    if isinstance(data, ImageFolder):
+        return None if data.size == "auto" else (data.size, data.size, 3)
+    return KNOWN[data.name].shape if data.name in KNOWN else None
+
+
+def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bool, ranks: int, stage: Stage) -> Parts:
+    """What the rank with the most keeps, for samples of `shape`. A model that only its script knows has no bytes."""
+    architecture, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
+    count, full, low = parameter_count(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
+    slots = len(slot_names(recipe.optimizer))
+    each = States(full, full * (2 if recipe.accumulate > 1 else 1), full * slots)
+    kept = sharding.held(each, count, ranks, stage)
+    gathers = stage == "parameters" and ranks > 1
+    whole = _gathered(architecture) if gathers else count  # parameters that are there at once
+    casts = whole * low if low < full else 0
+    # A rank that would hold more than all parameters keeps them all.
+    gathered = min(whole, count - sharding.share(count, ranks)) * full if gathers else 0
+    activations, batch = _of_samples(recipe, architecture, shape, framework)
+    return Parts(
+        parameters=int(kept.parameters),
+        gradients=int(kept.gradients),
+        optimizer=int(kept.optimizer),
+        casts=casts,
+        gathered=gathered,
+        communication=_communication(recipe, architecture, full, gpu, stage) if ranks > 1 else 0,
+        activations=activations,
+        batch=batch,
+        framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
+    )
+
+
+def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
+    """The largest batch size that fits into `room` bytes, if `batch_size` needs these; None if that is unknown."""
+    if not needs.activations or needs.batch is None:
+        return None
+    of_batch = needs.activations + needs.batch
+    return max(0, min(_LARGEST_BATCH, (room - (needs.total - of_batch)) * batch_size // of_batch))
+
+
+def _of_samples(
+    recipe: Recipe, architecture: Architecture, shape: tuple[int, ...] | None, framework: str
+) -> tuple[int | None, int | None]:
+    """Bytes of the activations, and of the batch itself."""
+    kept = architecture.activations(shape, recipe.recompute) if shape else None
+    if kept is None or shape is None:
+        return None, None
+    precision = PRECISIONS[recipe.precision]
+    full, low = ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
+    scores = kept.scores if framework in capabilities.KEEPS_ATTENTION_WEIGHTS else 0
+    is_text = isinstance(recipe.model, GPT)
+    sample = math.prod(shape) * (_TARGET_BYTES if is_text else full) + (shape[0] if is_text else 1) * _TARGET_BYTES
+    return recipe.batch_size * ((kept.compute + scores) * low + kept.full * full), recipe.batch_size * sample
+
+
+def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: bool, stage: Stage) -> int:
+    """Horovod's fusion buffer, or two buckets of a sharded step; and what compression and Local SGD keep.
+
+    `value` are the bytes of one gradient value.
+    """
+    sizes = [math.prod(shape) * value for shape in architecture.parameter_shapes().values()]
+    gradient_bytes = sum(sizes)
+    residuals = int(getattr(recipe.compression, "error_feedback", False))
+    copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity
+    threshold = tuning.choose(recipe, {})[tuning.FUSION].value or tuning.FUSION_BYTES
+    # All of it is taken of a GPU's memory; a host gives pages as they are used.
+    buffer = threshold if gpu else min(threshold, gradient_bytes)
+    if stage != "none":  # one bucket is sent and one is unpacked; a larger tensor is a bucket of its own
+        buffer = min(buffer, 2 * max(_BUCKET_BYTES, *sizes))
+    return int(buffer) + gradient_bytes * (residuals + copies)
+
+
+def _gathered(architecture: Architecture) -> int:
+    """The parameters of the largest blocks that stage `parameters` holds at once; the ends of the model are blocks."""
+    sizes: dict[str, int] = {}
+    for name, shape in architecture.parameter_shapes().items():
+        words = name.split(".")
+        numbered = next((place for place, word in enumerate(words) if word.isdigit()), len(words) - 2)
+        block = ".".join(words[: numbered + 1])
+        sizes[block] = sizes.get(block, 0) + math.prod(shape)
+    return sum(sorted(sizes.values())[-_AT_ONCE:])

@@ -1,0 +1,60 @@
+"""ZeRO's stages (Rajbhandari et al. 2020): what a rank keeps of the model's states, and what it sends for them.
+
+With Ψ parameters over N ranks, stage `optimizer` (ZeRO-1) keeps 1/N of the optimizer's slots and of fp32 masters on a
+rank, `gradients` (ZeRO-2) 1/N of the gradients too, and `parameters` (ZeRO-3) 1/N of everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from hvdkit.results.memory import Stage
+
+STAGES: tuple[Stage, ...] = get_args(Stage)  # each shards what the one before it does, and more
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of the model's states: for each parameter, or of a rank.
+
+    `masters` are fp32 copies of parameters that are themselves in half precision; hvdkit's are in fp32 and have none.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    masters: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.parameters + self.gradients + self.optimizer + self.masters
+
+
+def share(parameters: int, ranks: int) -> int:
+    """The parameters of the rank that has the most: shares are equal to one element."""
+    return -(-parameters // ranks)
+
+
+def held(each: States, parameters: int, ranks: int, stage: Stage) -> States:
+    """What the rank with the most keeps of a model of so many parameters; `each` is for one parameter.
+
+    Section 5 of the paper: with `each` = 2 + 2 + 8 + 4 bytes (mixed precision, Adam), 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and
+    16Ψ/N.
+    """
+    level, mine = STAGES.index(stage), share(parameters, ranks)
+    return States(
+        parameters=each.parameters * (mine if level >= 3 else parameters),
+        gradients=each.gradients * (mine if level >= 2 else parameters),
+        optimizer=each.optimizer * (mine if level >= 1 else parameters),
+        masters=each.masters * (mine if level >= 1 else parameters),
+    )
+
+
+def values_sent(parameters: int, ranks: int, stage: Stage) -> float:
+    """How many values a rank sends in a step: 2Ψ for an allreduce, or a reduce-scatter and an allgather; 3Ψ for stage
+    `parameters`, which gathers in forward and again in backward. Section 7; times (N - 1)/N, which is exact for rings.
+    """
+    times = 3 if stage == "parameters" else 2
+    return times * parameters * (ranks - 1) / ranks

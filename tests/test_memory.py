@@ -1,0 +1,246 @@
+"""`hvdkit memory`: published formulas and figures, the model's tables, what stages do, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Hvdkit, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hvdkit
+from hvdkit.commands import memory as command
+from hvdkit.errors import RequestError
+from hvdkit.recipe import registry, schema
+from hvdkit.recipe.schema import Recipe
+from hvdkit.results.memory import FILE, MemoryNeed, Parts
+from hvdkit.runtimes.store import find
+from hvdkit.simulator import memory, sharding
+from hvdkit.simulator.sharding import STAGES, States
+from hvdkit.tasks import gpt, resnet
+
+ADAM = States(parameters=2, gradients=2, optimizer=8, masters=4)  # mixed precision, as in the paper
+DEEPSPEED = States(parameters=2, gradients=2, optimizer=8, masters=8)  # and the gradients in fp32 too
+SGD = States(parameters=4, gradients=4, optimizer=4)
+GB, GIB, MIB = 1e9, 2**30, 2**20
+
+
+def recipe(name: str, *overrides: str) -> Recipe:
+    return schema.load(registry.locate(Path(name)), overrides)
+
+
+def needs(subject: Recipe, ranks: int, stage: sharding.Stage, framework: str = "pytorch", gpu: bool = True) -> Parts:
+    return memory.parts(subject, memory.sample_shape(subject), framework, gpu, ranks, stage)
+
+
+@pytest.mark.parametrize(
+    ("billions", "ranks", "expected"),
+    [  # Rajbhandari et al. 2020, figure 1 (64 ranks) and table 1 (GB of a rank at each stage)
+        (7.5, 64, (120, 31.4, 16.6, 1.88)),
+        (7.5, 1, (120, 120, 120, 120)),
+        (7.5, 4, (120, 52.5, 41.3, 30)),
+        (7.5, 16, (120, 35.6, 21.6, 7.5)),
+        (7.5, 256, (120, 30.4, 15.4, 0.47)),
+        (7.5, 1024, (120, 30.1, 15.1, 0.12)),
+        (128, 64, (2048, 536, 284, 32)),
+        (1000, 1024, (16000, 4011, 2013, 15.6)),
+    ],
+)
+def test_the_papers_table(billions: float, ranks: int, expected: tuple[float, ...]) -> None:
+    found = [sharding.held(ADAM, round(billions * 1e9), ranks, stage).total / GB for stage in STAGES]
+    assert found == pytest.approx(expected, rel=6e-3, abs=5e-3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_sgd_with_momentum_in_fp32(ranks: int) -> None:
+    """12Ψ, 8Ψ + 4Ψ/N, 4Ψ + 8Ψ/N and 12Ψ/N bytes."""
+    many = 6 * 8 * 1000
+    found = [sharding.held(SGD, many, ranks, stage).total for stage in STAGES]
+    assert found == [12 * many, (8 + 4 / ranks) * many, (4 + 8 / ranks) * many, 12 * many / ranks]
+
+
+def test_deepspeeds_estimators() -> None:
+    """Figures of its page "Memory Requirements": its ZeRO-2 keeps all fp16 gradients, and counts 20 bytes; its ZeRO-3
+    18, and the largest layer with 4 bytes a parameter."""
+    t5_3b, zero3 = 2_851_000_000, States(parameters=2, gradients=0, optimizer=8, masters=8)
+    assert sharding.held(DEEPSPEED, t5_3b, 8, "optimizer").total / GIB == pytest.approx(15.93, abs=5e-3)
+    layer = 4 * 32_000_000
+    assert (sharding.held(zero3, t5_3b, 8, "parameters").total + layer) / GIB == pytest.approx(6.09, abs=5e-3)
+    t5_large, largest = 737_670_000, 4 * 32_900_000
+    assert (sharding.held(zero3, t5_large, 4, "parameters").total + largest) / MIB == pytest.approx(3291, abs=1)
+
+
+def test_values_sent() -> None:
+    """2Ψ, 2Ψ, 2Ψ and 3Ψ, of which a ring of N ranks sends (N - 1)/N."""
+    for ranks in (1, 2, 64):
+        found = [sharding.values_sent(1000, ranks, stage) for stage in STAGES]
+        assert found == [times * 1000 * (ranks - 1) / ranks for times in (2, 2, 2, 3)]
+
+
+@given(parameters=st.integers(1, 10**12), ranks=st.integers(1, 10**6))
+def test_a_higher_stage_keeps_no_more_and_alone_all_are_equal(parameters: int, ranks: int) -> None:
+    found = [sharding.held(ADAM, parameters, ranks, stage).total for stage in STAGES]
+    assert found == sorted(found, reverse=True)
+    assert ranks > 1 or len(set(found)) == 1
+    assert found[-1] * ranks >= found[0]  # nothing is lost
+
+
+@given(
+    name=st.sampled_from(["gpt2", "gpt-tiny", "resnet20-digits", "resnet50-synthetic"]),
+    ranks=st.integers(1, 4096),
+    precision=st.sampled_from(["fp32", "bf16", "fp64"]),
+    accumulate=st.sampled_from([1, 4]),
+    gpu=st.booleans(),
+)
+def test_a_recipe_needs_no_more_at_a_higher_stage(
+    name: str, ranks: int, precision: str, accumulate: int, gpu: bool
+) -> None:
+    subject = recipe(name).model_copy(update={"precision": precision, "accumulate": accumulate})
+    found = [needs(subject, ranks, stage, gpu=gpu) for stage in STAGES]
+    totals = [each.total for each in found]
+    assert totals == sorted(totals, reverse=True)
+    assert ranks > 1 or len(set(totals)) == 1
+    assert found[-1].parameters + found[-1].gathered <= found[0].parameters
+
+
+def test_a_gpts_activations_are_korthikantis() -> None:
+    """Without dropout: 32 s b h + 4 a s² b bytes a layer in 16 bits (section 4.1), of which attention's weights are
+    2 a s² b; two inputs of layer norms are in fp32 here, 4 s b h more."""
+    layers, heads, width, tokens, vocabulary = 3, 4, 64, 128, 1000
+    table = gpt.GPT("gpt", layers, heads, width, tokens, vocabulary)
+    kept = table.activations((tokens,))
+    inside = layers * (32 + 4) * tokens * width + tokens * (2 + 4) * width
+    assert 2 * kept.compute + 4 * kept.full == inside + tokens * (2 + 4) * vocabulary
+    assert 2 * kept.scores == layers * 2 * heads * tokens**2
+    again = table.activations((tokens,), recompute=True)
+    assert again.scores * layers == kept.scores
+    assert (kept.full - again.full) == (layers - 1) * tokens * width  # of two inputs a block, one remains
+
+
+def test_recompute_keeps_the_inputs_of_blocks() -> None:
+    for table, shape in ((resnet.architecture("resnet50", 10), (64, 64, 3)), (gpt.GPT("gpt", 8, 4, 64, 32, 99), (32,))):
+        full, less = table.activations(shape), table.activations(shape, recompute=True)
+        assert less.compute < full.compute and less.full <= full.full
+
+
+@pytest.mark.ranks
+def test_activations_are_what_pytorch_saves() -> None:
+    """What autograd keeps after forward; the block that `recompute` computes again comes only in backward."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run([str(find("pytorch").python), str(ROOT / "tests" / "saved_tensors.py")], 120, env=environment)
+    assert done.returncode == 0, done.stderr
+    table = {"gpt": gpt.GPT("gpt", 3, 4, 64, 128, 1000), "resnet": resnet.architecture("resnet18", 10)}
+    shape = {"gpt": (128,), "resnet": (64, 64, 3)}
+    for half, recompute, name, measured in json.loads(done.stdout.splitlines()[-1]):
+        kept = table[name].activations(shape[name], recompute)
+        low = 2 if half else 4
+        counted = low * kept.compute + 4 * kept.full
+        if not recompute:
+            assert counted == pytest.approx(measured, rel=0.03), (half, name)
+        elif name == "gpt":
+            block = 128 * 64 * (14 * low + 1 * 4)
+            assert counted - block == pytest.approx(measured, rel=0.03), half
+        else:
+            assert 0.7 * counted < measured < counted, half
+
+
+def test_half_precision_keeps_fp32_weights_and_their_copies() -> None:
+    single, half = (needs(recipe("gpt2", "accumulate=1", f"precision={name}"), 1, "none") for name in ("fp32", "bf16"))
+    count = 124_439_808
+    assert single.parameters == half.parameters == half.gradients == 4 * count and half.optimizer == 8 * count
+    assert (single.casts, half.casts) == (0, 2 * count)
+    assert half.activations and single.activations and half.activations < single.activations
+
+
+def test_what_needs_more() -> None:
+    plain = needs(recipe("gpt-tiny"), 2, "none", gpu=False)
+    count = 834_304
+    assert (plain.parameters, plain.gradients, plain.optimizer) == (4 * count, 4 * count, 8 * count)
+    assert plain.batch == 4 * 64 * 2 * 8  # 4 windows of 64 tokens and of what follows them
+    assert needs(recipe("gpt-tiny", "accumulate=2"), 2, "none").gradients == 8 * count
+    assert needs(recipe("gpt-tiny", "compression=topk"), 2, "none", gpu=False).communication == 8 * count
+    stored = needs(recipe("gpt-tiny"), 2, "none", "tensorflow", gpu=False)
+    assert stored.activations and plain.activations
+    assert stored.activations - plain.activations == 4 * 4 * 4 * 4 * 64**2  # batch, bytes, layers, heads
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50-synthetic"])
+@pytest.mark.parametrize("room", [2 * GIB, 16 * GIB, 80 * GIB])
+def test_the_largest_batch_fits_and_one_more_does_not(name: str, room: int) -> None:
+    subject = recipe(name)
+    largest = memory.largest_batch(needs(subject, 8, "gradients"), subject.batch_size, room)
+    assert largest is not None
+    sizes = [max(1, largest), largest + 1]
+    found = [needs(subject.model_copy(update={"batch_size": size}), 8, "gradients").total for size in sizes]
+    assert largest == 0 or found[0] <= room
+    assert found[1] > room
+
+
+def test_the_command(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    done = hvdkit("memory", "gpt2", "-n", 1, "-n", 8, "--device", "24GiB", "--out", tmp_path / "found", "batch_size=12")
+    assert done.returncode == 0, done.stderr
+    for part in ("8 ranks, sharding:", "optimizer", "activations", "largest batch_size", "8 ranks: fits", "1,343 MiB"):
+        assert part in done.stdout, part
+    found = MemoryNeed.model_validate_json((tmp_path / "found" / FILE).read_text())
+    assert [(row.ranks, row.stage) for row in found.rows] == [(1, "none"), *((8, stage) for stage in STAGES)]
+    assert found.device_bytes == 24 * GIB and found.batch_size == 12 and found.rows[0].fits
+    printed = hvdkit("memory", "gpt2", "-n", 1, "-n", 8, "--device", "24GiB", "batch_size=12", "--json")
+    assert json.loads(printed.stdout) == json.loads((tmp_path / "found" / FILE).read_text())
+
+
+def test_what_does_not_fit_gets_advice() -> None:
+    def notes(*overrides: str, ranks: int = 64, device: str = "16GiB") -> str:
+        return "\n".join(command.run(recipe("gpt2", *overrides), [ranks], device, "pytorch").notes)
+
+    assert notes("model.name=gpt2-large", "batch_size=1") == "64 ranks: fits from stage optimizer on"
+    assert notes("model.name=gpt2-xl", "batch_size=8", "recompute=true").startswith("64 ranks: ")
+    assert "does not fit at any stage; give batch_size=" in notes("batch_size=512")
+    assert (
+        notes(ranks=1, device="2GiB")
+        == "1 rank: does not fit at any stage; give recompute=true, or more ranks, or a smaller model"
+    )
+
+
+def test_devices_are_those_of_the_cluster_files() -> None:
+    known = command.devices()
+    assert known["h100"] == 81_000 * MIB and known["t4"] == 15_109 * MIB and "cpu core" not in known
+    found = command.run(recipe("resnet50-synthetic"), [1], "H100", "mxnet")
+    assert found.device_bytes == known["h100"]
+    assert command.run(recipe("gpt2"), [1], "1.5gb", "keras").device_bytes == 1_500_000_000
+
+
+def test_from_python(tmp_path: Path) -> None:
+    found = hvdkit.memory("gpt-tiny", {"batch_size": 8}, ranks=[1, 2], device="h100")
+    assert found.cheapest(2) == "none" and len(found.records()) == 5
+    assert found.records()[0]["activations_bytes"] == found.rows[0].parts.activations
+    assert all(math.isfinite(row.total_bytes) for row in found.rows)
+    written = hvdkit.memory("gpt-tiny", out=tmp_path / "there")
+    assert (written.folder / FILE).is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "h10"}, "--device 'h10': expected one of a100"),
+        ({"device": "0GiB"}, "--device '0GiB': expected one of"),
+        ({"ranks": [0]}, "-n 0: expected at least 1"),
+        ({"framework": "jax"}, "unknown framework 'jax'"),
+    ],
+)
+def test_wrong_requests(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as fault:
+        hvdkit.memory("gpt-tiny", **options)
+    assert said in str(fault.value)
+
+
+def test_a_model_of_the_users_own_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    text = "name: mine\nmodel: {name: own, script: mine.py}\ndata: {name: own}\noptimizer: {learning_rate: 0.1}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(RequestError, match="only its script knows the model"):
+        hvdkit.memory(tmp_path / "mine.yaml")
