@@ -67,6 +67,7 @@ def test_an_array_has_a_recipe_and_a_folder_for_each_task(tmp_path: Path) -> Non
     text = script.read_text()
     assert "\n#SBATCH --array=0-3\n#SBATCH --nodes=1\n" in text
     assert f"\n#SBATCH --output={tmp_path}/runs/my grid-%A_%a.log\n" in text
+    assert '\n    scontrol requeue "$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"\n' in text
     assert "\n# Task 2: seed=2 optimizer.learning_rate=0.1\n" in text
     recipes = [schema.load(tmp_path / "runs" / f"my grid-{task}.yaml") for task in range(4)]
     assert [(each.seed, each.optimizer.learning_rate, each.epochs) for each in recipes] == [

@@ -85,6 +85,8 @@ def script(resources: Resources, name: str, command: list[str], run: Path, log: 
         *resources.lines,
     ]
     lines = "\n".join(f"#SBATCH {option}" for option in options if option)
+    # The number of an array's last task is also that of the whole array.
+    job = '"$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"' if tasks else '"$SLURM_JOB_ID"'
     array = "".join(f"# Task {number}: {text}\n" for number, text in enumerate(tasks))
     if array:
         array = f"\n{array}"
@@ -106,7 +108,7 @@ while kill -0 $training 2>/dev/null; do # a signal ends `wait` before training h
 done
 finished={_word(str(run / "result.json"))}
 if [ "$warned" ] && [ ! -e "$finished" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS} ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue {job}
 fi
 exit $status
 """
