@@ -19,7 +19,7 @@ from hvdkit.core.session import Session
 from hvdkit.core.shares import buckets
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
-from hvdkit.recipe.schema import Loss, Optimizer, Recipe
+from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Recipe
 from hvdkit.strategies import choose, sharded
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
@@ -77,11 +77,12 @@ def batch(step: int, rank: int) -> Batch:
 
 def on_ranks(ranks: int, optimizer: Optimizer, strategy: Callable[[Any, Topology], Any]) -> list[dict[str, np.ndarray]]:
     """Rank 0's state after each step."""
+    steps = STEPS if ranks < 10 else 2
 
     def train(adapter: Any, topology: Topology) -> list[dict[str, np.ndarray]]:
         session = session_of(adapter, optimizer, strategy(adapter, topology))
         states = []
-        for step in range(STEPS):
+        for step in range(steps):
             parts = [batch(10 * step + part, topology.rank) for part in range(1 + step % 2)]
             session.train_step(parts)
             states.append(session.state())
@@ -110,6 +111,56 @@ def test_each_stage_trains_as_the_whole_does(
         )
         for step, (mine, theirs) in enumerate(zip(shared, whole, strict=True)):
             assert worst(mine, theirs) < 1e-12, (ranks, step, worst(mine, theirs))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 19])
+@pytest.mark.parametrize("stage", ["optimizer", "gradients"])
+def test_state_bytes_are_the_closed_forms(stage: str, ranks: int) -> None:
+    """In float64; whole buckets have less than an element of padding on each rank. Bytes are twice the parameters'."""
+
+    def sizes(adapter: Any, topology: Topology) -> tuple[dict[str, int], float]:
+        strategy: Any = choose(adapter, Mesh(topology), recipe_of(sharding=stage))
+        session = session_of(adapter, AdamW(learning_rate=0.1), strategy)
+        session.train_step([batch(0, topology.rank)])
+        return session.state_bytes(), strategy.bytes_per_step
+
+    count = CLASSES * FEATURES + CLASSES
+    share = 8 * math.ceil(count / ranks)
+    for found, sent in together(ranks, sizes):
+        assert found == {
+            "parameters": 8 * count,
+            "gradients": share if stage == "gradients" else 8 * count,
+            "optimizer": 2 * share,
+        }
+        assert sent == pytest.approx(2 * (ranks - 1) * share)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((3, True), (2, False)), ((2, False), (4, True)), ((4, True), (1, None))]
+)
+def test_a_state_goes_on_with_other_shares(
+    before: tuple[int, bool], after: tuple[int, bool | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an elastic run does, or one that resumes: from the state of one rank, on other ranks, in another stage."""
+    monkeypatch.setattr("hvdkit.strategies.dense.next_name", lambda: "dense")
+    (ranks, frees), optimizer = before, AdamW(learning_rate=0.1)
+    held = on_ranks(ranks, optimizer, lambda adapter, topology: Sharded(adapter, Mesh(topology).data, frees))[-1]
+
+    def continued(frees: bool | None) -> Callable[[Any, Topology], dict[str, np.ndarray]]:
+        def work(adapter: Any, topology: Topology) -> dict[str, np.ndarray]:
+            data = Mesh(topology).data
+            strategy = Dense(adapter, data.size) if frees is None else Sharded(adapter, data, frees)
+            session = session_of(adapter, optimizer, strategy)
+            root = topology.size - 1
+            session.broadcast_state(root, held if topology.rank == root else None)
+            session.train_step([batch(99, topology.rank)])
+            state: dict[str, np.ndarray] = session.state()
+            return state
+
+        return work
+
+    ranks, frees_now = after
+    assert worst(together(ranks, continued(frees_now))[0], together(ranks, continued(None))[0]) < 1e-12
 
 
 def recipe_of(**settings: Any) -> Recipe:

@@ -214,6 +214,7 @@ def earlier(path: Path, margin: float, recipe: Recipe, plans: list[Plan]) -> Bas
         "recompute": recipe.recompute,
         "sync": recipe.sync and recipe.sync.model_dump(),
         "allreduce": recipe.allreduce,
+        "sharding": recipe.sharding,
     }
     for run in common:
         for key, value in mine.items():

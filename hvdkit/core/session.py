@@ -93,6 +93,7 @@ class Session:
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))
         self._sums: dict[str, Tensor] = {}  # sums of the gradients of an update's earlier batches
         self._parts = 1  # batches in the current update
+        self._gradient_bytes = 0  # of the gradients with which the last update began, on this rank
         self._sends = False  # whether gradients from `_ready` belong to the update's last batch
         during = self.trainable.overlaps or (self.trainable.reports and self.strategy.keeps_shares)
         if during and self.strategy.overlaps:
@@ -167,6 +168,7 @@ class Session:
 
     def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         means = self.strategy.average(self, dict(gradients))
+        self._gradient_bytes = self._bytes_of(means if self.strategy.keeps_shares else gradients)
         return self._stamped((trace_events.REDUCED,), means)
 
     def _ready(self, name: str, gradient: Tensor) -> bool:
@@ -306,6 +308,22 @@ class Session:
             for name, part in zip(names, np.split(got, ends[:-1]), strict=True):
                 state[name] = part.reshape(state[name].shape)
         self.load_state(state)
+
+    def state_bytes(self) -> dict[str, int]:
+        """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots).
+
+        Gradients include the sums over an update's batches.
+        """
+        slots = {f"{name}.{place}": each for name, held in self.update.slots.items() for place, each in enumerate(held)}
+        return {
+            "parameters": self._bytes_of(self.trainable.parameters),
+            "gradients": self._gradient_bytes + self._bytes_of(self._sums),
+            "optimizer": self._bytes_of(slots),
+        }
+
+    def _bytes_of(self, tensors: Mapping[str, Tensor]) -> int:
+        sizes = (int(np.prod(each.shape)) * np.dtype(self.adapter.dtype(each)).itemsize for each in tensors.values())
+        return sum(sizes)
 
     def weights(self) -> Tensor:
         """A copy of the parameters as one vector on the device, sorted by the names and in the layouts of `state`."""

@@ -20,7 +20,6 @@ import numpy as np
 from hvdkit.core import metrics, network_interface, trace_events, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, Session
-from hvdkit.core.state import parameters_of
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trace_events import Mark
@@ -93,7 +92,8 @@ class Participant:
         self._setup, self._session, self._part, self._report = setup, session, part, report
         self._adapter, self._recipe, self._topology = setup.adapter, setup.recipe, setup.mesh.world
         self._observer = setup.adapter.observer(session)
-        self._parameters = parameters_of(session.state())
+        state = session.model_state()
+        self._parameters = {name: state[name] for name in session.shapes}
         self._clock_samples: list[list[tuple[int, int]]] = []
         self._own = False  # whether the framework's own profiler is running
 
@@ -193,8 +193,7 @@ class Participant:
         return Samples(operation="allreduce", bytes=size, times=[one() for _ in range(times)])
 
     def _record(self, ranks: list[RankRecord]) -> RunRecord:
-        state, dataset = self._session.state(), self._setup.dataset
-        slots = [value for name, value in state.items() if name.startswith("optimizer.")]
+        dataset = self._setup.dataset
         threads = None if self._recipe.threads == "auto" else self._recipe.threads
         return RunRecord(
             framework=self._adapter.NAME,
@@ -207,7 +206,7 @@ class Participant:
             tuning=tuning.in_force(self._recipe),
             tells_layers="layer-times" in self._adapter.CAPABILITIES,
             parameter_bytes=sum(value.nbytes for value in self._parameters.values()),
-            optimizer_bytes=sum(value.nbytes for value in slots),
+            optimizer_bytes=self._session.state_bytes()["optimizer"],
             bytes_per_step=self._session.strategy.bytes_per_step or 0.0,
             unit=self._setup.task.unit,
             units_per_sample=self._setup.task.units,

@@ -240,6 +240,8 @@ def _result(
         compression=str(recipe.compression),
         sync=recipe.sync and recipe.sync.model_dump(),
         allreduce=recipe.allreduce,
+        sharding=recipe.sharding,
+        state_bytes=None if rival_of(adapter) else _largest(adapter.allgather_object(session.state_bytes())),
         optimizer=recipe.optimizer.name,
         precision=recipe.precision,
         accumulate=recipe.accumulate,
@@ -270,3 +272,8 @@ def _result(
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest({name: final[name] for name in session.shapes}),
     )
+
+
+def _largest(state_bytes: list[dict[str, int]]) -> dict[str, int]:
+    """The sizes of the rank that holds most."""
+    return max(state_bytes, key=lambda each: sum(each.values()))

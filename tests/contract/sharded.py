@@ -11,8 +11,9 @@ from grown import OPTIMIZERS, RATES, changed, worst
 
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter
+from hvdkit.core.state import parameters_of
 from hvdkit.core.topology import Topology
-from hvdkit.recipe.schema import AdamW, Lamb
+from hvdkit.recipe.schema import AdamW, Lamb, Sgd
 from hvdkit.strategies.sharded import Sharded
 
 TINY_BUCKET = 400  # bytes: two buckets of the tiny model, and a tensor that is larger
@@ -124,3 +125,20 @@ def half_precision_gradients_reach_shares(adapter: Adapter, topology: Topology, 
         session.train_step([features(topology.rank)])
         results.append({name: value for name, value in session.state().items() if "momentum" in name})
     assert 1e-6 < worst(results[1], results[0]) < 2e-3
+
+
+@case
+def state_bytes_are_the_closed_forms(adapter: Adapter, topology: Topology, make: Make) -> None:
+    """Rajbhandari et al. 2020, section 3, with float32 throughout, but for a padding of up to an element a rank."""
+    for optimizer, slots in ((Sgd(learning_rate=0.1), 1), (AdamW(learning_rate=0.1), 2)):
+        for frees in (None, *stages(adapter)):
+            strategy = None if frees is None else sharded(adapter, topology, frees)
+            session = make(tiny=True, optimizer=optimizer, strategy=strategy)
+            session.train_step([features(topology.rank)])
+            whole = 4 * sum(value.size for value in parameters_of(session.state()).values())
+            share = 4 * -(-whole // 4 // topology.size)
+            assert session.state_bytes() == {
+                "parameters": whole,
+                "gradients": share if frees else whole,
+                "optimizer": slots * (whole if frees is None else share),
+            }, (optimizer.name, frees, session.state_bytes())
