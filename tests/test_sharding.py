@@ -152,7 +152,7 @@ def test_a_state_goes_on_with_other_shares(
             strategy = Dense(adapter, data.size) if frees is None else Sharded(adapter, data, frees)
             session = session_of(adapter, optimizer, strategy)
             root = topology.size - 1
-            session.broadcast_state(root, held if topology.rank == root else None)
+            session.broadcast_state(root, held if topology.rank == root else {})
             session.train_step([batch(99, topology.rank)])
             state: dict[str, np.ndarray] = session.state()
             return state

@@ -78,7 +78,7 @@ def resumed(
     found_state = adapter.allgather_object(found_state, name="resume")[root]
     if "error" in found_state:
         raise RequestError(found_state["error"])
-    session.broadcast_state(root, state)
+    session.broadcast_state(root, state if found_state else None)
     if not found_state:
         return Progress(), False, {}
     progress = Progress(**found_state["progress"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,9 +46,12 @@ class Owned:
         """For each list with a tensor for each piece, the norms over the whole parameters; collective."""
         return [[self.adapter.tensors.norm(tensor) for tensor in tensors] for tensors in kinds]
 
-    def whole(self, pieces: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors in the parameters' shapes, by their names, from all ranks' pieces; collective."""
-        return dict(pieces)
+    def whole(self, pieces: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter's name with a tensor in its shape, from all ranks' pieces; collective.
+
+        Tensors come a bucket at a time, so that nobody has to hold all of them.
+        """
+        yield from pieces.items()
 
     def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """This rank's pieces of arrays in the parameters' shapes."""

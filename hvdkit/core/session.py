@@ -191,7 +191,8 @@ class Session:
     def _probe(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         outputs, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
-        averaged = self.update.owned.whole(self.strategy.average(self, gradients))
+        means = dict(self.update.owned.whole(self.strategy.average(self, gradients)))
+        averaged = {name: means[name] for name in own}
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
@@ -252,17 +253,22 @@ class Session:
 
     # The state
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """`model_state`, and the optimizer's slots as `optimizer.SLOT.NAME`; collective if ranks own shares of them.
+
+        A rank that does not `keep` it takes part in the collectives with a bucket in memory at a time, and gets nothing.
 
         Slots are always present, zero before the first step. There are also arrays without dimensions: `optimizer.step`
         (int64, number of updates) if the optimizer counts them, and, if the loss is scaled, `optimizer.loss_scale`
         (float64) and `optimizer.good_steps` (int64, steps since the scale last changed).
         """
+        slots = {name: self._array(tensor) for name, tensor in self.update.tensors() if keep}
+        if not keep:
+            return {}
         numbers = {
             name: np.asarray(number.get()).astype(dtype) for name, (number, dtype) in self.update.numbers().items()
         }
-        return self.model_state() | self._arrays(self.update.tensors()) | numbers
+        return self.model_state() | slots | numbers
 
     def model_state(self) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts."""
@@ -293,9 +299,11 @@ class Session:
     def broadcast_state(self, root_rank: int = 0, found: Mapping[str, np.ndarray] | None = None) -> None:
         """Broadcast the root's parameters, buffers and optimizer state to every rank; one collective per dtype.
 
-        `found` is a state that the root has instead of its own, such as a checkpoint's.
+        `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
+        one. Without it, ranks that own shares of the slots keep them as they are.
         """
-        state, adapter = self.state(), self.adapter
+        whole = found is not None or self.update.owned.in_place
+        state, adapter = self.state() if whole else self.model_state(), self.adapter
         for name, value in (found or {}).items():
             state[name] = value.astype(state[name].dtype)
         by_dtype: dict[str, list[str]] = defaultdict(list)
@@ -357,8 +365,11 @@ class Session:
         return from_canonical(array) if self.trainable.transposed else array
 
     def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        arrays = {name: self.adapter.to_numpy(tensor) for name, tensor in tensors.items()}
-        return {name: to_canonical(array) for name, array in arrays.items()} if self.trainable.transposed else arrays
+        return {name: self._array(tensor) for name, tensor in tensors.items()}
+
+    def _array(self, tensor: Tensor) -> np.ndarray:
+        array = self.adapter.to_numpy(tensor)
+        return to_canonical(array) if self.trainable.transposed else array
 
     def _turned(self, tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
         dimensions = len(tensor.shape)

@@ -95,13 +95,11 @@ class Update:
                 self._ops.assign(slot, value)
             yield weight
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The slots of all parameters, by their names in a state; collective if ranks own shares."""
-        found: dict[str, Tensor] = {}
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The slots of all parameters, with their names in a state, as `Owned.whole` gives them."""
         for number, slot in enumerate(slot_names(self._settings)):
-            whole = self.owned.whole({piece: held[number] for piece, held in self.slots.items()})
-            found |= {slot_name(slot, name): tensor for name, tensor in whole.items()}
-        return found
+            for name, tensor in self.owned.whole({piece: held[number] for piece, held in self.slots.items()}):
+                yield slot_name(slot, name), tensor
 
     def slot_tensors(self) -> dict[str, Tensor]:
         """The names of `tensors`, with the parameter that each slot has the shape and dtype of."""

@@ -8,7 +8,7 @@ backward has computed it, where the framework reports that, and the gradients th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,12 +84,10 @@ class Shares(Owned):
             [norms[kind * count + owner : kind * count + owner + 1] for owner in owners] for kind in range(len(kinds))
         ]
 
-    def whole(self, pieces: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole(self, pieces: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         each = iter(pieces.values())
-        found: dict[str, Tensor] = {}
         for number, own in enumerate(self._pieces):
-            found |= self._gathered(number, self._joined(list(itertools.islice(each, len(own)))))
-        return {name: found[name] for name in self.parameters}
+            yield from self._gathered(number, self._joined(list(itertools.islice(each, len(own))))).items()
 
     def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {

@@ -261,8 +261,8 @@ class Participant:
         self._adapter.allgather_object(None, name=f"parity.{what}")
 
     def _save_state(self, step: int) -> None:
-        state = self._exact.state()
-        if self._mesh.is_root:
+        state = self._exact.state(keep=self._mesh.is_root)
+        if state:
             save_arrays(self._part.state(step), state)
 
     def _evaluation_split(self) -> Split:

@@ -170,7 +170,7 @@ class _Keeper:
     def keep(self, progress: Progress) -> None:
         """Start writing a checkpoint; collective."""
         if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
-            taken = self._snapshot(progress)
+            taken = self._snapshot(progress, keep=self.checkpoints is not None)
             if self.checkpoints:
                 self.checkpoints.write(taken)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
@@ -181,10 +181,10 @@ class _Keeper:
         if self.commits:
             self.commits.take(self._snapshot(progress))
 
-    def _snapshot(self, progress: Progress) -> Checkpoint:
+    def _snapshot(self, progress: Progress, keep: bool = True) -> Checkpoint:
         rest = self.session.strategy.state()
         record = _record(self.setup, progress)
-        return Checkpoint(record, self.session.state() | rest)
+        return Checkpoint(record, self.session.state(keep) | rest)
 
 
 def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounted: bool) -> metrics.MetricsFile:

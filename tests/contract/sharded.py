@@ -113,7 +113,7 @@ def shares_go_into_a_state_and_come_back(adapter: Adapter, topology: Topology, m
     whole.load_state(saved)
     assert changed(whole.state(), saved) == []
     moved = {name: value + np.asarray(1, value.dtype) for name, value in saved.items()}
-    session.broadcast_state(0, moved if topology.rank == 0 else None)
+    session.broadcast_state(0, moved if topology.rank == 0 else {})
     assert changed(session.state(), moved) == []
 
 
