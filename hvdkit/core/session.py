@@ -256,7 +256,7 @@ class Session:
     def state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """`model_state`, and the optimizer's slots as `optimizer.SLOT.NAME`; collective if ranks own shares of them.
 
-        A rank that does not `keep` it takes part in the collectives with a bucket in memory at a time, and gets nothing.
+        A rank that does not `keep` it joins the collectives with a bucket in memory at a time, and gets nothing.
 
         Slots are always present, zero before the first step. There are also arrays without dimensions: `optimizer.step`
         (int64, number of updates) if the optimizer counts them, and, if the loss is scaled, `optimizer.loss_scale`
