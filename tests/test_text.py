@@ -45,6 +45,14 @@ def test_a_text_is_its_bytes_with_the_end_held_out(tmp_path: Path) -> None:
     assert 0 <= len(found.train) - 0.75 * len(whole) < len(lines[-1].encode())
 
 
+def test_a_text_without_lines_is_read_in_parts(tmp_path: Path) -> None:
+    whole = ("ä€😀x" * 60_000).encode()
+    (tmp_path / "a.txt").write_bytes(whole)
+    found = opened(tmp_path / "a.txt", validation=0.25)
+    assert found.train.tobytes() + found.val.tobytes() == whole
+    assert 0.1 < len(found.val) / len(whole) <= 0.25 and found.val.tobytes().decode()
+
+
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "texts" / "b").mkdir(parents=True)
     for name, content in (("c.txt", "third"), ("a.txt", "first "), ("b/b.txt", "second "), (".hidden", "no")):
@@ -167,6 +175,10 @@ def test_a_tokenizer_is_trained_and_used(tmp_path: Path, inside: Hvdkit) -> None
     assert encoding.decode(found.train.tolist()).startswith("the cat sat")
     done = inside("tokenizer", "train", "a.txt", "--out", "tokens.json", "--vocabulary", 280)
     assert done.returncode == 2 and "the file exists" in done.stderr
+    own = ("data.path=a.txt", "data.tokens=tokens.json", "model.context=16")
+    done = inside("train", "gpt-tiny", "--framework", "pytorch", "--out", "run", *own)
+    expected = "model.vocabulary: expected at least 280, the different tokens of data.tokens tokens.json, got 256\n"
+    assert done.returncode == 2 and done.stderr == expected
 
 
 @pytest.mark.parametrize("content", ["no tokenizer", '{"model": 3}'])
@@ -202,3 +214,9 @@ def test_weights_by_hugging_faces_names(tmp_path: Path) -> None:
     )
     with pytest.raises(RequestError, match=r"lm_head\.weight differs from wte\.weight"):
         weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table.from_file)
+    smaller = gpt.architecture(schema.GPT(name="gpt", layers=2, heads=2, width=8, context=2, vocabulary=5))
+    weights.save_weights(smaller.initial_state(3), tmp_path / "model.safetensors")
+    with pytest.raises(RequestError) as refused:
+        weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table.from_file)
+    sizes = "expected a GPT with layers 1, context 4, as the recipe's model, got layers 2, context 2"
+    assert str(refused.value) == f"model.weights: {tmp_path / 'model.safetensors'}: {sizes}"

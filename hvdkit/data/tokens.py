@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from hvdkit.recipe.data import Text
 from hvdkit.runtimes.store import cache
 
 _BLOCK = 2**20  # bytes that are tokenized at once, up to the end of a line
+_LONGEST = 2**16  # bytes of a line, so that a text without line ends needs no more memory
 _FORMAT = "1"  # of the cache
 _SETTLED_NS = 2 * 10**9  # file systems' clocks may tick as slowly
 
@@ -181,7 +183,7 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
         offset = 0
         try:
             with open_regular(path) as file:
-                while lines := file.readlines(_BLOCK):
+                while lines := _lines(file):
                     parts, done = _cut(lines, cut, done)
                     for part in parts:
                         part.decode()
@@ -195,6 +197,22 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
                 f"data.path: {path}: expected UTF-8, got the byte {error.object[error.start]:#04x} at offset "
                 f"{offset + error.start:,}, in {near!r}; convert it by `iconv -t UTF-8`"
             ) from None
+
+
+def _lines(file: BinaryIO) -> list[bytes]:
+    """The next lines, `_BLOCK` bytes or a few more; a line is cut after `_LONGEST` bytes, behind a whole character."""
+    found, size = [], 0
+    while size < _BLOCK and (line := file.readline(_LONGEST)):
+        if len(line) == _LONGEST and not line.endswith(b"\n"):
+            inside = 0  # bytes of a character, at most three after its first
+            after = file.read(4)
+            while inside < min(3, len(after)) and after[inside] & 0xC0 == 0x80:
+                inside += 1
+            line += after[:inside]
+            file.seek(inside - len(after), os.SEEK_CUR)
+        found.append(line)
+        size += len(line)
+    return found
 
 
 def _cut(lines: list[bytes], cut: int, done: int = 0) -> tuple[list[bytes], int]:

@@ -260,9 +260,10 @@ class Charts:
         own = own_metrics(run for group in members for run in group.runs)
         # One point is no curve.
         shown_names = [*(["accuracy"] if rated else []), *own][: _MOST_METRICS if epochs > 1 else 0]
-        columns = ["framework", "epoch", "training loss", "validation loss", "accuracy"]
-        columns += [name for name in own if name != "loss"]
-        title = f"Loss and {'accuracy' if rated or not own else 'metrics'}, {ranks(np)}"
+        accurate = rated or not own
+        columns = ["framework", "epoch", "training loss", "validation loss", *(["accuracy"] if accurate else [])]
+        columns += [titled(name) for name in own if name != "loss"]
+        title = f"Loss and {'accuracy' if accurate else 'metrics'}, {ranks(np)}"
         with drawing(230 + 100 * len(shown_names), f"learning-{np}", title, columns) as canvas:
             panels = canvas.figure.subplots(1 + len(shown_names), 1, sharex=True, squeeze=False)[:, 0]
             for group in members:
@@ -288,7 +289,8 @@ class Charts:
                 for line in ends:
                     figures = [number(line.epoch + 1), number(line.loss, 4), number(line.val_loss, 4)]
                     extra = [number(_score(line, name), 4) for name in own if name != "loss"]
-                    canvas.table.rows.append([Cell(group.label), *figures, percent(line.val_accuracy, 2), *extra])
+                    figures += [percent(line.val_accuracy, 2)] if accurate else []
+                    canvas.table.rows.append([Cell(group.label), *figures, *extra])
             low, high = panels[0].dataLim.intervaly
             fit(panels[0], [low, high], 0.2 * high)
             panels[0].set_ylabel("training loss")
