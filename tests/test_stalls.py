@@ -127,6 +127,18 @@ def test_each_side_of_a_wrong_order_is_named(tmp_path: Path) -> None:
     assert "mpi_ops.py:1310), called in step (/home/me/train.py:40)" in message
 
 
+def test_a_rank_that_was_slow_to_wait_has_entered_its_collective(tmp_path: Path) -> None:
+    """Rank 0 came to its wait so late that it was ended before its agent reported a hang."""
+    ranks = Ranks(tmp_path)
+    for rank in (1, 2, 3):
+        ranks.hung(rank, "step", *WAITS)
+    ranks.note("stalled", 0, missing={"0": ["allreduce.b"], **{str(rank): ["allreduce.a"] for rank in (1, 2, 3)}})
+    ranks.ended(0, {"step": 7, "phase": "step", "frozen": False, "frames": list(WAITS)})
+    message = str(ranks.fault())
+    assert "allreduce 'a' waits: rank 0 entered it, rank 1 on h1, rank 2 on h2, rank 3 on h2 did not" in message
+    assert "allreduce 'b' waits: ranks 1, 2, 3 entered it, rank 0 on h1 did not" in message
+
+
 def test_a_wait_that_was_over_before_the_hang_is_not_named(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     ranks.note("stalled", 0, missing={"2": ["allreduce.evaluation"]})

@@ -111,7 +111,8 @@ def hang_failure(job: Job, hangs: Collection[Hang], ends: list[RankEnd], stalls:
     first = known[0]
     alike = [hang for hang in known if order(hang) == order(first)]
     others = sorted(known[len(alike) :], key=lambda hang: hang.rank)
-    parts = [each.text(hung, {end.rank: end.host for end in ends}) for each in waits]
+    waiting = hung | {each.rank for each in others_wait_for if each.waiting}  # a slow rank reports its hang too late
+    parts = [each.text(waiting, {end.rank: end.host for end in ends}) for each in waits]
     who = ", ".join(f"rank {hang.rank} on {hang.host}" for hang in alike)
     verb = "" if first.seconds is None else "hangs " if len(alike) == 1 else "hang "
     parts.append(f"{who} {verb}{first.state}")
