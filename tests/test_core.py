@@ -174,6 +174,12 @@ def test_learning_rate_scales_warms_up_and_decays() -> None:
     assert np.allclose(rises, rises[0])
 
 
+def test_without_scaling_the_rate_warms_up_from_almost_zero() -> None:
+    recipe = make_recipe(epochs=10, optimizer={"learning_rate": 1.0}, schedule={"scale": "none", "warmup_epochs": 0.9})
+    rate = learning_rate(recipe, size=4, steps_per_epoch=10)
+    assert [rate(step) for step in (0, 1, 8, 9)] == pytest.approx([0.1, 0.2, 0.9, 1])
+
+
 def test_steps_divide_the_rate_at_their_milestones() -> None:
     recipe = make_recipe(
         epochs=9,

@@ -12,12 +12,12 @@ from hvdkit.recipe.schema import Recipe, Schedule
 class LearningRate:
     """Learning rate as a function of the step, the same in every framework.
 
-    `reference` is the recipe's rate for its base batch, `peak` the rate for the actual global batch. During the first
-    `warmup` steps the rate rises linearly from `reference` to `peak` (Goyal et al. 2017, section 2.2); then it decays
-    until step `total`. `milestones` are in steps; `gamma` is the factor at each milestone. A step is one update.
+    `peak` is the rate for the actual global batch. During the first `warmup` steps the rate rises linearly from `start`
+    to `peak`; then it decays until step `total`. `milestones` are in steps; `gamma` is the factor at each milestone. A
+    step is one update.
     """
 
-    reference: float
+    start: float
     peak: float
     warmup: int
     total: int
@@ -29,7 +29,7 @@ class LearningRate:
     def __call__(self, step: int) -> float:
         """The learning rate of update `step`, counted from 0."""
         if step < self.warmup:
-            return self.reference + (self.peak - self.reference) * step / self.warmup
+            return self.start + (self.peak - self.start) * step / self.warmup
         progress = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
         if self.decay == "cosine":
             # Loshchilov and Hutter 2017, equation 5, one cycle down to 0
@@ -60,13 +60,15 @@ def scaled_rate(
     """The schedule of `plan` for `size` ranks that each contribute `batch_size` samples to an update.
 
     Linear scaling (Goyal et al. 2017, section 2.1): if the global batch is k times the base batch, the rate is k
-    times the reference. `steps_per_epoch` counts updates.
+    times the reference, and warm-up starts from the reference (section 2.2). Without scaling it starts from (almost) 0,
+    as is usual for transformers. `steps_per_epoch` counts updates.
     """
-    factor = batch_size * size / plan.base_batch_size if plan.scale == "linear" else 1.0
+    linear, warmup = plan.scale == "linear", round(plan.warmup_epochs * steps_per_epoch)
+    factor = batch_size * size / plan.base_batch_size if linear else 1.0
     return LearningRate(
-        reference=reference,
+        start=reference if linear else reference / (warmup + 1),
         peak=reference * factor,
-        warmup=round(plan.warmup_epochs * steps_per_epoch),
+        warmup=warmup,
         total=epochs * steps_per_epoch,
         decay=plan.decay,
         milestones=tuple(milestone * steps_per_epoch for milestone in plan.milestones),

@@ -145,8 +145,8 @@ def clip(
     Pascanu et al. 2013, algorithm 1. The gradients have one dtype. Where each rank has only a share of them, `summed`
     adds a number of one element over the ranks.
     """
-    norms = [ops.norm(gradient) for gradient in gradients]
-    total = ops.sqrt(summed(sum((norm * norm for norm in norms[1:]), norms[0] * norms[0])))
+    own = ops.norm(ops.join([ops.norm(gradient) for gradient in gradients]))
+    total = ops.sqrt(summed(own * own))
     factor = ops.where(total > max_norm, max_norm / total, _one(total))
     return [gradient * factor for gradient in gradients]
 

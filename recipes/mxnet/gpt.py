@@ -59,17 +59,13 @@ class Attention(nn.HybridBlock):
         self.c_proj = Linear(table.width, table.width)
 
     def hybrid_forward(self, F, x):
-        # (n, t, 3 × width) to three times (n × heads, t, width / heads)
-        parts = self.c_attn(x).reshape((0, 0, -4, 3, -1)).split(3, axis=2, squeeze_axis=True)
-        q, k, v = (
-            part.reshape((0, 0, -4, self.heads, -1)).transpose((0, 2, 1, 3)).reshape((-3, 0, 0)) for part in parts
-        )
-        scores = F.batch_dot(q, k, transpose_b=True) * self.scale
+        # (n, t, 3 × width) to three times (n, heads, t, width / heads)
+        q, k, v = self.c_attn(x).reshape((0, 0, 3 * self.heads, -1)).transpose((0, 2, 1, 3)).split(3)
         place = F.contrib.arange_like(x, axis=1)
-        later = F.broadcast_lesser(place.reshape((-1, 1)), place.reshape((1, -1)))
-        weights = F.softmax(F.broadcast_add(scores, F.BlockGrad(later * -1e9).expand_dims(0)))
-        y = F.batch_dot(weights, v).reshape((-4, -1, self.heads, 0, 0)).transpose((0, 2, 1, 3))
-        return self.c_proj(y.reshape((0, 0, -3)))
+        later = F.broadcast_lesser(place.reshape((1, 1, -1, 1)), place.reshape((1, 1, 1, -1)))
+        scores = F.linalg.gemm2(q, k, transpose_b=True, alpha=self.scale)
+        y = F.linalg.gemm2(F.softmax(F.broadcast_add(scores, F.BlockGrad(later * -1e9))), v)
+        return self.c_proj(y.transpose((0, 2, 1, 3)).reshape((0, 0, -3)))
 
 
 class MLP(nn.HybridBlock):
@@ -102,48 +98,22 @@ class Block(nn.HybridBlock):
         return x + self.mlp(self.ln_2(x))
 
 
-class Table(nn.HybridBlock):
-    """A vector for each token or position."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.weight = self.params.get("weight", shape=(rows, width))
-
-    def hybrid_forward(self, F, x, weight):
-        return F.take(weight, x)
-
-
-class Transformer(nn.HybridBlock):
-    """From tokens (n, t) to the vectors (n, t, width) by which the next ones are predicted."""
-
-    def __init__(self, table: gpt.GPT) -> None:
-        super().__init__()
-        self.wte = Table(table.vocabulary, table.width)
-        self.wpe = Table(table.context, table.width)
-        self.h = nn.HybridSequential()
-        self.h.add(*(Block(table) for _ in range(table.layers)))
-        self.ln_f = LayerNorm(table)
-
-    def hybrid_forward(self, F, tokens):
-        x = self.wte(tokens)
-        places = F.contrib.arange_like(x, axis=1).expand_dims(0)
-        places = F.broadcast_add(tokens.astype("float32") * 0, places.astype("float32"))
-        return self.ln_f(self.h(x + self.wpe(places)))
-
-
 class GPT(nn.HybridBlock):
     """A model from tokens (n, t) to logits (n, t, vocabulary)."""
 
     def __init__(self, table: gpt.GPT) -> None:
         super().__init__()
-        self.transformer, self.vocabulary = Transformer(table), table.vocabulary
+        parts = self.transformer = nn.HybridBlock()
+        parts.wte, parts.wpe = (nn.Embedding(rows, table.width) for rows in (table.vocabulary, table.context))
+        parts.h, parts.ln_f = nn.HybridSequential(), LayerNorm(table)
+        parts.h.add(*(Block(table) for _ in range(table.layers)))
 
     def hybrid_forward(self, F, tokens):
-        weight = self.transformer.wte.weight
-        weight = weight.var() if F is mx.sym else weight.data()
-        return F.FullyConnected(
-            self.transformer(tokens), weight, num_hidden=self.vocabulary, no_bias=True, flatten=False
-        )
+        parts = self.transformer
+        wte, wpe = (each.weight.var() if F is mx.sym else each.weight.data() for each in (parts.wte, parts.wpe))
+        x = parts.wte(tokens)
+        x = parts.h(F.broadcast_add(x, F.slice_like(wpe.expand_dims(0), x, axes=(1,))))
+        return F.FullyConnected(parts.ln_f(x), wte, num_hidden=parts.wte.weight.shape[0], no_bias=True, flatten=False)
 
 
 build = GPT

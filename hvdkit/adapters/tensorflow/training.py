@@ -18,7 +18,7 @@ from hvdkit.core.state import canonical_name, check_distinct
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Loss, Optimizer, Sgd
+from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Variables = list[tuple[str, tf.Variable]]
@@ -103,6 +103,8 @@ class TrainableModel(EagerModel):
         return tf.ensure_shape(tf.py_function(function, [vector], vector.dtype, name="outside"), vector.shape)
 
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+        if isinstance(settings, AdamW):
+            return partial(_adamw, settings)
         return partial(_sgd, settings) if isinstance(settings, Sgd) and not settings.decoupled else None
 
 
@@ -156,6 +158,34 @@ def _sgd(
             grad=gradient + decay * variable if decay else gradient,
             momentum=tf.constant(settings.momentum, variable.dtype),
             use_nesterov=settings.nesterov,
+        )
+
+
+def _adamw(
+    settings: AdamW,
+    weights: list[tf.Variable],
+    gradients: list[tf.Tensor],
+    slots: list[tuple[tf.Variable, ...]],
+    rate: tf.Tensor,
+    corrections: tuple[tf.Tensor, tf.Tensor],
+) -> None:
+    """Core's AdamW by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not behind it."""
+    for variable, gradient, (mean, square) in zip(weights, gradients, slots, strict=True):
+        own, dtype = partial(tf.cast, dtype=variable.dtype), variable.dtype
+        decay = decay_of(settings, tuple(variable.shape))
+        if decay:
+            variable.assign(variable * (1 - own(rate * decay)))
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=mean.handle,
+            v=square.handle,
+            beta1_power=own(1 - corrections[0]),
+            beta2_power=own(1 - corrections[1]),
+            lr=own(rate),
+            beta1=tf.constant(settings.beta1, dtype),
+            beta2=tf.constant(settings.beta2, dtype),
+            epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
+            grad=gradient,
         )
 
 
