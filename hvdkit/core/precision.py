@@ -75,7 +75,7 @@ def _sharding(framework: str, capabilities: frozenset[str], recipe: Recipe) -> l
         if asked == "parameters"
         else "its gradients are all in memory at once"
     )
-    return [f"sharding: {framework} cannot shard {asked}, as {why}; expected {' or '.join(able)}"]
+    return [f"sharding: {framework} cannot shard {asked}, as {why}; expected one of {', '.join(able)}"]
 
 
 def check_can(adapter: Adapter, recipe: Recipe, topology: Topology) -> None:

@@ -184,10 +184,12 @@ class Sharded(Strategy):
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks of each piece of this rank's share; waits for buckets that `begin` has sent."""
-        for number, bucket in enumerate(self._shares.buckets):
-            if number not in self._under_way:
-                waiting = self._waiting.pop(number, {})
-                self._send(session, number, {name: waiting.get(name, gradients.get(name)) for name in bucket.shapes})
+        left = [number for number in range(len(self._shares.buckets)) if number not in self._under_way]
+        if not left:
+            session.trainable.stamp((trace_events.SENT,), [])
+        for number in left:
+            both = {**gradients, **self._waiting.pop(number, {})}
+            self._send(session, number, both, (trace_events.SENT,) if number == left[0] else ())
         found: dict[str, Tensor] = {}
         for number in range(len(self._shares.buckets)):
             wait, dtype = self._under_way.pop(number)
@@ -203,8 +205,8 @@ class Sharded(Strategy):
             self._send(session, number, self._waiting.pop(number))
         return self.keeps_shares
 
-    def _send(self, session: Any, number: int, gradients: Mapping[str, Tensor]) -> None:
+    def _send(self, session: Any, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()) -> None:
         packed, dtype = on_wire(self._adapter, self._shares.packed(self._shares.buckets[number], gradients), self._half)
-        (packed,) = session.trainable.stamp((trace_events.SENT,), [packed])
+        (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"
         self._under_way[number] = session.trainable.start_reducescatter(packed, name), dtype
