@@ -31,10 +31,11 @@ CHECK = {
     "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "batch_sizes", "bench",
     "blame", "compare", "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels",
     "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target",
-    "host_doctor", "images", "kubernetes", "launch_hosts", "memory", "mesh", "paths", "predict", "profile", "progress",
-    "published", "quick", "refused", "report_files", "runtimes_patches", "schemas", "sharding", "simulator",
-    "simulator_contradictions", "simulator_costs", "simulator_properties", "simulator_refusals", "stalls", "submit",
-    "sweep", "sync", "text_units", "tuning", "validation",
+    "host_doctor", "images", "kubernetes", "launch_hosts", "memory", "mesh", "own_samples", "paths", "predict",
+    "profile", "progress", "progress_runs", "published", "quick", "refused", "report_files", "runtimes_patches",
+    "schemas", "script", "sharding", "simulator", "simulator_contradictions", "simulator_costs",
+    "simulator_properties", "simulator_refusals", "stalls", "submit", "sweep", "sync", "text_units", "tuning",
+    "validation",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

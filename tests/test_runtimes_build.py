@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -338,107 +336,6 @@ def test_a_runtime_has_the_pinned_versions_and_only_hvdkits_own_package(name: st
     where = "import hvdkit, sys; print(hvdkit.__file__); sys.exit('typer' in sys.modules)"
     done = subprocess.run([runtime.python, "-c", where], cwd="/", capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).parent.resolve() == store.PACKAGE
-
-
-def test_bootstrap_tells_all_that_is_missing_at_once(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, BOOTSTRAP], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "sudo apt-get install g++" in done.stderr
-    assert "sudo apt-get install make" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def _checkout(folder: Path) -> Path:
-    """A checkout of which bootstrap.py sees all that it asks for; its path."""
-    for name in ("setup.cfg", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder / name)
-    (folder / "scripts").mkdir()
-    return Path(shutil.copy(BOOTSTRAP, folder / "scripts" / "bootstrap.py"))
-
-
-def test_bootstrap_takes_no_half_made_environment_for_whole(tmp_path: Path) -> None:
-    """A checkout whose .venv lacks its marker, then one whose marker is from another setup.cfg."""
-    bootstrap = _checkout(tmp_path)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name in ("python", "hvdkit"):
-        (tmp_path / ".venv" / "bin" / name).symlink_to(sys.executable)
-
-    def ask(question: str) -> str:
-        command = [sys.executable, "-c", f"import bootstrap; print({question})"]
-        done = subprocess.run(command, cwd=tmp_path / "scripts", capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    assert ask("bootstrap.whole()") == "False"
-    ask("bootstrap.MARKER.write_text(bootstrap.fingerprint('driver'))")
-    assert ask("bootstrap.whole('driver'), bootstrap.whole()") == "True False", "the tools are missing"
-    ask("bootstrap.MARKER.write_text(bootstrap.fingerprint())")
-    assert ask("bootstrap.whole('driver'), bootstrap.whole()") == "True True"
-    for options in ([], ["--driver"]):
-        done = subprocess.run([sys.executable, bootstrap, *options], capture_output=True, text=True, check=True)
-        assert (done.stdout, done.stderr) == ("", ""), "there was nothing to do"
-    with (tmp_path / "setup.cfg").open("a") as file:
-        file.write("# another line\n")
-    assert ask("bootstrap.whole('driver'), bootstrap.whole()") == "False False"
-
-
-def _with_pip(folder: Path, does: str) -> dict[str, str]:
-    """An environment in which `python -m venv` makes a .venv whose pip does that; `does` is Python."""
-    (folder / "fake" / "venv").mkdir(parents=True)
-    python = f'#!/bin/sh\nexec {sys.executable} {folder / "fake" / "pip.py"} "$@"\n'
-    (folder / "fake" / "pip.py").write_text(does)
-    (folder / "fake" / "venv" / "__init__.py").write_text("")
-    (folder / "fake" / "venv" / "__main__.py").write_text(
-        "import pathlib, sys\n"
-        "place = pathlib.Path(sys.argv[1]) / 'bin'\n"
-        "place.mkdir()\n"
-        "for name in ('python', 'hvdkit'):\n"
-        f"    (place / name).write_text({python!r})\n"
-        "    (place / name).chmod(0o755)\n"
-    )
-    return os.environ | {"PYTHONPATH": str(folder / "fake")}
-
-
-def test_bootstrap_keeps_pips_noise_in_a_log_and_shows_a_line_a_stage(tmp_path: Path) -> None:
-    bootstrap = _checkout(tmp_path)
-    environment = _with_pip(tmp_path, "import sys; print('WARNING: noise'); print('pip', *sys.argv[1:])")
-
-    def run(*options: str) -> list[str]:
-        command = [sys.executable, bootstrap, *options]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert done.stderr == ""
-        return [re.sub(r"\d+", "N", line) for line in done.stdout.splitlines()]
-
-    empty = "[ N:N] making the driver environment .venv (about N s left)"
-    assert run("--driver") == [empty, "[ N:N] installing the command line into .venv (about N s left)"]
-    assert run("--driver") == []
-    log = (tmp_path / ".venv" / "bootstrap.log").read_text()
-    assert "WARNING: noise" in log and "--editable .\n" in log
-    tools = "[ N:N] installing the command line and the tools of its tests into .venv (about N s left)"
-    assert run() == [tools], "what is there is added to"
-    assert "--editable .[dev]\n" in (tmp_path / ".venv" / "bootstrap.log").read_text()
-    assert run() == run("--driver") == []
-    (tmp_path / ".venv" / "made-from").unlink()
-    assert run() == [empty, tools], "a half-made one is made anew"
-
-
-def test_bootstrap_shows_why_pip_failed_and_where_the_log_is(tmp_path: Path) -> None:
-    bootstrap = _checkout(tmp_path)
-    fails = "[print('fine', n) for n in range(50)]; print('ERROR: no such package'); raise SystemExit(7)"
-    done = subprocess.run(
-        [sys.executable, bootstrap, "--driver"], env=_with_pip(tmp_path, fails), capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    log = tmp_path / ".venv" / "bootstrap.log"
-    assert done.stderr == (f"making .venv failed (exit status 7); the whole log: {log}\n    ERROR: no such package\n")
-    assert "fine 49" in log.read_text()
-    assert not (tmp_path / ".venv" / "made-from").exists()
-
-
-def test_make_help_lists_every_target() -> None:
-    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("help", "compare", "test", "lint", "clean"):
-        assert f"make {target} " in done.stdout
 
 
 @pytest.mark.parametrize("name", pins.RUNTIMES)

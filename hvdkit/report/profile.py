@@ -14,6 +14,7 @@ from rich.table import Table
 from hvdkit.profiling import breakdown
 from hvdkit.profiling.assemble import Findings
 from hvdkit.report import plotting
+from hvdkit.report.canvas import ranks
 from hvdkit.report.tabular import size
 from hvdkit.results.profile import Cost, Profile, Spread
 
@@ -182,7 +183,7 @@ def picture(profile: Profile, found: Findings, path: Path) -> None:
         hosts = [f" on {rank.host}" if profile.hosts > 1 else "" for rank in profile.ranks]
         above.set_yticks(range(len(row)), [f"rank {rank}{host}" for rank, host in enumerate(hosts)])
         above.set(ylim=(len(row) - 0.5, -0.5), xlabel="ms", xlim=(0, max(step.end - zero for step in row) / 1e6))
-        what = f"{profile.framework}, {profile.model}, {profile.np} rank(s), batch size {profile.batch_size}"
+        what = f"{profile.framework}, {profile.model}, {ranks(profile.np)}, batch size {profile.batch_size}"
         above.set_title(f"A step of median length: {what}", loc="left", fontsize=11)
         patches = [
             Patch(color=colour, label=_SHOWN.get(kind, kind)) for kind, colour in _COLOURS.items() if kind in used
