@@ -15,6 +15,7 @@ from conftest import run as run_command
 from safetensors.numpy import load_file
 
 from hvdkit.commands import parity
+from hvdkit.data.text import open_text
 from hvdkit.data.tokens import open_tokens
 from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
@@ -23,6 +24,7 @@ from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.recipe.data import Text
 from hvdkit.results.parity import Parity
+from hvdkit.results.profile import load
 from hvdkit.runtimes.store import find
 from hvdkit.tasks import gpt
 
@@ -160,6 +162,18 @@ def test_an_export_is_what_transformers_reads(trained: Path, inside: Hvdkit, tmp
     (tmp_path / "model.safetensors").unlink()
     done = inside("export", trained, "--out", "model.safetensors")
     assert done.returncode == 2 and "config.json exists; add --overwrite" in done.stderr
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_profile_has_each_gradient_and_counts_tokens(hvdkit: Hvdkit, tmp_path: Path) -> None:
+    # Keras's layer norms reshape their gradients, which TensorFlow's optimizer merges.
+    done = hvdkit("profile", RECIPE, "--framework", "keras", "-np", 1, "--steps", 8, "--out", "run", *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    profile = load(tmp_path / "run" / "profile.json")
+    assert {tensor.name for tensor in profile.tensors} == gpt.GPT("gpt", 1, 2, 16, 16, 256).parameter_shapes().keys()
+    assert (profile.unit, profile.units_per_sample) == ("tokens", 16) and "transformer.h.0 " in done.stdout
+    opened, _ = open_text(Text(name="text", validation=0.01), 16, 256, 1)
+    assert profile.train_samples == len(opened.train)
 
 
 @pytest.mark.usefixtures("warm")

@@ -271,7 +271,7 @@ class Profile(_Strict, Result):
         None, description="the published figure from which all else follows; null: it was measured"
     )
     batches: list[BatchTime] = Field([], description="compute by batch size, of `--batch-sizes`")
-    unit: str = Field("images", min_length=1, max_length=30, description="what speeds count, in the plural")
+    unit: str = Field("images", description="what speeds count, in the plural")
     units_per_sample: Count = Field(1, description="of them in a sample, such as the tokens of a window")
     train_samples: Count | None = Field(None, description="samples of an epoch; null: unknown")
 

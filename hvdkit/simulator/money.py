@@ -101,9 +101,8 @@ class Money:
             )
         limits = {"--budget": self.budget, "--deadline": self.deadline_s, "--spot-interruption": self.interruptions}
         limit = next((name for name, value in limits.items() if value), None)
-        missing = [
-            name for name, value in ((f"--{self.unit}", self.samples), ("--epochs", self.epochs)) if value is None
-        ]
+        given = {"--tokens" if self.unit == "tokens" else "--images": self.samples, "--epochs": self.epochs}
+        missing = [name for name, value in given.items() if value is None]
         if limit and missing:
             raise RequestError(f"{limit}: expected {' and '.join(missing)} too; the profile's recipe does not say it")
         if self.samples is not None and self.of(step_ms, batch_size, ranks).epoch_s is None:

@@ -22,6 +22,7 @@ from hvdkit.core.state import layer_of
 if TYPE_CHECKING:
     from hvdkit.results.recording import Kind
 
+_RESHAPING = {"Reshape", "Squeeze", "ExpandDims", "Identity", "Cast"}  # the optimizer merges several into one
 _THROUGH = {"ReadVariableOp", "Identity", "Cast"}  # operations that pass a weight on unchanged
 
 
@@ -86,7 +87,7 @@ def _events_by_operation(
     """
     found: dict[str, list[str]] = {}
     for name, gradient in zip(named, gradients, strict=True):
-        for operation in (gradient.op, *(tensor.op for tensor in gradient.op.inputs)):
+        for operation in _sources(gradient.op):
             if operation.name not in forward:
                 found.setdefault(operation.name, []).append(trace_events.READY + name)
     handles = {id(variable.handle): name for name, variable in named.items()}
@@ -98,6 +99,16 @@ def _events_by_operation(
             if operation.name in forward:
                 found.setdefault(operation.name, []).append(trace_events.LAYER + layer)
     return found
+
+
+def _sources(operation: Any) -> Iterator[Any]:
+    """An operation and those that make its inputs, for one that only reshapes also those behind them."""
+    yield operation
+    for tensor in operation.inputs:
+        if operation.type in _RESHAPING:
+            yield from _sources(tensor.op)
+        else:
+            yield tensor.op
 
 
 def _users(tensor: tf.Tensor) -> Iterator[Any]:
