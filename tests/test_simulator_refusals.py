@@ -80,6 +80,8 @@ def test_a_model_that_fits_no_batch_names_another_remedy() -> None:
     found.memory.optimizer_bytes = 8 * 2**30
     found.memory.device_peak_mib = 9000.0
     with pytest.raises(RequestError, match="give a device with more memory, or a smaller model"):
+        predicting.predict(found, machines(), [1], Settings())
+    with pytest.raises(RequestError, match="give --set sharding=optimizer"):
         predicting.predict(found, machines(), [8], Settings())
 
 

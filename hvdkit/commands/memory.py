@@ -90,6 +90,7 @@ def _row(
         parts=needs,
         total_bytes=needs.total,
         sent_bytes_per_step=round(value * sharding.values_sent(count, ranks, stage)),
+        supported=stage in sharding.supported(framework),
         fits=None if room is None else needs.total <= room,
         largest_batch=None if room is None else memory.largest_batch(needs, recipe.batch_size, room),
     )
@@ -101,11 +102,11 @@ def _advice(found: MemoryNeed, recipe: Recipe, ranks: int) -> str:
     stage = found.cheapest(ranks)
     if stage is not None:
         return f"{who}: fits" + ("" if stage == "none" else f" from stage {stage} on")
-    batch = max((row.largest_batch or 0) for row in found.rows if row.ranks == ranks)
+    batch = max((row.largest_batch or 0) for row in found.rows if row.ranks == ranks and row.supported)
     remedies = [f"batch_size={batch} or less, with accumulate= for the same global batch"] if batch else []
     remedies += [] if recipe.recompute else ["recompute=true"]
     remedies += [] if batch else ["more ranks", "a smaller model"]
-    return f"{who}: does not fit at any stage; give {', or '.join(remedies)}"
+    return f"{who}: does not fit at any stage that {found.framework} has; give {', or '.join(remedies)}"
 
 
 def _room(device: str | None) -> int | None:

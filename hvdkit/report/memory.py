@@ -26,8 +26,10 @@ def tables(found: MemoryNeed) -> Iterator[Table]:
 
 def notes(found: MemoryNeed) -> list[str]:
     """What stands below the tables."""
+    missing = dict.fromkeys(row.stage for row in found.rows if not row.supported)
     return [
         *found.notes,
+        *(f"{stage}: {found.framework} cannot train so yet" for stage in missing),
         f"framework: {found.framework}'s own memory, {found.framework_source}; scratch space of kernels is not counted",
     ]
 

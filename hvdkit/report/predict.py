@@ -19,6 +19,7 @@ def prediction_lines(prediction: Prediction) -> list[str]:
     """A line for each number of ranks, then the notes on them."""
     lines = [f"{prediction.model} on {prediction.cluster}, from a profile of {prediction.profile}"]
     lines += [point_line(point) for point in prediction.points]
+    lines += [memory_line(point) for point in prediction.points if point.memory_parts_mib]
     warned: dict[str, list[int]] = {}
     for point in prediction.points:
         for warning in point.warnings:
@@ -35,6 +36,12 @@ def point_line(point: Point) -> str:
         f"{point.images_per_second:,.0f} {point.unit}/s, efficiency {100 * point.efficiency:.1f} %, "
         f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {bound}"
     )
+
+
+def memory_line(point: Point) -> str:
+    """What a rank keeps, by part."""
+    parts = ", ".join(f"{name} {mib:,.0f}" for name, mib in (point.memory_parts_mib or {}).items())
+    return f"{point.ranks:>7} ranks: {point.memory_mib:,.0f} MiB of memory: {parts}"
 
 
 def advice_lines(advice: Advice) -> list[str]:

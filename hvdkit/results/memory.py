@@ -43,6 +43,7 @@ class MemoryRow(Figures):
     parts: Parts
     total_bytes: Count
     sent_bytes_per_step: Count = Field(description="bytes that a rank sends in a step without compression")
+    supported: bool = Field(description="whether hvdkit trains so under the framework")
     fits: bool | None = Field(description="whether the device has as much memory")
     largest_batch: Count | None = Field(description="the largest batch_size that fits; 0: none does")
 
@@ -65,8 +66,8 @@ class MemoryNeed(Figures, Result):
     notes: list[str] = Field(default_factory=list)
 
     def cheapest(self, ranks: int) -> Stage | None:
-        """The first stage that fits at so many ranks, which is the one that sends the least; None if none does."""
-        return next((row.stage for row in self.rows if row.ranks == ranks and row.fits), None)
+        """The first stage that fits at so many ranks, which sends the least, of those that are supported."""
+        return next((row.stage for row in self.rows if row.ranks == ranks and row.fits and row.supported), None)
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each number of ranks and stage, its parts as `parameters_bytes` and so on."""

@@ -15,7 +15,7 @@ from hvdkit.simulator.compression_costs import METHODS, Compression
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.settings import Settings, Sync
 from hvdkit.simulator.step import Case
-from hvdkit.simulator.workload import Workload, of_profile, sync_of
+from hvdkit.simulator.workload import Workload, of_profile, sharding_of, sync_of
 
 _LEAST_ERROR = 3.0  # percent; no figure is assumed to be closer
 _UNCHECKED_ERROR = 10.0  # percent, if the profile's own step cannot be predicted
@@ -63,6 +63,7 @@ class Calibration:
             bucket_bytes=chosen.bucket_mib * 2**20,
             every=sync.every if sync else 1,
             servers=chosen.servers,
+            sharding=chosen.sharding or "none",
             batch=(chosen.batch_size or self.workload.batch_size) / self.workload.batch_size,
             speed=chosen.speed,
         )
@@ -76,6 +77,7 @@ def calibrate(profile: Profile) -> Calibration:
         compression=_compression(profile),
         sync=Sync(every=every) if every > 1 else None,
         allreduce=allreduce if allreduce in ("hierarchical", "central") else None,
+        sharding=sharding_of(profile),
         fusion_threshold_mib=profile.tuning.fusion_threshold_bytes / 2**20,
         cycle_time_ms=profile.tuning.cycle_time_ms,
     )

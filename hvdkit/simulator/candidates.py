@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvdkit.simulator import cluster as clusters
-from hvdkit.simulator import step
+from hvdkit.simulator import refusals, step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.settings import Link, Settings, applied
@@ -72,7 +72,12 @@ def software(found: Calibration, now: Candidate) -> Iterator[Candidate]:
     for times in (2, 4):
         size = times * (now.settings.batch_size or found.workload.batch_size)
         amount = f"{size * found.workload.units_per_sample:,}" if found.workload.units_per_sample > 1 else str(size)
-        yield with_keys(f"{amount} {found.workload.unit} per rank and step", {"batch_size": size}, "batch")
+        what, keys = f"{amount} {found.workload.unit} per rank and step", {"batch_size": size}
+        stage = refusals.cheapest(found.case(now.cluster, now.ranks, now.settings.model_copy(update=keys)))
+        if stage in (None, "none", now.settings.sharding):
+            yield with_keys(what, keys, "batch")
+        else:
+            yield with_keys(f"{what}, which fit with sharding: {stage}", {**keys, "sharding": stage}, "batch")
 
 
 def _tuned(found: Calibration, now: Candidate) -> Candidate | None:

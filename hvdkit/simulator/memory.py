@@ -8,17 +8,17 @@ from hvdkit import tasks
 from hvdkit.adapters import capabilities
 from hvdkit.core import tuning
 from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.shares import BUCKET_BYTES
 from hvdkit.core.update_rules import slot_names
 from hvdkit.data.counts import KNOWN
 from hvdkit.recipe.schema import GPT, ImageFolder, Recipe, Synthetic
 from hvdkit.results.memory import Parts, Stage
 from hvdkit.results.profile import ITEM_BYTES
 from hvdkit.simulator import sharding
-from hvdkit.simulator.sharding import States
+from hvdkit.simulator.sharding import States, block_of
 from hvdkit.tasks.task import Architecture, parameter_count
 
 _TARGET_BYTES = 8  # of a class or a token
-_BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together
 _AT_ONCE = 2  # blocks that stage `parameters` holds: the one that computes, and the next
 _LARGEST_BATCH = 2**24  # that a recipe takes
 
@@ -97,7 +97,7 @@ def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: 
     # All of it is taken of a GPU's memory; a host gives pages as they are used.
     buffer = threshold if gpu else min(threshold, gradient_bytes)
     if stage != "none":  # one bucket is sent and one is unpacked; a larger tensor is a bucket of its own
-        buffer = min(buffer, 2 * max(_BUCKET_BYTES, *sizes))
+        buffer = min(buffer, 2 * max(BUCKET_BYTES, *sizes))
     return int(buffer) + gradient_bytes * (residuals + copies)
 
 
@@ -105,8 +105,5 @@ def _gathered(architecture: Architecture) -> int:
     """The parameters of the largest blocks that stage `parameters` holds at once; the ends of the model are blocks."""
     sizes: dict[str, int] = {}
     for name, shape in architecture.parameter_shapes().items():
-        words = name.split(".")
-        numbered = next((place for place, word in enumerate(words) if word.isdigit()), len(words) - 2)
-        block = ".".join(words[: numbered + 1])
-        sizes[block] = sizes.get(block, 0) + math.prod(shape)
+        sizes[block_of(name)] = sizes.get(block_of(name), 0) + math.prod(shape)
     return sum(sorted(sizes.values())[-_AT_ONCE:])

@@ -62,7 +62,7 @@ class Point(Record):
     without any delay would save; `waiting_ms` is the time that ranks wait for the slowest. `utilisation` is busy
     time over step time by resource. `bytes_per_step` is what a rank puts into collectives. `bound` is the largest
     part of the critical path, but waiting instead of compute if that is more than a fifth of the step. `memory_mib`
-    is of a rank, None if it is unknown. `unit` is what
+    is of a rank, and `memory_parts_mib` of what it consists; None if it is unknown. `unit` is what
     `images_per_second` counts, such as tokens; `batch_size` counts samples.
     """
 
@@ -82,6 +82,7 @@ class Point(Record):
     utilisation: dict[str, float]
     bound: str
     memory_mib: float | None
+    memory_parts_mib: dict[str, float] | None
     critical_path: list[Critical]
     warnings: list[str]
     unit: str = "images"
@@ -101,7 +102,8 @@ class Prediction(Record, Result):
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each number of ranks."""
-        return [each.model_dump(exclude={"utilisation", "critical_path", "warnings"}) for each in self.points]
+        nested = {"utilisation", "critical_path", "warnings", "memory_parts_mib"}
+        return [each.model_dump(exclude=nested) for each in self.points]
 
 
 def predict(profile: Profile, cluster: Cluster, ranks: Sequence[int], settings: Settings) -> Prediction:
@@ -163,7 +165,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
             "or try --set jitter=0.02"
         )
     batch = base.batch * found.workload.batch_size
-    sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases)
+    sent = sum(float(phase.sizes.sum()) for phase in base.traffic.phases) + base.gathered_bytes
     return Point(
         ranks=ranks,
         batch_size=round(batch),
@@ -181,6 +183,7 @@ def point(found: Calibration, cluster: Cluster, ranks: int, settings: Settings) 
         utilisation={name: float(busy) / float(steady.period) for name, busy in steady.busy().items()},
         bound=bound(steady, waiting, _LONG_WAIT * seconds),
         memory_mib=refusals.memory_mib(base),
+        memory_parts_mib=refusals.memory_parts_mib(base),
         critical_path=critical(steady),
         warnings=warnings,
         unit=found.workload.unit,

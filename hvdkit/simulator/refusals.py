@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hvdkit.errors import RequestError
+from hvdkit.results.memory import Stage
+from hvdkit.simulator import sharding
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.settings import Settings
+from hvdkit.simulator.sharding import States
 from hvdkit.simulator.step import Case
 
 
@@ -34,13 +39,48 @@ def refusal(case: Case, settings: Settings) -> str | None:
             f"allreduce: hierarchical needs two levels of links, {cluster.name} has one ({cluster.levels[0].name}); "
             "take ring, or describe the links within a host in the cluster file"
         )
-    return _hosts(case, settings.hosts) or _memory(case)
+    return _sharding(case) or _hosts(case, settings.hosts) or _memory(case)
 
 
 def memory_mib(case: Case) -> float | None:
     """A rank's memory in MiB; None if the profile does not have it."""
-    fixed = case.workload.fixed_memory_bytes
-    return (fixed + _buffers(case) + case.workload.activation_bytes * case.batch) / 2**20 if fixed else None
+    if not case.workload.fixed_memory_bytes:
+        return None
+    return (_fixed(case) + case.workload.activation_bytes * case.batch) / 2**20
+
+
+def memory_parts_mib(case: Case) -> dict[str, float] | None:
+    """The same by part, where the profile has a device's memory; None elsewhere."""
+    if not case.workload.state_bytes.total:
+        return None
+    found = {
+        "parameters": _states(case).parameters,
+        "gradients": _states(case).gradients,
+        "optimizer": _states(case).optimizer,
+        "communication": _buffers(case),
+        "activations": case.workload.activation_bytes * case.batch,
+    }
+    return {name: value / 2**20 for name, value in found.items()}
+
+
+def cheapest(case: Case) -> Stage | None:
+    """The stage of sharding that fits and sends the least; None if none fits, or that is unknown."""
+    if case.compression.method not in ("none", "fp16") or case.every > 1 or case.network.ranks == 1:
+        return None
+    return next((stage for stage in case.workload.stages if _fits(replace(case, sharding=stage))), None)
+
+
+def _sharding(case: Case) -> str | None:
+    if case.sharding == "none":
+        return None
+    reason = ""
+    if case.compression.method not in ("none", "fp16"):
+        reason = f"compression none or fp16, got {case.compression.method}"
+    elif case.every > 1:
+        reason = f"no sync, got every {case.every}"
+    elif case.algorithm not in (None, "ring"):
+        reason = f"allreduce ring, got {case.algorithm}"
+    return f"sharding: {case.sharding} needs {reason}; leave out one of the two" if reason else None
 
 
 def _hosts(case: Case, hosts: int | None) -> str | None:
@@ -62,13 +102,35 @@ def _memory(case: Case) -> str | None:
     """A batch that a device has no room for, where its activations were measured."""
     needed, device, work = memory_mib(case), case.network.cluster.device, case.workload
     room = device.memory_mib
-    if needed is None or room is None or not work.activation_bytes or needed <= room:
+    if needed is None or room is None or _fits(case):
         return None
     size = round(case.batch * work.batch_size)
-    left = room * 2**20 - work.fixed_memory_bytes - _buffers(case)
+    left = room * 2**20 - _fixed(case)
     most = int(left / work.activation_bytes * work.batch_size)
-    remedy = f"--set batch_size={most} or less" if most > 0 else "a device with more memory, or a smaller model"
+    stage = None if case.sharding != "none" else cheapest(case)
+    remedies = [f"--set batch_size={most} or less"] if most > 0 else []
+    remedies += [f"--set sharding={stage}"] if stage else []
+    remedy = ", or ".join(remedies) or "a device with more memory, or a smaller model"
     return f"batch_size: {size} needs about {needed:.0f} MiB on a device, {device.name} has {room:.0f}; give {remedy}"
+
+
+def _fits(case: Case) -> bool:
+    """Whether the device has the memory, or that is unknown."""
+    needed, room = memory_mib(case), case.network.cluster.device.memory_mib
+    return needed is None or room is None or not case.workload.activation_bytes or needed <= room
+
+
+def _states(case: Case) -> States:
+    """The model's states on the rank with the most."""
+    work = case.workload
+    count = sum(math.prod(tensor.shape) for tensor in work.tensors) or 1
+    return sharding.held(work.state_bytes.scaled(1 / count), count, case.network.ranks, case.stage)
+
+
+def _fixed(case: Case) -> float:
+    """Bytes that do not depend on the batch."""
+    work = case.workload
+    return work.fixed_memory_bytes - work.state_bytes.total + _states(case).total + _buffers(case)
 
 
 def _buffers(case: Case) -> float:

@@ -13,6 +13,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe import yaml_files
 from hvdkit.recipe.data import Strict
 from hvdkit.recipe.faults import explain
+from hvdkit.results.memory import Stage
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import policies
 from hvdkit.simulator.cluster import Algorithm, Cluster, Level, Measured, Piece
@@ -57,6 +58,7 @@ class Settings(Strict):
     ] = None
     sync: Sync | None = None
     allreduce: Algorithm | None = None
+    sharding: Stage | None = None
     servers: int = Field(1, ge=1, le=10**6)
     hosts: int | None = Field(None, ge=1, le=10**9)
     fusion_threshold_mib: float | None = Field(None, ge=0, le=1e15)

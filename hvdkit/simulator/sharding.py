@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.results.memory import Stage
 
 STAGES: tuple[Stage, ...] = get_args(Stage)  # each shards what the one before it does, and more
@@ -26,10 +27,30 @@ class States:
     optimizer: float
     masters: float = 0.0
 
+    def scaled(self, factor: float) -> States:
+        """So many times as much of each."""
+        return States(self.parameters * factor, self.gradients * factor, self.optimizer * factor, self.masters * factor)
+
     @property
     def total(self) -> float:
         """All of them."""
         return self.parameters + self.gradients + self.optimizer + self.masters
+
+
+NO_STATES = States(0, 0, 0)
+
+
+def supported(framework: str) -> tuple[Stage, ...]:
+    """The stages that a framework trains with; those of any framework for an unknown one."""
+    able = CAPABILITIES.get(framework) or frozenset[str]().union(*CAPABILITIES.values())
+    return tuple(stage for stage in STAGES if stage in ("none", "optimizer") or f"shard-{stage}" in able)
+
+
+def block_of(parameter: str) -> str:
+    """The block of a parameter: its name up to a number, such as `layer1.0`; else its layer, such as `conv1`."""
+    words = parameter.split(".")
+    numbered = next((place for place, word in enumerate(words) if word.isdigit()), len(words) - 2)
+    return ".".join(words[: numbered + 1])
 
 
 def share(parameters: int, ranks: int) -> int:

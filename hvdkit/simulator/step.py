@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hvdkit.results.memory import Stage
 from hvdkit.simulator import compression_costs, engine, policies
 from hvdkit.simulator.cluster import Algorithm
-from hvdkit.simulator.compression_costs import Compression, Traffic
+from hvdkit.simulator.compression_costs import Compression, Phase, Traffic
 from hvdkit.simulator.costs import Cost, Network
 from hvdkit.simulator.engine import Edge, Schedule, Task
 from hvdkit.simulator.piecewise_linear import ZERO, BucketTimes, Floats
@@ -37,6 +38,10 @@ class Case:
     `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. Forward and backward follow the
     workload's times by batch size, but take no less than their kernels' launches; the update does not depend on it.
 
+    With `sharding` gradients are reduce-scattered, each rank updates its share, and weights are gathered: behind the
+    update, or, in stage `parameters`, block after block in forward and again in backward, each while the one before it
+    computes.
+
     If `every` is above 1, ranks average their weights only every so many steps (Local SGD), after backward; a step then
     has its share of that time.
     """
@@ -52,6 +57,7 @@ class Case:
     bucket_bytes: float = 25 * 2.0**20
     every: int = 1
     servers: int = 1
+    sharding: Stage = "none"
     batch: float = 1.0
     speed: float = 1.0
     slow: float = 1.0
@@ -80,7 +86,36 @@ class Case:
     @cached_property
     def traffic(self) -> Traffic:
         """What is sent for the gradients."""
-        return compression_costs.traffic(self.compression, self.workload, self.network.ranks)
+        found = compression_costs.traffic(self.compression, self.workload, self.network.ranks)
+        if self.stage == "none":
+            return found
+        return replace(found, phases=tuple(Phase("reducescatter", phase.sizes) for phase in found.phases))
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of sharding; none on one rank."""
+        return self.sharding if self.network.ranks > 1 else "none"
+
+    @property
+    def update_s(self) -> float:
+        """The update of what a rank updates."""
+        return self.workload.update_s / (self.network.ranks if self.stage != "none" else 1)
+
+    @property
+    def gathered_bytes(self) -> float:
+        """What a rank puts into gathers of weights: its share, in stage `parameters` in forward and in backward."""
+        times = {"none": 0, "parameters": 2}.get(self.stage, 1)
+        return times * sum(tensor.bytes for tensor in self.workload.tensors) / self.network.ranks
+
+    @property
+    def gather_s(self) -> float:
+        """How long it takes to gather all weights from their shares, a bucket after the other."""
+        if self.stage == "none":
+            return 0.0
+        whole = float(sum(tensor.bytes for tensor in self.workload.tensors))
+        buckets = max(1, round(whole / self.bucket_bytes))
+        each = self.network.cost("allgather").line(whole / buckets / self.network.ranks)
+        return self.wire * buckets * float(each)
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -106,7 +141,7 @@ def periods(cases: Sequence[Case]) -> Floats:
     """The step times of any cases of one profile, in seconds, shape (cases,)."""
     alike: dict[object, list[int]] = defaultdict(list)
     for place, case in enumerate(cases):
-        alike[case.rules, case.compression.method, case.network.ranks == 1].append(place)
+        alike[case.rules, case.compression.method, case.network.ranks == 1, case.stage].append(place)
     found = np.zeros(len(cases))
     for places in alike.values():
         for first in range(0, len(places), _AT_ONCE):
@@ -128,10 +163,11 @@ def detailed(case: Case) -> list[Task]:
 def _graph(cases: Sequence[Case], detail: bool) -> list[Task]:
     builder = _Builder(cases, detail)
     read, batch_is_there = builder.input()
-    compute, ready = builder.compute(batch_is_there)
+    gathered, weights_are_there, block_is_there = builder.gathering()
+    compute, ready = builder.compute((*batch_is_there, *weights_are_there), block_is_there)
     sent, gradients_are_there = builder.communication(ready)
-    seconds = builder.each(lambda case: case.slow * case.workload.update_s / case.speed)
-    return [*read, *compute, *sent, Task("update", "update", "device", seconds, gradients_are_there)]
+    seconds = builder.each(lambda case: case.slow * case.update_s / case.speed)
+    return [*read, *gathered, *compute, *sent, Task("update", "update", "device", seconds, gradients_are_there)]
 
 
 class _Builder:
@@ -177,11 +213,35 @@ class _Builder:
                 before = (Edge(name),)
         return tasks, before
 
-    def compute(self, batch_is_there: tuple[Edge, ...]) -> tuple[list[Task], Floats]:
+    def gathering(self) -> tuple[list[Task], tuple[Edge, ...], dict[str, Edge]]:
+        """Gathering sharded weights; what the first block waits for; and what the last blocks of forward and backward
+        wait for, by these names: each gather comes one block ahead.
+        """
+        stage = self.cases[0].stage
+        if stage == "none":
+            return [], (), {}
+        link = self.cases[0].network.levels[-1][0].name if self.detail else "network"
+        updated = (Edge("update", 1),)
+        if stage != "parameters":
+            whole = self.each(lambda case: case.gather_s)
+            return [Task("gather weights", "communication", link, whole, updated)], (Edge("gather weights"),), {}
+        first = self.each(lambda case: case.gather_s / case.workload.blocks)
+        others = self.each(lambda case: case.gather_s * (1 - 1 / case.workload.blocks))
+        tasks = [
+            Task("gather the first block", "communication", link, first, updated),
+            Task("gather in forward", "communication", link, others),
+            Task("gather in backward", "communication", link, others),
+        ]
+        ends = {kind: Edge(f"gather in {kind}") for kind in ("forward", "backward")}
+        return tasks, (Edge("gather the first block"),), ends
+
+    def compute(self, batch_is_there: tuple[Edge, ...], block_is_there: dict[str, Edge]) -> tuple[list[Task], Floats]:
         """The device's tasks up to the end of backward.
 
         Also returns when each gradient is ready, in seconds from the start of backward, shape (tensors, cases).
         """
+        before_last = 1 - 1 / self.cases[0].workload.blocks if block_is_there else 1.0
+        last_block = int(before_last * len(self.tensors))  # its first tensor in backward
         tasks = [
             Task("between steps", "gap", "device", self.each(lambda case: case.workload.serial_s)),
             Task("earlier batches", "forward", "device", self.each(lambda case: case.work * case.workload.earlier_s)),
@@ -190,15 +250,19 @@ class _Builder:
         if self.detail:
             case = self.cases[0]
             for layer, seconds in case.workload.forward:
-                tasks.append(Task(f"forward {layer}", "forward", "device", case.work * seconds))
-        rest = 0.0 if self.detail else self.each(lambda case: case.work * case.workload.forward_s)
+                tasks.append(Task(f"forward {layer}", "forward", "device", before_last * case.work * seconds))
+        rest = 0.0 if self.detail else self.each(lambda case: before_last * case.work * case.workload.forward_s)
         tasks.append(Task("forward", "forward", "device", rest))
+        if block_is_there:
+            last = self.each(lambda case: (1 - before_last) * case.work * case.workload.forward_s)
+            tasks.append(Task("forward of the last block", "forward", "device", last, (block_is_there["forward"],)))
         tasks[0] = replace(tasks[0], after=batch_is_there)
         segments = np.array([[tensor.segment_s] for tensor in self.tensors]) * self.array(lambda case: case.work)
         encode = self._passes("encode_passes")
         self.encoded = encode > 0
         for i, tensor in enumerate(self.tensors):
-            tasks.append(Task(f"backward {tensor.name}", "backward", "device", self.duration(segments[i])))
+            after = (block_is_there["backward"],) if block_is_there and i == last_block else ()
+            tasks.append(Task(f"backward {tensor.name}", "backward", "device", self.duration(segments[i]), after))
             if self.encoded[i].any():
                 tasks.append(Task(f"compress {tensor.name}", "compression", "device", self.duration(encode[i])))
         tail = self.each(lambda case: case.work * case.workload.tail_s)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from statistics import mean
 
+from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
+from hvdkit.simulator.sharding import NO_STATES, STAGES, States, block_of, held, supported
 
 FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
 
@@ -31,10 +34,12 @@ class Workload:
     """A step of one rank, without communication.
 
     `batch_size` is in samples per rank. `forward` has (layer, seconds) in the order of forward, `tensors` are in the
-    order in which backward finishes them, and `tail_s` is what backward does after the last one. `serial_s` is the time
-    between steps, with the input that nothing hides. An update may accumulate several batches: the last one's backward
-    is in `tensors`, all work of the others in `earlier_s`. `jitter` is the coefficient of variation of compute.
-    `compression_s` is the time to turn all gradients into what is sent and back, 0 if it was not measured.
+    order in which backward finishes them, and `tail_s` is what backward does after the last one. `update_s` is the
+    update of all parameters. `serial_s` is the time between steps, with the input that nothing hides. An update may
+    accumulate several batches: the last one's backward is in `tensors`, all work of the others in `earlier_s`. `jitter`
+    is the coefficient of variation of compute. `compression_s` is the time to turn all gradients into what is sent and
+    back, 0 if it was not measured. `state_bytes` are the model's states on a device, without sharding; zeros if only
+    the process's memory is known; `stages` are those of sharding that the framework has.
     `batches` has (samples per rank, seconds of forward and backward) for the batch sizes that were measured, rising,
     this one's among them; empty if it is the only one.
     Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
@@ -55,6 +60,8 @@ class Workload:
     compression_s: float = 0.0
     fixed_memory_bytes: float = 0.0
     activation_bytes: float = 0.0
+    state_bytes: States = NO_STATES
+    stages: tuple[Stage, ...] = STAGES
     batches: tuple[tuple[float, float], ...] = ()
     unit: str = "images"
     units_per_sample: int = 1
@@ -85,6 +92,11 @@ class Workload:
     def backward_s(self) -> float:
         """Backward of one batch."""
         return sum(tensor.segment_s for tensor in self.tensors) + self.tail_s
+
+    @cached_property
+    def blocks(self) -> int:
+        """The blocks that have parameters."""
+        return len({block_of(tensor.name) for tensor in self.tensors})
 
     @property
     def kernels(self) -> int:
@@ -128,17 +140,25 @@ def of_profile(profile: Profile) -> Workload:
         forward=_forward(profile, forward),
         tensors=tuple(tensors),
         tail_s=1e-3 * max(0.0, last_backward - before),
-        update_s=1e-3 * update,
+        update_s=1e-3 * update * _shares(profile),
         earlier_s=1e-3 * earlier,
         serial_s=1e-3 * (split.gaps_ms.mean + split.input_ms.mean),
         jitter=_jitter(profile),
         compression_s=1e-3 * _mean(split.compression_ms) * sync_of(profile),
         fixed_memory_bytes=fixed,
         activation_bytes=activations,
+        state_bytes=_states(profile),
+        stages=supported(profile.framework),
         batches=tuple((each.batch_size * profile.accumulate, 1e-3 * each.compute_ms) for each in profile.batches),
         unit=profile.unit,
         units_per_sample=profile.units_per_sample,
     )
+
+
+def sharding_of(profile: Profile) -> Stage:
+    """The stage of sharding of a profile."""
+    found = profile.settings.get("sharding")
+    return next((stage for stage in STAGES if stage == found), "none")
 
 
 def sync_of(profile: Profile) -> int:
@@ -166,10 +186,23 @@ def _jitter(profile: Profile) -> float:
     return mean((each.high - each.low) / 2.5631 / each.mean if each.mean > 0 else 0.0 for each in spreads)
 
 
+def _shares(profile: Profile) -> int:
+    """Into how many shares the update and the optimizer's state are divided."""
+    return 1 if sharding_of(profile) == "none" else profile.np
+
+
+def _states(profile: Profile) -> States:
+    memory = profile.memory
+    if memory.device_peak_mib is None:
+        return NO_STATES
+    return States(memory.parameter_bytes, memory.parameter_bytes, memory.optimizer_bytes * _shares(profile))
+
+
 def _memory(profile: Profile) -> tuple[float, float]:
     """The bytes that do not depend on the batch size, and those that do: of the device, or else of the process."""
     memory = profile.memory
-    fixed = 2.0 * memory.parameter_bytes + memory.optimizer_bytes
     if memory.device_peak_mib is None:
         return memory.peak_rss_mib * 2**20, 0.0  # most of a process's memory does not depend on the batch
-    return fixed, max(0.0, memory.device_peak_mib * 2**20 - fixed)
+    whole, count = _states(profile), sum(prod(tensor.shape) for tensor in profile.tensors) or 1
+    kept = held(whole.scaled(1 / count), count, profile.np, sharding_of(profile)).total
+    return whole.total, max(0.0, memory.device_peak_mib * 2**20 - kept)
