@@ -44,6 +44,7 @@ def test_the_same_bytes_beside_every_framework(folder: Path, tmp_path: Path) -> 
     assert all(each == found["pytorch"] for each in found.values())
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", ["pytorch", "keras", "mxnet"])
 def test_the_imagenet_recipe_runs_dry(framework: str, folder: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
     command = ("train", IMAGENET, "--framework", framework, "-np", 2, "--out", "run", f"data.path={folder}", *SMALL)
@@ -54,6 +55,7 @@ def test_the_imagenet_recipe_runs_dry(framework: str, folder: Path, hvdkit: Hvdk
     assert result.val_accuracy is not None and round(result.val_accuracy * 6, 6).is_integer()
 
 
+@pytest.mark.usefixtures("warm")
 def test_corrupt_images_are_counted_over_all_ranks(hvdkit: Hvdkit, tmp_path: Path) -> None:
     draw_folder(tmp_path / "pictures")
     victims = [tmp_path / "pictures" / name for name in ("train/cat/000.JPEG", "val/dog/001.JPEG")]
@@ -88,7 +90,10 @@ NATIVE = ("name=native", "model.name=resnet8", "optimizer={learning_rate: 0.05}"
           "steps=3", "log_every=1")  # fmt: skip
 
 
-def test_a_dataloader_in_the_place_of_hvdkits_own_data(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm")
+def test_a_dataloader_in_the_place_of_hvdkits_own_data(
+    hvdkit: Hvdkit, inside: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
     native = f"data={{name: native, module: {ROOT / 'examples' / 'native_pytorch.py'}}}"
     done = hvdkit("train", recipe, "--framework", "pytorch", "-np", 2, "--out", "run", native, *NATIVE)
     assert done.returncode == 0, done.stderr
@@ -96,6 +101,6 @@ def test_a_dataloader_in_the_place_of_hvdkits_own_data(hvdkit: Hvdkit, recipe: P
     assert result.native_pipeline and result.steps == 3
     assert result.val_accuracy is not None and round(result.val_accuracy * 360, 6).is_integer()
 
-    done = hvdkit("parity", recipe, "--steps", 2, "--out", "proof", native)
+    done = inside("parity", recipe, "--steps", 2, "--out", "proof", native)
     assert done.returncode == 2 and "data native: parity needs the same bytes" in done.stderr
     assert not (tmp_path / "proof").exists()

@@ -86,6 +86,7 @@ def blocks(language: str) -> list[str]:
     return [code for kind, code in found if kind == language]
 
 
+@pytest.mark.usefixtures("warm")
 def test_safetensors_hold_the_checkpoints_model_and_serve_as_weights(
     checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_safetensors_hold_the_checkpoints_model_and_serve_as_weights(
         assert found["correct"] == expected > 60
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_documented_commands_and_examples_give_the_checkpoints_logits(checkpoint_40: Path, tmp_path: Path) -> None:
     run_folder = tmp_path / "runs" / "long"
     changed(checkpoint_40, run_folder / "checkpoints" / "step-00000040", preprocessing=PREPROCESSING)
@@ -220,7 +222,7 @@ def test_a_keras_archive_says_what_is_in_it(checkpoint_40: Path, hvdkit: Hvdkit,
     assert len(names) > 60 and not any("." in name for name in names), "Keras on PyTorch takes no dots"
 
 
-def test_wrong_requests_are_lines_and_write_nothing(checkpoint_40: Path, hvdkit: Hvdkit, tmp_path: Path) -> None:
+def test_wrong_requests_are_lines_and_write_nothing(checkpoint_40: Path, inside: Hvdkit, tmp_path: Path) -> None:
     (tmp_path / "there.safetensors").write_text("mine")
     (tmp_path / "folder.keras").mkdir()
     for arguments, part in (
@@ -231,11 +233,11 @@ def test_wrong_requests_are_lines_and_write_nothing(checkpoint_40: Path, hvdkit:
         (("nothing", "--out", "net.keras"), "nothing: no such folder"),
         ((checkpoint_40, "--out", checkpoint_40 / "model.safetensors", "--overwrite"), "it lies in the checkpoint"),
     ):
-        done = hvdkit("export", *arguments)
+        done = inside("export", *arguments)
         assert done.returncode == 2 and part in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.keras", "there.safetensors"]
     assert (tmp_path / "there.safetensors").read_text() == "mine"
-    done = hvdkit("export", checkpoint_40, "--out", "there.safetensors", "--overwrite")
+    done = inside("export", checkpoint_40, "--out", "there.safetensors", "--overwrite")
     assert done.returncode == 0 and len(load_file(tmp_path / "there.safetensors")) > 100, done.stderr
 
 

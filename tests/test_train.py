@@ -113,6 +113,7 @@ def test_hvdkit_train_by_horovodrun(hvdkit: Hvdkit, recipe: Path, tmp_path: Path
     assert (evaluated.accuracy, evaluated.step) == (result.val_accuracy, 2)
 
 
+@pytest.mark.usefixtures("warm")
 def test_null_keeps_nothing(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     done = hvdkit("train", recipe, "--framework", "mxnet", "--out", "run", *TWO_STEPS, "checkpoint=null")
     assert done.returncode == 0, done.stderr
@@ -121,6 +122,7 @@ def test_null_keeps_nothing(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / "result.json").read_text())["checkpoints"] == {}
 
 
+@pytest.mark.usefixtures("warm")
 def test_fp16_and_synthetic_images(hvdkit: Hvdkit, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "name: synthetic\nmodel: {name: resnet18, classes: 7}\ncompression: fp16\nbatch_size: 2\nwarmup_steps: 0\n"
@@ -133,7 +135,10 @@ def test_fp16_and_synthetic_images(hvdkit: Hvdkit, tmp_path: Path) -> None:
     assert result.val_accuracy is None and result.checkpoints == {"last": "checkpoints/step-00000002"}
 
 
-def test_compare_writes_one_table_and_replaces_its_folder(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm")
+def test_compare_writes_one_table_and_replaces_its_folder(
+    hvdkit: Hvdkit, inside: Hvdkit, recipe: Path, tmp_path: Path
+) -> None:
     arguments = ("--framework", "pytorch", "--framework", "mxnet", "-np", 1, "-np", 2, "--out", "c", *TWO_STEPS)
     done = hvdkit("compare", recipe, *arguments, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -148,13 +153,13 @@ def test_compare_writes_one_table_and_replaces_its_folder(hvdkit: Hvdkit, recipe
     assert f"| {comparison.parity.frameworks['mxnet'].step_f64:.0e} |" in table
     for run_ in comparison.runs:
         assert f"| {run_.images_per_second:.1f} |" in table and f"{run_.images_per_second:.1f}" in done.stdout
-    again = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", *TWO_STEPS)
+    again = inside("compare", recipe, "--framework", "mxnet", "-np", 1, "--out", "c", *TWO_STEPS)
     assert again.returncode == 2 and "the folder is not empty; add --overwrite" in again.stderr
     proof = ("--parity", "c/parity/parity.json")
-    foreign = hvdkit("compare", recipe, "--framework", "keras", "-np", 1, "--out", "d", *proof, *TWO_STEPS)
+    foreign = inside("compare", recipe, "--framework", "keras", "-np", 1, "--out", "d", *proof, *TWO_STEPS)
     assert foreign.returncode == 2 and "got no keras" in foreign.stderr and not (tmp_path / "d").exists()
     replaced = ("--framework", "mxnet", "-np", 1, "--out", "c", "--overwrite", *TWO_STEPS)
-    lost = hvdkit("compare", recipe, *replaced, *proof)
+    lost = inside("compare", recipe, *replaced, *proof)
     assert lost.returncode == 2 and "--overwrite would remove c/parity/parity.json" in lost.stderr
     (tmp_path / "c" / "parity" / "parity.json").rename(tmp_path / "proof.json")
     again = hvdkit("compare", recipe, *replaced, "--parity", "proof.json")
@@ -164,17 +169,19 @@ def test_compare_writes_one_table_and_replaces_its_folder(hvdkit: Hvdkit, recipe
     assert comparison.parity and set(comparison.parity.frameworks) == {"pytorch", "mxnet"}
 
 
-def test_no_proof_is_told_as_such(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm")
+def test_no_proof_is_told_as_such(hvdkit: Hvdkit, inside: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     done = hvdkit("compare", recipe, "--framework", "mxnet", "-np", 1, "--no-parity", "--out", "c", *TWO_STEPS)
     assert done.returncode == 0, done.stderr
     assert Comparison.model_validate_json((tmp_path / "c" / "compare.json").read_text()).parity is None
     assert "not checked" in done.stdout and "not checked" in (tmp_path / "c" / "compare.md").read_text()
-    both = hvdkit("compare", recipe, "--no-parity", "--parity", "c/compare.json", "--out", "d")
+    both = inside("compare", recipe, "--no-parity", "--parity", "c/compare.json", "--out", "d")
     assert both.returncode == 2 and "expected one of them" in both.stderr
-    damaged = hvdkit("compare", recipe, "--parity", "c/compare.json", "--out", "d")
+    damaged = inside("compare", recipe, "--parity", "c/compare.json", "--out", "d")
     assert damaged.returncode == 2 and "not the parity.json" in damaged.stderr and not (tmp_path / "d").exists()
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("framework", "precision"), [("pytorch", "bf16"), ("tensorflow", "bf16")])
 def test_low_precision_with_accumulation(
     framework: str, precision: str, hvdkit: Hvdkit, recipe: Path, tmp_path: Path
