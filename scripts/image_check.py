@@ -26,6 +26,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {"driver": [], "mxnet": ["mxnet"], "pytorch": ["pytorch"], "tensorflow": ["tensorflow", "keras"]}
 SHORT = "data='{name: synthetic, height: 32, width: 32, train_images: 16}' batch_size=4 epochs=1 device=cpu"
@@ -40,6 +42,7 @@ grep -rlI -e '-BEGIN [A-Z ]*PRIVATE KEY' /etc /home /root /tmp /usr/local /var
 find /root/.cache /home/*/.cache /tmp /var/cache/apt /var/lib/apt/lists /var/tmp -type f -print
 find /usr/local/lib/hvdkit -name pip -type d -print
 """
+INSTALLED = "from importlib.metadata import distributions as all; print(*{one.name for one in all()}, sep='\\n')"
 
 
 class Failed(Exception):
@@ -119,7 +122,23 @@ def try_out(docker: Docker, target: str, tag: str) -> None:
     )
     if left := [line for line in found.splitlines() if line.startswith("/")]:
         raise Failed(f"{target}: holds {', '.join(left[:10])}")
+    unpinned = packages(docker, target, tag) - pinned() - {"hvdkit"}
+    if unpinned:
+        raise Failed(f"{target}: docker/constraints.txt has no version of {', '.join(sorted(unpinned))}")
     print(f"{target}: {size / 1e6:.0f} MB", flush=True)
+
+
+def packages(docker: Docker, target: str, tag: str) -> set[str]:
+    """The command line's packages in the image, without the frameworks', by their canonical names."""
+    python = "/usr/local/lib/hvdkit/bin/python"
+    output = docker.step(f"{target}: its packages", ["run", "--rm", tag, python, "-c", INSTALLED])
+    return {canonicalize_name(line) for line in output.split()}
+
+
+def pinned() -> set[str]:
+    """The packages of docker/constraints.txt, likewise."""
+    lines = (ROOT / "docker" / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
 
 
 def compose(docker: Docker, target: str) -> None:

@@ -75,8 +75,7 @@ def proved(target: Target, console: Console) -> Path:
             tempfile.TemporaryDirectory(prefix="hvdkit-horovod-") as folder,
         ):
             try:
-                progress.stage(name, COMPILE, "compiling Horovod")
-                made = wheel.obtain(target, Path(folder) / "build", log, lambda n: progress.advance(name, n / 100))
+                made = obtain(name, target, Path(folder) / "build", log, progress)
                 progress.stage(name, PROVE, f"testing it on {RANKS} processes")
                 prove(target, made, Path(folder) / "proof", log)
             except BaseException:
@@ -91,6 +90,16 @@ def proved(target: Target, console: Console) -> Path:
     finally:
         log.close()
     return made
+
+
+def obtain(name: str, target: Target, scratch: Path, log: Log, progress: BuildProgress) -> Path:
+    """Horovod's wheel for `target`, from the cache or else compiled, as `wheel.obtain`; `progress` shows which."""
+    if wheel.cached(target):
+        progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
+        progress.skip(name)
+    else:
+        progress.stage(name, COMPILE, "compiling Horovod")
+    return wheel.obtain(target, scratch, log, lambda percent: progress.advance(name, percent / 100))
 
 
 def prove(target: Target, made: Path, folder: Path, log: Log) -> None:

@@ -23,7 +23,7 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
 from hvdkit.runtimes import cuda, environment, machine, pins, store, wheel
 from hvdkit.runtimes.process import Cancellation, Log, unwritable
-from hvdkit.runtimes.progress import COMPILE, CREATE, INSTALL, PROVE, BuildProgress
+from hvdkit.runtimes.progress import CREATE, INSTALL, PROVE, BuildProgress
 from hvdkit.runtimes.store import Runtime
 from hvdkit.runtimes.target import Target
 from hvdkit.worker.proof import RANKS
@@ -153,17 +153,8 @@ class _Build:
         target = Target(store.python_of(name), environment.installed_versions(name), self._gpu[name])
         if target.gpu:
             machine.refuse("a build with --gpu lacks", cuda.find(target.python).missing())
-        if wheel.cached(target):
-            self._progress.stage(name, COMPILE, "Horovod is in the cache, compiled")
-            self._progress.skip(name)
-        else:
-            self._progress.stage(name, COMPILE, "compiling Horovod")
-
-        def on_percent(percent: int) -> None:
-            self._progress.advance(name, percent / 100)
-
         # What a build that is killed leaves there goes with the runtime's folder, when the next one begins.
-        return wheel.obtain(target, store.folder(name) / "horovod", log, on_percent)
+        return horovod.obtain(name, target, store.folder(name) / "horovod", log, self._progress)
 
     def _finish(self, name: str, held: ExitStack, prepared: Future[Log | None], compiled: Future[Path | None]) -> None:
         """Install Horovod and test it; then the runtime is complete. The lock and the log are released here."""
