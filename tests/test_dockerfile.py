@@ -6,6 +6,7 @@ the tests give it the checkout, and copies that were spoiled in one place each, 
 
 from __future__ import annotations
 
+import configparser
 import io
 import json
 import re
@@ -22,6 +23,7 @@ import typer
 import yaml
 from conftest import ROOT, run
 from dockerfile_parse import DockerfileParser
+from packaging.requirements import Requirement
 
 from hvdkit.cli.app import app
 from hvdkit.runtimes.pins import RUNTIMES
@@ -154,6 +156,12 @@ def faults(folder: Path) -> list[str]:
             for image in images(folder, **cpu)
             if not re.fullmatch(r"debian:12\.\d+-slim", image)
         ]
+    setup, constraints = configparser.ConfigParser(), (folder / "docker" / "constraints.txt").read_text()
+    setup.read(folder / "setup.cfg")
+    needed = {Requirement(line).name.lower() for line in setup["options"]["install_requires"].splitlines() if line}
+    exact = {line.partition("==")[0].lower() for line in constraints.splitlines()}
+    # pip is the environment's own, and does not stay in the image.
+    found += [f"{name} has no exact version" for name in sorted(needed - exact - {"pip"})]
     gpu = {image for image in images(folder, DEVICE="gpu") if not image.startswith("debian:")}
     if sorted(image.split("-")[1] for image in gpu) != ["devel", "runtime"]:
         found.append(f"for GPUs from {sorted(gpu)}")
@@ -205,6 +213,7 @@ def copy(tmp_path: Path) -> Path:
         ("Dockerfile", "COPY recipes recipes", "COPY receipts recipes", "COPY receipts"),
         ("Dockerfile", "--from=pytorch-build", "--from=pytorch-builder", "is no stage before it"),
         ("Dockerfile", "--constraint docker/constraints.txt ", "", "without exact versions"),
+        ("docker/constraints.txt", "whatthepatch==", "# ", "whatthepatch has no exact version"),
         ("docker/slim.sh", "fi\n", "", "Syntax error"),
         (".dockerignore", "!recipes", "", "COPY recipes"),
         ("docker-compose.yml", "${TARGET:-pytorch}", "${TARGET:-torch}", "of target torch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from rich.console import Console
 
 from hvdkit.commands import horovod
 from hvdkit.errors import RunError
-from hvdkit.runtimes import store
+from hvdkit.runtimes import store, wheel
+from hvdkit.runtimes.target import Target
 
 RUNTIME = "mxnet"  # the quickest to start; its wheel is in the cache since `hvdkit runtime build`
 
@@ -61,3 +63,17 @@ def test_an_out_that_cannot_be_made_is_refused_before_anything_is_built(
     done = hvdkit("horovod", "wheel", "--python", store.find(RUNTIME).python, "--out", tmp_path / "file" / "out")
     assert done.returncode == 2 and "Not a directory; name a folder that can be made" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("cached", "expected"), [(True, "Horovod is in the cache, compiled"), (False, "compiling Horovod")]
+)
+def test_what_is_cached_is_not_announced_as_compiled_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, expected: str
+) -> None:
+    made, said = tmp_path / "horovod.whl", StringIO()
+    monkeypatch.setattr(wheel, "cached", lambda target: made if cached else None)
+    monkeypatch.setattr(wheel, "obtain", lambda *arguments: made)
+    monkeypatch.setattr(horovod, "prove", lambda *arguments: None)
+    assert horovod.proved(Target(None, {"mxnet": "1.9.1"}, gpu=False), Console(file=said, width=200)) == made
+    assert f"horovod: {expected}" in said.getvalue().splitlines()[0]

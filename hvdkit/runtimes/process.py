@@ -33,6 +33,8 @@ _CAUSES = {
     "No space left on device": f"the disk is full; {_MORE_ROOM}",
     "Killed signal terminated program": _KILLED,  # gcc
     "died due to signal 9": _KILLED,  # nvcc
+    "unable to execute command: Killed": _KILLED,  # clang
+    "] Error 137": _KILLED,  # make, of a command that was killed itself
 }
 _ANSWER_S = 120
 _PRINT_VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
