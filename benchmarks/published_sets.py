@@ -19,6 +19,9 @@ from hvdkit.simulator.settings import Link, Settings, applied
 
 MACHINES = anchored.ANCHORS / "clusters"
 ERROR = 3.0  # percent, of one GPU's published speed
+# What NCCL reaches over one TCP connection, which a single core serves: 2.06 GB/s on a faster network (NCCL 2.3.7 with
+# one ring, github.com/NVIDIA/nccl issue 209). NCCL 2.0 had one ring, and so one connection, between two hosts.
+CONNECTION_MBIT_PER_S = 16480.0
 
 
 def pollux() -> Iterator[Row]:
@@ -46,7 +49,8 @@ def pollux() -> Iterator[Row]:
 def horovod() -> Iterator[Row]:
     """Horovod's first published runs, on 4 and on 16 servers of 4 Pascal GPUs, by RDMA and by TCP."""
     roce = clusters.load(Path("p100-roce25"))
-    links = {"25 Gbit/s RDMA": {}, "25 Gbit/s TCP": {"mbit_per_s": 21250.0}, "40 Gbit/s TCP": {"mbit_per_s": 34000.0}}
+    tcp = {"mbit_per_s": CONNECTION_MBIT_PER_S}
+    links = {"25 Gbit/s RDMA": {}, "25 Gbit/s TCP": tcp, "40 Gbit/s TCP": tcp}
     for (network, model), counts in _grouped("horovod_2017", "network", "model"):
         asked = {"latency_us": 30.0, **links[network]} if links[network] else {}
         cluster = applied(roce, Settings(link={"roce": Link(**asked)}))

@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "file-keys.md"
 # Units by the end of a key's name, the longest first, and of the keys whose names have none.
 _ENDS = {
-    "mbit_per_s": "Mbit/s", "bytes_per_s": "bytes/s", "us_per_rank": "µs", "per_gpu_hour": "`currency`", "_us": "µs",
+    "mbit_per_s": "Mbit/s", "bytes_per_s": "bytes/s", "us_per_rank": "µs", "us_per_doubling": "µs",
+    "per_gpu_hour": "`currency`", "_us": "µs",
     "_ms": "ms", "_mib": "MiB", "_bytes": "bytes", "percent": "%", "_share": "fraction of 1",
 }  # fmt: skip
 _UNITS = {
@@ -32,7 +33,8 @@ _UNITS = {
     **dict.fromkeys(("jitter", "busy", "contention"), "fraction of 1"),
     **dict.fromkeys(("ranks", "ranks_per_host", "np"), "ranks"),
     **dict.fromkeys(("bytes", "bytes_per_step"), "bytes"),
-    "ports": "links", "oversubscription": "factor", "relative_speed": "P100 = 1", "hosts": "hosts",
+    "ports": "links", "streams": "collectives",
+    "oversubscription": "factor", "relative_speed": "P100 = 1", "hosts": "hosts",
     "batch_size": "samples", "train_samples": "samples", "units_per_sample": "`unit`",
     "threads": "threads", "accumulate": "batches",
     "measured_steps": "steps",

@@ -29,7 +29,7 @@ def cluster(latency_us: float = 10.0, mbit_per_s: float = 8000.0, **more: Any) -
         "name": "made-up",
         "device": {"name": "none", "memory_bytes_per_s": 1e18, "launch_us": 0.0},
         "levels": [{"name": "net", "pieces": [{"from_bytes": 0, "latency_us": latency_us, "mbit_per_s": mbit_per_s}]}],
-        "software": {"negotiation_us": 0.0, "negotiation_us_per_rank": 0.0},
+        "software": {"negotiation_us": 0.0, "negotiation_us_per_doubling": 0.0},
     }
     return read(document | more, "cluster")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from hvdkit.results import profile as profiles
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import advise as advising
 from hvdkit.simulator import cluster as clusters
+from hvdkit.simulator import plans
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator.advise import Advice
 from hvdkit.simulator.money import Money, amount
@@ -155,6 +157,17 @@ def test_the_cheapest_way_in_time_and_the_fastest_for_the_money() -> None:
     assert all(way.global_batch * 100 <= 1_281_167 for way in (free.fastest, soon.cheapest, poor.fastest))
     none = limits(budget=1.0, deadline_s=60.0).plans
     assert none is not None and none.cheapest is none.fastest is None and none.nearest is not None
+
+
+def test_a_deadline_is_kept_with_the_probability_of_the_interval() -> None:
+    """Half at the expected time, 95 % at the slow end, 5 % at the fast end."""
+    free = limits(deadline_s=1e9).plans
+    assert free is not None and free.cheapest is not None and free.cheapest.probability > 0.999
+    for excess, width, expected in ((1.0, 0.1, 0.5), (math.exp(-0.1), 0.1, 0.95), (math.exp(0.1), 0.1, 0.05)):
+        assert plans.probability(excess, width) == pytest.approx(expected)
+    assert plans.probability(0.0, 0.1) == 1 and plans.probability(math.inf, 0.1) == 0
+    assert plans.probability(1.5, 0.5) > plans.probability(1.5, 0.1)  # what varies more may still be in time
+    assert plans.probability(0.7, 0.5) < plans.probability(0.7, 0.1)
 
 
 def test_lost_hosts_cost_time_and_money() -> None:

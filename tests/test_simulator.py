@@ -229,7 +229,7 @@ def test_horovods_cycles_are_what_a_loop_does(
         cycle_s=cycle,
         threshold_bytes=threshold,
     )
-    negotiation = 50e-6 + 4e-6
+    negotiation = 50e-6 + 2 * 20e-6  # four ranks: two doublings
     ready = list(itertools.accumulate(seconds for seconds, _ in layers))
     tick, done, free = ready[0] + cycle / 2, 0, 0.0
     while done < len(layers):

@@ -24,7 +24,7 @@ from hvdkit.simulator import step
 from hvdkit.simulator.calibration import Calibration
 from hvdkit.simulator.cluster import Cluster
 from hvdkit.simulator.compression_costs import Compression
-from hvdkit.simulator.costs import Network
+from hvdkit.simulator.costs import Network, balanced_servers
 from hvdkit.simulator.policies import POLICIES
 from hvdkit.simulator.predict import Point, point, slowest
 from hvdkit.simulator.settings import Link, Settings, applied
@@ -67,6 +67,7 @@ def clusters(draw: st.DrawFn, algorithms: tuple[str, ...] = ("ring", "tree", "hi
         software={
             "algorithms": draw(st.lists(st.sampled_from(algorithms), min_size=1, max_size=2, unique=True)),
             "negotiation_us": draw(st.floats(0, 500)),
+            "negotiation_us_per_doubling": draw(st.floats(0, 100)),
             "negotiation_us_per_rank": draw(st.floats(0, 5)),
             "synchronous": draw(st.booleans()),
             "several_hosts_us": draw(st.sampled_from([0.0, 5000.0])),
@@ -94,6 +95,7 @@ def cases(draw: st.DrawFn, **more: Any) -> step.Case:
         threshold_bytes=draw(st.floats(0, 3e7)),
         cycle_s=draw(st.floats(1e-4, 0.01)),
         bucket_bytes=draw(st.floats(1e4, 3e7)),
+        streams=draw(st.sampled_from([1, 1, 1, 2, 4])),
         **more,
     )
 
@@ -184,6 +186,32 @@ def test_more_servers_than_ranks_are_as_many_as_ranks(case: step.Case, more: int
     central = replace(case, policy="central", servers=ranks)
     assert step.period(replace(central, servers=ranks + more)) == step.period(central)
     not_slower(central, replace(central, servers=1))
+
+
+@given(cases(), st.integers(1, 8))
+@many
+def test_more_streams_are_never_slower(case: step.Case, more: int) -> None:
+    quick, slow = step.period(replace(case, streams=case.streams + more)), step.period(case)
+    assert quick <= slow * (1 + TINY)
+    assert step.periods([case, replace(case, streams=1), case])[::2] == pytest.approx(slow)
+
+
+@given(st.lists(st.integers(1, 10**8), min_size=1, max_size=30), st.integers(1, 40))
+@many
+def test_servers_with_whole_tensors_are_as_slow_as_the_busiest(sizes: list[int], servers: int) -> None:
+    balanced = balanced_servers(sizes, servers)
+    busiest = sum(sizes) / balanced
+    assert max(max(sizes), sum(sizes) / servers) * (1 - TINY) <= busiest <= max(sizes) + sum(sizes) / servers
+    assert balanced <= balanced_servers(sizes, servers + 1) * (1 + TINY)
+
+
+@given(st.integers(2, 10**6), st.floats(0, 1000), st.floats(0, 10))
+@many
+def test_negotiation_grows_by_the_cache_or_by_the_coordinator(ranks: int, doubling: float, each: float) -> None:
+    software = {"negotiation_us": 10.0, "negotiation_us_per_doubling": doubling, "negotiation_us_per_rank": each}
+    made = simulating.cluster(software=software)
+    more = Network(made, 2 * ranks).negotiation_s - Network(made, ranks).negotiation_s
+    assert more == pytest.approx(1e-6 * (doubling + each * ranks), rel=1e-6, abs=1e-12)
 
 
 @given(clusters(("ring", "tree", "hierarchical", "halving-doubling")), st.integers(2, 5000), st.integers(1, 10**9))
@@ -282,3 +310,17 @@ def test_intervals_do_not_narrow_with_the_batch_or_the_device(
     sizes = [max(1, round(32 * part)) for part in (far, near)]
     not_narrower(*(asked(work, cluster, ranks, policy, batch_size=size) for size in sizes))
     not_narrower(*(asked(work, cluster, ranks, policy, speed=part) for part in (far, near)))
+
+
+@given(workloads(), clusters(), st.integers(2, 300), st.floats(0, 100), st.floats(0, 100), WHOLE)
+@many
+def test_a_link_that_varies_more_makes_no_interval_narrower(
+    work: Workload, cluster: Cluster, ranks: int, one: float, other: float, policy: str
+) -> None:
+    found = []
+    for percent in sorted((one, other)):
+        levels = [level.model_copy(update={"varies_percent": percent}) for level in cluster.levels]
+        found.append(asked(work, cluster.model_copy(update={"levels": levels}), ranks, policy))
+    steady, varying = found
+    assert varying.step_ms == steady.step_ms
+    assert varying.low_ms <= steady.low_ms * (1 + TINY) and varying.high_ms >= steady.high_ms * (1 - TINY)

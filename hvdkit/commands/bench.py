@@ -221,7 +221,7 @@ def network(bench: Bench) -> Cluster:
         levels=[Level(name="link", pieces=_hops(found))],
         software=Software(
             negotiation_us=0,
-            negotiation_us_per_rank=0,
+            negotiation_us_per_doubling=0,
             algorithms=[found.algorithm],
             synchronous=bench.device == "cpu",
         ),

@@ -104,8 +104,13 @@ def _way(way: Way) -> str:
     return (
         f"{way.ranks} rank{'s' * (way.ranks > 1)}, {way.device} on {way.cluster}: {time_text(way.train_s)} "
         f"(up to {time_text(way.train_high_s)}){cost}, global batch {way.global_batch}"
-        f"{'' if way.sure else ', not sure'}"
+        f", {_percent(way.probability)} likely{'' if way.sure else ', not sure'}"
     )
+
+
+def _percent(probability: float) -> str:
+    """Never sure, never impossible."""
+    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
 def _notes(advice: Advice, suggestions: list[Suggestion]) -> list[str]:

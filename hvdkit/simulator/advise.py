@@ -268,7 +268,7 @@ def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) ->
         for (_, case), each, own, own_wire in zip(pairs, made, (1.0, more), (1.0, more_wire), strict=True)
     )
     samples = [case.network.ranks * case.batch for _, case in pairs]
-    found_gains = [gain, *(step.simulate(before).period / step.simulate(after).period * samples[1] / samples[0])]
+    found_gains = [gain, *(step.periods(before) / step.periods(after) * samples[1] / samples[0])]
     if made[0].overlap_shown and not made[1].overlap_shown:  # the last bound is the change without overlap
         found_gains.append(step.period(pairs[0][1]) / step.period(made[1].bounds[-1]) * samples[1] / samples[0])
     return float(min(found_gains)), float(max(found_gains))

@@ -64,6 +64,7 @@ class Calibration:
             every=sync.every if sync else 1,
             servers=chosen.servers,
             sharding=chosen.sharding or "none",
+            streams=1 if cluster.software.synchronous else chosen.streams or cluster.software.streams,
             batch=(chosen.batch_size or self.workload.batch_size) / self.workload.batch_size,
             speed=chosen.speed,
         )

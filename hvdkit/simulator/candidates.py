@@ -87,7 +87,7 @@ def _tuned(found: Calibration, now: Candidate) -> Candidate | None:
         return None
     grid = list(itertools.product(_THRESHOLDS, _CYCLES if base.policy == "horovod" else (1e3 * base.cycle_s,)))
     cases = [replace(base, threshold_bytes=mib * 2**20, cycle_s=1e-3 * ms) for mib, ms in grid]
-    mib, ms = grid[int(step.simulate(cases).period.argmin())]
+    mib, ms = grid[int(step.periods(cases).argmin())]
     keys = {"fusion_threshold_mib": mib, "cycle_time_ms": ms}
     what = f"fusion threshold {mib:g} MiB, cycle time {ms:g} ms"
     settings = now.settings.model_copy(update=keys)

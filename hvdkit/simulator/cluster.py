@@ -79,7 +79,8 @@ class Level(Strict):
     `pieces` is the time of one flow of messages. Each group below has `ports` such links, which flows in one direction
     share evenly. `busy` is the fraction that other users take. `oversubscription` divides the rate when all groups
     send at once. `contention` is by how much more the time of the bytes grows with each doubling of the groups beyond
-    two, on networks that are shared with others.
+    two, on networks that are shared with others. `varies_percent` describes networks whose rate is another in each run,
+    as in clouds: log-normal, so that 90 % of runs have at most 1 + varies_percent / 100 times the time, or its inverse.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="name of the kind of link")
@@ -90,6 +91,10 @@ class Level(Strict):
     busy: float = Field(0.0, ge=0, lt=1, description="fraction of the rate that other users take")
     contention: float = Field(
         0.0, ge=0, le=10, description="fraction by which bytes take longer for each doubling of groups beyond two"
+    )
+
+    varies_percent: Percent = Field(
+        0.0, description="by how much its rate differs from run to run: 90 % of runs are within it, either way"
     )
 
     def crowded(self, groups: int) -> float:
@@ -140,16 +145,26 @@ class Device(Strict):
 class Software(Strict):
     """What the collective library costs in addition to the links.
 
-    A reduction sums `reduction_bytes_per_s`. Horovod's coordinator takes `negotiation_us` per cycle, and
-    `negotiation_us_per_rank` for each rank. The library takes the fastest of `algorithms`.
-    If `synchronous`, Horovod's loop waits until a collective has ended (Gloo and MPI do, NCCL does not).
+    A reduction sums `reduction_bytes_per_s`. In each cycle, Horovod's ranks take `negotiation_us` to agree, and
+    `negotiation_us_per_doubling` more for each doubling of ranks: with its cache they combine a bit vector. Without the
+    cache, as before Horovod 0.16, a coordinator takes `negotiation_us_per_rank`. The library takes the fastest of
+    `algorithms`, and sends over `streams` at once. If `synchronous`, Horovod's loop waits until a collective has ended
+    (Gloo and MPI do, NCCL does not), so there is one stream.
     MPI without GPU support copies each gradient from the device to the host and back at `staging_bytes_per_s`, and the
     device waits. Each step takes `several_hosts_us` longer once a second host takes part.
     """
 
     reduction_bytes_per_s: Positive | None = Field(None, description="bytes that a reduction sums; null: no limit")
-    negotiation_us: float = Field(100.0, ge=0, le=1e12, description="time of Horovod's coordinator per cycle")
-    negotiation_us_per_rank: float = Field(1.0, ge=0, le=1e9, description="its further time for each rank")
+    negotiation_us: float = Field(100.0, ge=0, le=1e12, description="time in which Horovod's ranks agree in a cycle")
+    negotiation_us_per_doubling: float = Field(
+        20.0, ge=0, le=1e9, description="its further time for each doubling of ranks, with Horovod's cache"
+    )
+    negotiation_us_per_rank: float = Field(
+        0.0, ge=0, le=1e9, description="its further time for each rank, without the cache (before Horovod 0.16)"
+    )
+    streams: int = Field(
+        1, ge=1, le=64, description="collectives at once (HOROVOD_NUM_NCCL_STREAMS); they share the links' rates"
+    )
     algorithms: Annotated[list[Algorithm], Field(min_length=1)] = Field(
         ["ring"], description="algorithms of allreduce, of which the library takes the fastest"
     )

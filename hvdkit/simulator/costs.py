@@ -10,7 +10,8 @@ takes, by algorithm:
   slowest link;
 - hierarchical (Jia et al. 2018), as hvdkit implements it: a ring within each host, a ring over the first ranks of the
   hosts, a broadcast within each host;
-- central (a parameter server): every rank sends n to one rank and receives n, (p-1)n in and out of its links.
+- central (a parameter server): every rank sends n to one rank and receives n, (p-1)n in and out of its links; several
+  servers share the tensors, each of which is on one of them (`balanced_servers`).
 
 An allgather takes (p-1) t(n), an all-to-all (p-1) t(n/p), a reduce-scatter half of a ring allreduce, a broadcast half
 of a tree.
@@ -26,8 +27,9 @@ costs rise with the bytes, and have jumps only where a measured protocol has the
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -64,6 +66,18 @@ def hop_pieces(measured: Measured) -> list[Piece]:
         )
         for piece in measured.pieces
     ]
+
+
+def balanced_servers(sizes: Iterable[float], servers: int) -> float:
+    """How many evenly loaded servers would be as fast as `servers` that have whole tensors of these `sizes`.
+
+    Each tensor goes to the server with the least bytes, in order, as TensorFlow's GreedyLoadBalancingStrategy places
+    variables. All ranks wait for the busiest server.
+    """
+    loads = [0.0] * servers
+    for size in sizes:
+        heapq.heapreplace(loads, loads[0] + size)
+    return sum(loads) / max(loads) if max(loads) > 0 else float(servers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +124,12 @@ class Network:
     def negotiation_s(self) -> float:
         """How long Horovod's ranks take to agree in a cycle."""
         software = self.cluster.software
-        return 1e-6 * (software.negotiation_us + software.negotiation_us_per_rank * self.ranks)
+        more = software.negotiation_us_per_rank * self.ranks
+        more += software.negotiation_us_per_doubling * math.log2(self.ranks)
+        return 1e-6 * (software.negotiation_us + more)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - of all networks together
-    def cost(self, operation: Operation, algorithm: Algorithm | None = None, servers: int = 1) -> Cost:
+    def cost(self, operation: Operation, algorithm: Algorithm | None = None, servers: float = 1) -> Cost:
         """The cost of an operation, with the fastest of the library's algorithms unless one is given."""
         if self.ranks == 1:
             return Cost(ZERO, "none", 0.0)
@@ -124,7 +140,9 @@ class Network:
         agreeing = self._agreeing(operation, algorithm)(line)
         return Cost(piecewise_linear.rising(agreeing), name, *self._expected_error(operation, algorithm))
 
-    def _formula(self, operation: Operation, algorithm: Algorithm | None, servers: int) -> tuple[PiecewiseLinear, str]:
+    def _formula(
+        self, operation: Operation, algorithm: Algorithm | None, servers: float
+    ) -> tuple[PiecewiseLinear, str]:
         """The time over the links, and the name of the algorithm."""
         if operation == "broadcast":
             return self._hop_of_ring().pipelined(sum(self._tree_depths)), "ring"
@@ -151,7 +169,7 @@ class Network:
             near.pipelined(depth),
         )
 
-    def _allreduce(self, algorithm: str, servers: int) -> PiecewiseLinear:
+    def _allreduce(self, algorithm: str, servers: float) -> PiecewiseLinear:
         if algorithm == "ring":
             return self._ring("allreduce")
         if algorithm == "halving-doubling":
@@ -165,13 +183,22 @@ class Network:
             return piecewise_linear.total(self.hierarchical())
         # central: one after the other through the servers' links, at most one server a host; ranks of a server's own
         # host use other links meanwhile
-        local = self._size(0) if len(self.levels) > 1 else 1
-        servers = min(servers, self.ranks // local)
+        local, servers = self._near_server, min(servers, self.most_servers)
         far = self._hop(len(self.levels) - 1, 1.0).repeated(2, (self.ranks - local) / servers)
         near = self._hop(0, 1.0).repeated(2, local - 1) if local > 1 else ZERO
         return piecewise_linear.total(
             [piecewise_linear.greatest([near, far]), self._summing((self.ranks - 1) / servers)]
         )
+
+    @property
+    def most_servers(self) -> int:
+        """One a host."""
+        return self.ranks // self._near_server
+
+    @property
+    def _near_server(self) -> int:
+        """The ranks on a server's own host."""
+        return self._size(0) if len(self.levels) > 1 else 1
 
     def _ring(self, operation: Operation) -> PiecewiseLinear:
         line = self._hop_of_ring().repeated(*_ring_steps(operation, self.ranks))

@@ -106,6 +106,10 @@ def _wire(base: Case) -> tuple[float, list[str]]:
         if known and largest > 2 * max(known):
             residuals[-1].append(PER_DOUBLING * math.log2(largest / max(known)))
             warnings.append(f"{phase.operation}s of more than {max(known)} bytes were not measured")
+    level = max((level for level, _ in base.network.levels), key=lambda level: level.varies_percent)
+    if level.varies_percent:
+        residuals.append([max(math.hypot(*each) for each in residuals), level.varies_percent])
+        warnings.append(f"{level.name}'s rate varies by {level.varies_percent:g} % from run to run")
     if base.traffic.warning:
         warnings.append(base.traffic.warning)
     if not measured:

@@ -7,7 +7,9 @@ out, unless today has as few: the accuracy that they reach is not known (Goyal e
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from statistics import NormalDist
 
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
@@ -27,7 +29,8 @@ _LEAST_UPDATES = 100  # in an epoch
 class Way(Record):
     """Time and cost of the training, expected and at the slow end of the interval. `cost` is None without a price.
 
-    `sure` says that the slow end is within budget and deadline too, and that nothing is a guess.
+    `sure` says that the slow end is within budget and deadline too, and that nothing is a guess. `probability` is that
+    of the limits being kept: times are log-normal on both sides of the expected one, 90 % of them in the interval.
     """
 
     cluster: str
@@ -40,6 +43,7 @@ class Way(Record):
     cost: float | None
     cost_high: float | None
     currency: str
+    probability: float
     sure: bool
 
 
@@ -117,10 +121,15 @@ def _ways(profile: Profile, cluster: Cluster, settings: Settings, money: Money, 
             cost=bill.train,
             cost_high=slow.train,
             currency=money.currency,
+            probability=0.0,
             sure=False,
         )
+        excess = _excess(way, money)
+        end = row.high_ms if excess < 1 else row.low_ms
+        likely = probability(excess, abs(math.log(end / row.step_ms)))
         late = way.model_copy(update={"train_s": way.train_high_s, "cost": way.cost_high})
-        found.append(way.model_copy(update={"sure": certain and _excess(late, money) <= 1}))
+        sure = certain and _excess(late, money) <= 1
+        found.append(way.model_copy(update={"sure": sure, "probability": likely}))
     return found
 
 
@@ -129,6 +138,19 @@ def _excess(way: Way, money: Money) -> float:
     late = way.train_s / money.deadline_s if money.deadline_s else 0.0
     dear = 0.0 if money.budget is None else float("inf") if way.cost is None else way.cost / money.budget
     return max(late, dear)
+
+
+def probability(excess: float, width: float) -> float:
+    """That limits are kept which the expected way exceeds by a factor (below 1: keeps).
+
+    `width` is the logarithm of the ratio from the expected time to the end of its interval on the limit's side.
+    """
+    if excess in (0.0, float("inf")):
+        return 1.0 - min(1.0, excess)
+    deviations = NormalDist().inv_cdf(0.95) * -math.log(excess)
+    if width == 0:
+        return float(excess <= 1)
+    return NormalDist().cdf(deviations / width)
 
 
 def _cost(way: Way) -> float:

@@ -39,6 +39,11 @@ def refusal(case: Case, settings: Settings) -> str | None:
             f"allreduce: hierarchical needs two levels of links, {cluster.name} has one ({cluster.levels[0].name}); "
             "take ring, or describe the links within a host in the cluster file"
         )
+    if settings.streams and settings.streams > 1 and cluster.software.synchronous:
+        return (
+            f"streams: expected 1, got {settings.streams}: on {cluster.name} Horovod waits for each collective "
+            "(Gloo, MPI); only NCCL has several streams"
+        )
     return _sharding(case) or _hosts(case, settings.hosts) or _memory(case)
 
 

@@ -41,14 +41,16 @@ class Link(Strict):
     latency_us: float | None = Field(None, ge=0, le=1e12)
     busy: float | None = Field(None, ge=0, lt=1)
     ports: int | None = Field(None, ge=1, le=1024)
+    varies_percent: clusters.Percent | None = None
 
 
 class Settings(Strict):
     """A what-if. None keeps the value of the profile, the cluster or the policy.
 
-    `speed` is the device's, relative to the profile's. `jitter` is the coefficient of variation of a rank's compute.
-    `hosts` is how many hosts the ranks are spread over, as evenly as possible; None fills each before the next. `link`
-    is by the name of the level.
+    `streams` is how many collectives may be under way at once (HOROVOD_NUM_NCCL_STREAMS). `speed` is the device's,
+    relative to the profile's. `jitter` is the coefficient of variation of a rank's compute. `hosts` is how many hosts
+    the ranks are spread over, as evenly as possible; None fills each before the next. `link` is by the name of the
+    level.
     """
 
     policy: str | None = None
@@ -60,6 +62,7 @@ class Settings(Strict):
     allreduce: Algorithm | None = None
     sharding: Stage | None = None
     servers: int = Field(1, ge=1, le=10**6)
+    streams: int | None = Field(None, ge=1, le=64)
     hosts: int | None = Field(None, ge=1, le=10**9)
     fusion_threshold_mib: float | None = Field(None, ge=0, le=1e15)
     cycle_time_ms: float | None = Field(None, ge=0, le=1e15)
@@ -130,7 +133,7 @@ def _changed(level: Level, link: Link) -> Level:
             for piece in level.pieces
         ]
         level = level.model_copy(update={"pieces": _distinct(pieces)})
-    return level.model_copy(update=link.model_dump(exclude_none=True, include={"busy", "ports"}))
+    return level.model_copy(update=link.model_dump(exclude_none=True, include={"busy", "ports", "varies_percent"}))
 
 
 def _distinct(pieces: list[Piece]) -> list[Piece]:

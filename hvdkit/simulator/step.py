@@ -9,131 +9,26 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from hvdkit.results.memory import Stage
-from hvdkit.simulator import compression_costs, engine, policies
-from hvdkit.simulator.cluster import Algorithm
-from hvdkit.simulator.compression_costs import Compression, Phase, Traffic
-from hvdkit.simulator.costs import Cost, Network
+from hvdkit.simulator import engine, policies
+from hvdkit.simulator.case import Case as Case
 from hvdkit.simulator.engine import Edge, Schedule, Task
 from hvdkit.simulator.piecewise_linear import ZERO, BucketTimes, Floats
-from hvdkit.simulator.workload import Workload
 
-_DENSE = Compression()
 _AT_ONCE = 1000  # cases in memory
 _AHEAD = 2  # batches that are read, or copied to the device, ahead of the one in use
-
-
-@dataclass(frozen=True)
-class Case:
-    """One what-if with all values chosen.
-
-    `batch` is the batch size relative to the workload's, `speed` the device's speed relative to the profile's.
-    `compression_s` is the measured time to turn all gradients into what is sent and back, None if it was not measured.
-    `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. Forward and backward follow the
-    workload's times by batch size, but take no less than their kernels' launches; the update does not depend on it.
-
-    With `sharding` gradients are reduce-scattered, each rank updates its share, and weights are gathered: behind the
-    update, or, in stage `parameters`, block after block in forward and again in backward, each while the one before it
-    computes.
-
-    If `every` is above 1, ranks average their weights only every so many steps (Local SGD), after backward; a step then
-    has its share of that time.
-    """
-
-    workload: Workload
-    network: Network
-    policy: str = "horovod"
-    compression: Compression = _DENSE
-    compression_s: float | None = None
-    algorithm: Algorithm | None = None
-    threshold_bytes: float = 64 * 2.0**20
-    cycle_s: float = 1e-3
-    bucket_bytes: float = 25 * 2.0**20
-    every: int = 1
-    servers: int = 1
-    sharding: Stage = "none"
-    batch: float = 1.0
-    speed: float = 1.0
-    slow: float = 1.0
-    wire: float = 1.0
-
-    @cached_property
-    def work(self) -> float:
-        """The factor of forward and backward."""
-        whole = self.workload.compute_s
-        launches_s = 1e-6 * self.network.cluster.device.launch_us * self.workload.kernels
-        least = min(1.0, launches_s / whole) if whole > 0 else 1.0
-        return self.slow * max(self.workload.compute_factor(self.batch) / self.speed, least)
-
-    def staging_s(self, bytes_per_s: float) -> Floats:
-        """How long the device waits while each tensor's part of a collective is copied to the host, or back."""
-        sizes: Floats = np.sum([phase.sizes for phase in self.traffic.phases], axis=0)
-        seconds: Floats = sizes / bytes_per_s + 1e-6 * self.network.cluster.device.launch_us * (sizes > 0)
-        return seconds
-
-    @property
-    def rules(self) -> policies.Policy:
-        """The policy; with Local SGD nothing overlaps."""
-        policy = policies.named(self.policy)
-        return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped) if self.every > 1 else policy
-
-    @cached_property
-    def traffic(self) -> Traffic:
-        """What is sent for the gradients."""
-        found = compression_costs.traffic(self.compression, self.workload, self.network.ranks)
-        if self.stage == "none":
-            return found
-        return replace(found, phases=tuple(Phase("reducescatter", phase.sizes) for phase in found.phases))
-
-    @property
-    def stage(self) -> Stage:
-        """The stage of sharding; none on one rank."""
-        return self.sharding if self.network.ranks > 1 else "none"
-
-    @property
-    def update_s(self) -> float:
-        """The update of what a rank updates."""
-        return self.workload.update_s / (self.network.ranks if self.stage != "none" else 1)
-
-    @property
-    def gathered_bytes(self) -> float:
-        """What a rank puts into gathers of weights: its share, in stage `parameters` in forward and in backward."""
-        times = {"none": 0, "parameters": 2}.get(self.stage, 1)
-        return times * sum(tensor.bytes for tensor in self.workload.tensors) / self.network.ranks
-
-    @property
-    def gather_s(self) -> float:
-        """How long it takes to gather all weights from their shares, a bucket after the other."""
-        if self.stage == "none":
-            return 0.0
-        whole = float(sum(tensor.bytes for tensor in self.workload.tensors))
-        buckets = max(1, round(whole / self.bucket_bytes))
-        each = self.network.cost("allgather").line(whole / buckets / self.network.ranks)
-        return self.wire * buckets * float(each)
-
-    @cached_property
-    def costs(self) -> list[Cost]:
-        """The cost of each collective that a bucket needs."""
-        chosen = self.algorithm or self.rules.algorithm
-        return [
-            self.network.cost(phase.operation, chosen if phase.operation == "allreduce" else None, self.servers)
-            for phase in self.traffic.phases
-        ]
-
-    @property
-    def alone(self) -> Case:
-        """The same step without communication, as an ideal network would give it."""
-        return replace(self, network=Network(self.network.cluster, 1), compression=_DENSE, compression_s=None)
+Part = tuple[str, str, str | None, Any]  # of a bucket's way: label, kind, resource, seconds
 
 
 def simulate(cases: Sequence[Case]) -> Schedule:
-    """Run cases of one policy and one profile at once; times in the schedule are arrays of shape (cases,)."""
+    """Run cases of one policy and one profile at once; times in the schedule are arrays of shape (cases,).
+
+    Cases with several streams are run alone, since each goes to its streams in another order.
+    """
     return engine.run(_graph(cases, detail=False))
 
 
@@ -141,7 +36,8 @@ def periods(cases: Sequence[Case]) -> Floats:
     """The step times of any cases of one profile, in seconds, shape (cases,)."""
     alike: dict[object, list[int]] = defaultdict(list)
     for place, case in enumerate(cases):
-        alike[case.rules, case.compression.method, case.network.ranks == 1, case.stage].append(place)
+        alone = place if case.streams > 1 else None
+        alike[case.rules, case.compression.method, case.network.ranks == 1, case.stage, alone].append(place)
     found = np.zeros(len(cases))
     for places in alike.values():
         for first in range(0, len(places), _AT_ONCE):
@@ -297,8 +193,9 @@ class _Builder:
         decode = np.where(buckets.closes, _totals(self._passes("decode_passes"), firsts), 0.0)
         tasks: list[Task] = []
         unpacked: list[Task] = []
-        before: tuple[Edge, ...] = ()
-        for i in map(int, np.flatnonzero(buckets.closes.any(axis=1))):
+        streams = self.cases[0].streams
+        ends: list[tuple[Edge, ...]] = [()] * streams
+        for number, i in enumerate(map(int, np.flatnonzero(buckets.closes.any(axis=1)))):
             others = int(i - firsts[i, 0])
             name = self.tensors[i].name + (f" +{others}" if self.detail and others else "")
             after = Edge(self._last_task(i) if self.rules.overlaps else "backward end")
@@ -306,14 +203,15 @@ class _Builder:
                 wait = np.where(buckets.closes[i], np.maximum(0.0, buckets.gates[i] - ready[i]), 0.0)
                 tasks.append(Task(f"negotiate {name}", "negotiation", None, self.duration(wait), (after,)))
                 after = Edge(tasks[-1].name)
-            chain = (after, *before)
+            chain = (after, *ends[number % streams])
             for label, kind, resource, seconds in self._parts(phases, copies, firsts, i):
                 tasks.append(Task(f"{label} {name}", kind, resource, seconds, chain))
                 chain = (Edge(tasks[-1].name),)
-            before = chain
+            ends[number % streams] = chain
             if decode[i].any():
                 seconds = self.duration(decode[i])
                 unpacked.append(Task(f"decompress {name}", "compression", "device", seconds, chain))
+        before = tuple(edge for end in ends for edge in end)
         joined = self.each(
             lambda case: (
                 1e-6 * case.wire / case.every * case.network.cluster.software.several_hosts_us
@@ -326,13 +224,15 @@ class _Builder:
             before = (Edge("several hosts"),)
         return [*tasks, *unpacked], (*before, Edge("backward end"))
 
-    def _parts(self, phases: list[Floats], copies: Floats, firsts: Any, i: int) -> list[tuple[str, str, str, Any]]:
-        """The parts of a bucket's way: (label, kind, resource, seconds). Without detail they are one."""
-        if not self.detail:
-            return [("communicate", "communication", "network", sum((row[i] for row in phases), 2 * copies[i]))]
+    def _parts(self, phases: list[Floats], copies: Floats, firsts: Any, i: int) -> list[Part]:
+        """The parts of a bucket's way. Without detail they are one."""
         case = self.cases[0]
+        if not self.detail and case.streams == 1:
+            return [("communicate", "communication", "network", sum((row[i] for row in phases), 2 * copies[i]))]
         link = case.network.levels[-1][0].name
-        found = [("copy in", "fusion", "communication stream", self.duration(copies[i]))]
+        if case.streams > 1:
+            return self._beside_others(phases, copies, firsts, i)
+        found: list[Part] = [("copy in", "fusion", "communication stream", self.duration(copies[i]))]
         for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
             label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
             if cost.algorithm == "hierarchical" and len(case.network.levels) > 1:
@@ -346,6 +246,20 @@ class _Builder:
                 found.append((label, "communication", link, self.duration(row[i])))
         found.append(("copy out", "fusion", "communication stream", self.duration(copies[i])))
         return [part for part in found if part[3]]
+
+    def _beside_others(self, phases: list[Floats], copies: Floats, firsts: Any, i: int) -> list[Part]:
+        """The parts of a bucket's way where others are under way too: what needs the link, and what does not."""
+        case = self.cases[0]
+        link = case.network.levels[-1][0].name if self.detail else "network"
+        found: list[Part] = [("copy in", "fusion", None, self.duration(copies[i]))]
+        for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
+            label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
+            size = float(phase.sizes[firsts[i, 0] : i + 1].sum())
+            alone = np.minimum(row[i], case.wire / case.every * size * float(cost.line.slope[-1]))
+            found.append((f"{label} latency", "communication", None, self.duration(row[i] - alone)))
+            found.append((label, "communication", link, self.duration(alone)))
+        found.append(("copy out", "fusion", None, self.duration(copies[i])))
+        return [part for part in found if np.any(part[3])]
 
     def _last_task(self, i: int) -> str:
         return f"{'compress' if self.encoded[i].any() else 'backward'} {self.tensors[i].name}"

@@ -1,0 +1,129 @@
+"""One what-if with all values chosen: what is sent, by which costs, and how long compute takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from hvdkit.results.memory import Stage
+from hvdkit.simulator import compression_costs, policies
+from hvdkit.simulator.cluster import Algorithm
+from hvdkit.simulator.compression_costs import Compression, Phase, Traffic
+from hvdkit.simulator.costs import Cost, Network, balanced_servers
+from hvdkit.simulator.piecewise_linear import Floats
+from hvdkit.simulator.workload import Workload
+
+_DENSE = Compression()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One what-if with all values chosen.
+
+    `batch` is the batch size relative to the workload's, `speed` the device's speed relative to the profile's.
+    `compression_s` is the measured time to turn all gradients into what is sent and back, None if it was not measured.
+    `slow` multiplies the compute of the slowest rank, `wire` multiplies communication. Forward and backward follow the
+    workload's times by batch size, but take no less than their kernels' launches; the update does not depend on it.
+
+    Over `streams`, as many collectives are under way at once. They share the links: each has one for its bytes at the
+    highest rate, and only the rest of its time, such as latencies, passes beside that of others.
+
+    With `sharding` gradients are reduce-scattered, each rank updates its share, and weights are gathered: behind the
+    update, or, in stage `parameters`, block after block in forward and again in backward, each while the one before it
+    computes.
+
+    If `every` is above 1, ranks average their weights only every so many steps (Local SGD), after backward; a step then
+    has its share of that time.
+    """
+
+    workload: Workload
+    network: Network
+    policy: str = "horovod"
+    compression: Compression = _DENSE
+    compression_s: float | None = None
+    algorithm: Algorithm | None = None
+    threshold_bytes: float = 64 * 2.0**20
+    cycle_s: float = 1e-3
+    bucket_bytes: float = 25 * 2.0**20
+    every: int = 1
+    servers: int = 1
+    sharding: Stage = "none"
+    streams: int = 1
+    batch: float = 1.0
+    speed: float = 1.0
+    slow: float = 1.0
+    wire: float = 1.0
+
+    @cached_property
+    def work(self) -> float:
+        """The factor of forward and backward."""
+        whole = self.workload.compute_s
+        launches_s = 1e-6 * self.network.cluster.device.launch_us * self.workload.kernels
+        least = min(1.0, launches_s / whole) if whole > 0 else 1.0
+        return self.slow * max(self.workload.compute_factor(self.batch) / self.speed, least)
+
+    def staging_s(self, bytes_per_s: float) -> Floats:
+        """How long the device waits while each tensor's part of a collective is copied to the host, or back."""
+        sizes: Floats = np.sum([phase.sizes for phase in self.traffic.phases], axis=0)
+        seconds: Floats = sizes / bytes_per_s + 1e-6 * self.network.cluster.device.launch_us * (sizes > 0)
+        return seconds
+
+    @property
+    def rules(self) -> policies.Policy:
+        """The policy; with Local SGD nothing overlaps."""
+        policy = policies.named(self.policy)
+        return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped) if self.every > 1 else policy
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What is sent for the gradients."""
+        found = compression_costs.traffic(self.compression, self.workload, self.network.ranks)
+        if self.stage == "none":
+            return found
+        return replace(found, phases=tuple(Phase("reducescatter", phase.sizes) for phase in found.phases))
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of sharding; none on one rank."""
+        return self.sharding if self.network.ranks > 1 else "none"
+
+    @property
+    def update_s(self) -> float:
+        """The update of what a rank updates."""
+        return self.workload.update_s / (self.network.ranks if self.stage != "none" else 1)
+
+    @property
+    def gathered_bytes(self) -> float:
+        """What a rank puts into gathers of weights: its share, in stage `parameters` in forward and in backward."""
+        times = {"none": 0, "parameters": 2}.get(self.stage, 1)
+        return times * sum(tensor.bytes for tensor in self.workload.tensors) / self.network.ranks
+
+    @property
+    def gather_s(self) -> float:
+        """How long it takes to gather all weights from their shares, a bucket after the other."""
+        if self.stage == "none":
+            return 0.0
+        whole = float(sum(tensor.bytes for tensor in self.workload.tensors))
+        buckets = max(1, round(whole / self.bucket_bytes))
+        each = self.network.cost("allgather").line(whole / buckets / self.network.ranks)
+        return self.wire * buckets * float(each)
+
+    @cached_property
+    def costs(self) -> list[Cost]:
+        """The cost of each collective that a bucket needs."""
+        chosen = self.algorithm or self.rules.algorithm
+        servers = 1.0
+        if self.servers > 1 and self.network.ranks > 1:
+            sizes = [float(tensor.bytes) for tensor in reversed(self.workload.tensors)]
+            servers = balanced_servers(sizes, min(self.servers, self.network.most_servers))
+        return [
+            self.network.cost(phase.operation, chosen if phase.operation == "allreduce" else None, servers)
+            for phase in self.traffic.phases
+        ]
+
+    @property
+    def alone(self) -> Case:
+        """The same step without communication, as an ideal network would give it."""
+        return replace(self, network=Network(self.network.cluster, 1), compression=_DENSE, compression_s=None)
