@@ -78,7 +78,7 @@ def test_a_failed_command_is_told_with_stage_status_log_and_its_first_error(tmp_
             "the compiler was killed, as a rule for lack of",
         ),
         ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "the compiler was killed, as a rule for lack of"),
-        ("gmake[2]: *** [build.make:79: unity_1_cxx.cxx.o] Error 137", "the compiler was killed, as a rule for lack of"),
+        ("gmake[2]: *** [build.make:79: unity_1.o] Error 137", "the compiler was killed, as a rule for lack of"),
     ],
 )
 def test_a_full_disk_and_a_killed_compiler_are_one_line_with_the_remedy(tmp_path: Path, said: str, cause: str) -> None:
