@@ -80,6 +80,10 @@ def test_values_sent() -> None:
     for ranks in (1, 2, 64):
         found = [sharding.values_sent(1000, ranks, stage) for stage in STAGES]
         assert found == [times * 1000 * (ranks - 1) / ranks for times in (2, 2, 2, 3)]
+    found = [sharding.values_sent(1000, 2, stage, accumulate=4) for stage in STAGES]
+    assert found == [1000, 1000, 2500, 6000], (
+        "each batch's gradients, where they are sharded; 3Ψ a batch in the last stage"
+    )
 
 
 @given(parameters=st.integers(1, 10**12), ranks=st.integers(1, 10**6))

@@ -114,12 +114,16 @@ def test_each_stage_trains_as_the_whole_does(
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 19])
-@pytest.mark.parametrize("stage", ["optimizer", "gradients"])
-def test_state_bytes_are_the_closed_forms(stage: str, ranks: int) -> None:
-    """In float64; whole buckets have less than an element of padding on each rank. Bytes are twice the parameters'."""
+@pytest.mark.parametrize(
+    ("stage", "accumulate", "times"),
+    [("optimizer", 1, 2), ("optimizer", 3, 2), ("gradients", 1, 2), ("gradients", 3, 4)],
+)
+def test_state_bytes_are_the_closed_forms(stage: str, accumulate: int, times: int, ranks: int) -> None:
+    """In float64; whole buckets have less than an element of padding on each rank. Bytes sent are those of weights, and
+    of gradients once, or for each batch where they are sharded."""
 
     def sizes(adapter: Any, topology: Topology) -> tuple[dict[str, int], float]:
-        strategy: Any = choose(adapter, Mesh(topology), recipe_of(sharding=stage))
+        strategy: Any = choose(adapter, Mesh(topology), recipe_of(sharding=stage, accumulate=accumulate))
         session = session_of(adapter, AdamW(learning_rate=0.1), strategy)
         session.train_step([batch(0, topology.rank)])
         return session.state_bytes(), strategy.bytes_per_step
@@ -132,7 +136,7 @@ def test_state_bytes_are_the_closed_forms(stage: str, ranks: int) -> None:
             "gradients": share if stage == "gradients" else 8 * count,
             "optimizer": 2 * share,
         }
-        assert sent == pytest.approx(2 * (ranks - 1) * share)
+        assert sent == pytest.approx(times * (ranks - 1) * share)
 
 
 @pytest.mark.parametrize(

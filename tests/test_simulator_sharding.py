@@ -149,3 +149,11 @@ def test_what_does_not_go_with_sharding(other: str) -> None:
     cluster = simulating.cluster(levels=levels, ranks_per_host=4)
     with pytest.raises(RequestError, match="sharding: gradients needs"):
         predicting.predict(simulating.profile(), cluster, [8], read(["sharding=gradients", other]))
+
+
+def test_gradients_of_several_batches_are_not_foreseen_sharded() -> None:
+    """Stage `gradients` sends those of each batch, which no profile of a step shows; `optimizer` sends them once."""
+    made = [replace(each, workload=replace(each.workload, earlier_s=0.1)) for each in cases(8)]
+    found = [refusals.refusal(each, Settings()) for each in made]
+    assert found[:2] == [None, None]
+    assert all(fault and "a profile of one batch per update" in fault for fault in found[2:])

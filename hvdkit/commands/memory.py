@@ -89,7 +89,7 @@ def _row(
         stage=stage,
         parts=needs,
         total_bytes=needs.total,
-        sent_bytes_per_step=round(value * sharding.values_sent(count, ranks, stage)),
+        sent_bytes_per_step=round(value * sharding.values_sent(count, ranks, stage, recipe.accumulate)),
         supported=stage in sharding.supported(framework),
         fits=None if room is None else needs.total <= room,
         largest_batch=None if room is None else memory.largest_batch(needs, recipe.batch_size, room),

@@ -91,7 +91,8 @@ def picture(found: Sweep, path: Path) -> None:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         rest = [key for key in by_count[2:] if len(values[key]) > 1]
         fastest = f", the fastest {' and '.join(rest)}" if rest else ""
-        axes.set(xlabel=across, ylabel=f"{found.unit}/s", title=f"{found.model} on {found.cluster}{fastest}")
+        axes.set_xlabel("ranks" if across == "n" else across)
+        axes.set(ylabel=f"{found.unit}/s", title=f"{found.model} on {found.cluster}{fastest}")
         axes.grid(alpha=0.3)
         if other:
             axes.legend()

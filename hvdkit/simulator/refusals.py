@@ -72,7 +72,8 @@ def cheapest(case: Case) -> Stage | None:
     """The stage of sharding that fits and sends the least; None if none fits, or that is unknown."""
     if case.compression.method not in ("none", "fp16") or case.every > 1 or case.network.ranks == 1:
         return None
-    return next((stage for stage in case.workload.stages if _fits(replace(case, sharding=stage))), None)
+    cases = (replace(case, sharding=stage) for stage in case.workload.stages)
+    return next((each.sharding for each in cases if _sharding(each) is None and _fits(each)), None)
 
 
 def _sharding(case: Case) -> str | None:
@@ -85,6 +86,8 @@ def _sharding(case: Case) -> str | None:
         reason = f"no sync, got every {case.every}"
     elif case.algorithm not in (None, "ring"):
         reason = f"allreduce ring, got {case.algorithm}"
+    elif case.sharding != "optimizer" and case.workload.earlier_s:  # it would send each batch's gradients
+        reason = "a profile of one batch per update, got one of several (accumulate)"
     return f"sharding: {case.sharding} needs {reason}; leave out one of the two" if reason else None
 
 

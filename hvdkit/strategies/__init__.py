@@ -15,7 +15,8 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe) -> Strategy:
     if recipe.sharding != "none" and mesh.data.size > 1:
         from hvdkit.strategies.sharded import Sharded
 
-        return Sharded(adapter, mesh.data, recipe.sharding == "gradients", half=compression.method == "fp16")
+        half = compression.method == "fp16"
+        return Sharded(adapter, mesh.data, recipe.sharding == "gradients", half, accumulate=recipe.accumulate)
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
         return Dense(adapter, mesh.data.size, half=compression.method == "fp16")
     # Imported here because most runs need none of these.

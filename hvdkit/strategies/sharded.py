@@ -150,16 +150,23 @@ class Shares(Owned):
 class Sharded(Strategy):
     """Reduce-scatters gradients by bucket. With `frees` (stage 2) each rank keeps only its share of them.
 
-    With `half` gradients are sent in float16, as in `Dense`.
+    It then sends the gradients of each of the `accumulate` batches of an update, and adds up shares alone. With `half`
+    gradients are sent in float16, as in `Dense`.
     """
 
     overlaps = True
 
     def __init__(
-        self, adapter: Adapter, axis: Axis, frees: bool, half: bool = False, most_bytes: int = BUCKET_BYTES
+        self,
+        adapter: Adapter,
+        axis: Axis,
+        frees: bool,
+        half: bool = False,
+        most_bytes: int = BUCKET_BYTES,
+        accumulate: int = 1,
     ) -> None:
         self._adapter, self._axis, self._half, self._most_bytes = adapter, axis, half, most_bytes
-        self.keeps_shares = frees
+        self.keeps_shares, self._sendings = frees, accumulate if frees else 1
         self._name = next_name()
         self._waiting: dict[int, dict[str, Tensor]] = {}  # gradients of buckets that are not complete
         self._under_way: dict[int, tuple[Callable[[], Tensor], str | None]] = {}  # by bucket: wait, own dtype
@@ -174,7 +181,8 @@ class Sharded(Strategy):
         elements = sum(each.share * self._axis.size for each in self._shares.buckets)
         itemsize = np.dtype(session.dtype).itemsize
         # A reduce-scatter and an allgather in a ring, each half of an allreduce.
-        self._bytes = ring_bytes(elements * ((2 if self._half else itemsize) + itemsize) / 2, self._axis.size)
+        sent = self._sendings * (2 if self._half else itemsize) + itemsize
+        self._bytes = ring_bytes(elements * sent / 2, self._axis.size)
         return self._shares
 
     @property
