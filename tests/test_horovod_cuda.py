@@ -130,3 +130,23 @@ def test_nccl_without_its_header_is_named(tmp_path: Path) -> None:
     what = f"nccl.h, the header of {tmp_path}/usr/lib/x86_64-linux-gnu/libnccl.so.2"
     assert "libnccl-dev" in faults[what] and "CUDA's compiler nvcc" in faults
     assert [fault.what for fault in cuda.find().missing(nccl=False)] == ["CUDA's compiler nvcc"]
+
+
+def test_a_variable_that_names_the_wrong_folder_is_a_fault_not_passed_over(
+    tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc(tmp_path / "usr-local-cuda")
+    library(tmp_path / "usr")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "empty"))
+    monkeypatch.setenv("HOROVOD_NCCL_HOME", str(tmp_path / "empty"))
+    found = cuda.find(python)
+    assert found.nvcc and found.nccl
+    assert [fault.what for fault in found.missing()] == [
+        f"bin/nvcc and CUDA's headers in {tmp_path}/empty, which CUDA_HOME names",
+        f"NCCL's nccl.h and libnccl.so in {tmp_path}/empty, which HOROVOD_NCCL_HOME names",
+    ]
+    assert [fault.remedy for fault in found.missing(nccl=False)] == ["correct CUDA_HOME, or unset it"]
+    cuda.find.cache_clear()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "usr-local-cuda"))
+    monkeypatch.setenv("HOROVOD_NCCL_HOME", str(tmp_path / "usr"))
+    assert cuda.find(python).missing() == []

@@ -14,7 +14,7 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,11 @@ from hvdkit.runtimes.process import output
 
 _LIBRARY_HOMES = ("/usr", "/usr/local", "/usr/local/nccl", "/opt/nccl", "/usr/local/cuda", "/usr/local/cudnn")
 _CUDA_HOMES = ("/usr/local/cuda", "/usr/lib/cuda", "/opt/cuda")
+_CUDA_VARIABLES = ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")
+_NCCL_VARIABLES = ("HOROVOD_NCCL_HOME", "NCCL_HOME")
+_CONTENTS = dict.fromkeys(_CUDA_VARIABLES, "bin/nvcc and CUDA's headers") | dict.fromkeys(
+    _NCCL_VARIABLES, "NCCL's nccl.h and libnccl.so"
+)
 _PRINT_PATH = "import sys; print(*sys.path, sep='\\n')"
 
 
@@ -48,16 +53,24 @@ class Found:
 
 @dataclass(frozen=True)
 class Cuda:
-    """CUDA's compiler, NCCL and cuDNN; None if not found. `bare_nccl` is an NCCL library that lacks its header."""
+    """CUDA's compiler, NCCL and cuDNN; None if not found. `bare_nccl` is an NCCL library that lacks its header.
+
+    `misnamed` are variables such as CUDA_HOME that name a folder which does not have what they stand for.
+    """
 
     nvcc: Found | None
     nccl: Found | None
     bare_nccl: Path | None = None
     cudnn: Found | None = None
+    misnamed: tuple[str, ...] = ()
 
     def missing(self, nccl: bool = True) -> list[Missing]:
         """What is missing for a GPU build; with `nccl` False the framework's packages bring it."""
-        faults = []
+        faults = [
+            Missing(f"{_CONTENTS[name]} in {os.environ.get(name)}, which {name} names", f"correct {name}, or unset it")
+            for name in self.misnamed
+            if nccl or name in _CUDA_VARIABLES
+        ]
         if self.nvcc is None:
             remedy = "install the CUDA toolkit, with nvcc on PATH or its folder in CUDA_HOME"
             faults.append(Missing("CUDA's compiler nvcc", remedy))
@@ -73,13 +86,17 @@ def find(python: Path | None = None) -> Cuda:
     """CUDA, NCCL and cuDNN as a build would find them: those that the user names, those in the environment of `python`,
     then the machine's."""
     folders = packages(python)
-    nccl, bare = _library("nccl", "nccl.h", ("HOROVOD_NCCL_HOME", "NCCL_HOME"), python, folders)
+    nvcc = _nvcc(python, folders)
+    nccl, bare = _library("nccl", "nccl.h", _NCCL_VARIABLES, python, folders)
     cudnn, _ = _library("cudnn", "cudnn_version.h", ("CUDNN_HOME", "CUDNN_PATH"), python, folders)
-    return Cuda(_nvcc(python, folders), nccl, bare, cudnn)
+    misnamed = [name for name, home in _named(*_CUDA_VARIABLES)[:1] if not _compiler(home / "bin" / "nvcc")]
+    misnamed += [name for name, home in _named(*_NCCL_VARIABLES)[:1] if not nccl or nccl.home != home]
+    return Cuda(nvcc, nccl, bare, cudnn, tuple(misnamed))
 
 
-def _named(*variables: str) -> Iterator[Path]:
-    return (Path(value) for name in variables if (value := os.environ.get(name)))
+def _named(*variables: str) -> list[tuple[str, Path]]:
+    """Those variables that are set, with the folder that each names; the first one decides."""
+    return [(name, Path(value)) for name in variables if (value := os.environ.get(name))]
 
 
 def _prefix(python: Path | None) -> list[Path]:
@@ -97,21 +114,25 @@ def packages(python: Path | None) -> list[Path]:
 
 
 def _nvcc(python: Path | None, packages: Iterable[Path]) -> Found | None:
-    homes = [*_named("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"), *_prefix(python)]
+    homes = [*(home for _, home in _named(*_CUDA_VARIABLES)), *_prefix(python)]
     homes += [home for folder in packages for name in ("cu1*", "cuda_nvcc") for home in sorted(folder.glob(name))]
     candidates = [home / "bin" / "nvcc" for home in homes]
     candidates += [Path(found)] if (found := shutil.which("nvcc")) else []
     candidates += [Path(home) / "bin" / "nvcc" for home in _CUDA_HOMES]
-    for candidate in candidates:
-        if not candidate.is_file():
-            continue
-        match = re.search(r"release ([\d.]+)", output([candidate, "--version"]) or "")
-        # nvcc can be a link to, or a script for, one in another folder; the toolkit is where the headers are.
-        top = re.search(r"^#\$ TOP=(.+)$", output([candidate, "--dryrun", "-x", "cu", "-E", os.devnull]) or "", re.M)
-        homes = [candidate.parent.parent, *([Path(os.path.normpath(top[1].strip()))] if top else [])]
-        for home in homes:
-            if match and _first(home, ("include", "targets/*/include"), ("cuda_runtime.h",)):
-                return Found(match[1], home)
+    return next(filter(None, map(_compiler, candidates)), None)
+
+
+def _compiler(candidate: Path) -> Found | None:
+    """The toolkit of an nvcc."""
+    if not candidate.is_file():
+        return None
+    match = re.search(r"release ([\d.]+)", output([candidate, "--version"]) or "")
+    # nvcc can be a link to, or a script for, one in another folder; the toolkit is where the headers are.
+    top = re.search(r"^#\$ TOP=(.+)$", output([candidate, "--dryrun", "-x", "cu", "-E", os.devnull]) or "", re.M)
+    homes = [candidate.parent.parent, *([Path(os.path.normpath(top[1].strip()))] if top else [])]
+    for home in homes:
+        if match and _first(home, ("include", "targets/*/include"), ("cuda_runtime.h",)):
+            return Found(match[1], home)
     return None
 
 
@@ -119,7 +140,7 @@ def _library(
     name: str, header: str, variables: tuple[str, ...], python: Path | None, packages: Iterable[Path]
 ) -> tuple[Found | None, Path | None]:
     """The library with its header, and the first library that was found without it."""
-    homes = [*_named(*variables), *_prefix(python)]
+    homes = [*(home for _, home in _named(*variables)), *_prefix(python)]
     homes += [*(folder / name for folder in packages), *map(Path, _LIBRARY_HOMES)]
     bare = None
     for home in homes:
