@@ -189,6 +189,13 @@ def test_what_is_no_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
         opened(tmp_path / "a.txt", tokens=str(tmp_path / "tokens.json"))
 
 
+def test_a_tokenizer_that_is_missing_is_named_before_the_package(tmp_path: Path, inside: Hvdkit) -> None:
+    with pytest.raises(RequestError, match=r"data\.tokens: .*tokens\.json: cannot be read \(No such file"):
+        tokens.encoding(str(tmp_path / "tokens.json"))
+    done = inside("tokenizer", "train", "no.txt", "--out", "tokens.json")
+    assert done.returncode == 2 and "no.txt: no such file or folder" in done.stderr.splitlines()[0], done.stderr
+
+
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow", "keras"])
 def test_the_recipe_of_gpt2_runs_dry(framework: str, inside: Hvdkit, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a line of text\n" * 6000)

@@ -66,11 +66,15 @@ def submit(
     for key, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise RequestError(f"--array {key}: expected a list of values, got {values!r}")
+    if twice := [word for word in texts("overrides", overrides) if word.partition("=")[0] in grid]:
+        raise RequestError(f"{', '.join(twice)}: --array gives this key's values; leave one of the two out")
     if (count := math.prod(map(len, grid.values()))) > sbatch.MOST_TASKS:
         raise RequestError(f"--array: expected at most {sbatch.MOST_TASKS:,} tasks, got {count:,}")
     chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     words = [texts("array", each) for each in chosen]
     recipes = {" ".join(each): load_recipe(recipe, overrides, extra=each) for each in words}
+    if len(recipes) < count:
+        raise RequestError("--array: expected each value of a key once, as equal tasks train the same")
     name = next(iter(recipes.values())).name
     place = as_path(run) or paths.default_out(name, "train")
     script = as_path(out) or place.with_name(f"{place.name}.sbatch")

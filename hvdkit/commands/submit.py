@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -81,6 +82,8 @@ def to_slurm(
     if script.suffix == ".yaml":
         faults.append(f"--out {script}: expected a name such as job.sbatch; the recipe is written to {script}")
     faults += _existing([script, *files], overwrite)
+    if os.path.lexists(run) and not run.is_dir():
+        faults.append(f"--run {run}: no folder; expected a folder or a new name")
     if "\n" in f"{script}{run}":
         faults.append("--out, --run: expected no line break in a name")
     faults.report()

@@ -30,6 +30,10 @@ def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
     elif os.path.lexists(out) and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
     try:
+        tokens.files(path.expanduser())
+    except RequestError as error:
+        faults.append(str(error).removeprefix("data.path: "))
+    try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
         faults.append(f"the package tokenizers is not installed; run `{sys.executable} -m pip install tokenizers`")

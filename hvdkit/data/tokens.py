@@ -251,6 +251,13 @@ def encoding(name: str) -> Encoding:
         return BYTES
     path = Path(name).expanduser()
     try:
+        content = read_bounded(path)
+    except OSError as error:
+        raise RequestError(
+            f"data.tokens: {path}: cannot be read ({error.strerror}); expected bytes, or a file of `hvdkit tokenizer "
+            "train`"
+        ) from error
+    try:
         from tokenizers import Tokenizer
     except ImportError:
         raise RequestError(
@@ -258,13 +265,7 @@ def encoding(name: str) -> Encoding:
             f"the environment of {sys.executable}"
         ) from None
     try:
-        content = read_bounded(path)
         found = Tokenizer.from_buffer(content)
-    except OSError as error:
-        raise RequestError(
-            f"data.tokens: {path}: cannot be read ({error.strerror}); expected bytes, or a file of `hvdkit tokenizer "
-            "train`"
-        ) from error
     except Exception as error:  # the package raises no other class
         reason = " ".join(str(error).split())[:100]
         raise RequestError(

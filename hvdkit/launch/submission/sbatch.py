@@ -58,6 +58,10 @@ class Resources:
         for line in self.lines:
             if not _LINE.fullmatch(line) or not line.isprintable():
                 faults.append(f"--line {line!r}: expected an option of sbatch, such as --mail-type=END")
+            elif re.match(r"--array\b|-a", line):
+                faults.append(
+                    f"--line {line}: give --array KEY=VALUE,VALUE,... instead, so that each task has a recipe"
+                )
         return faults
 
 
