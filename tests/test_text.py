@@ -175,6 +175,10 @@ def test_a_tokenizer_is_trained_and_used(tmp_path: Path, inside: Hvdkit) -> None
     assert encoding.decode(found.train.tolist()).startswith("the cat sat")
     done = inside("tokenizer", "train", "a.txt", "--out", "tokens.json", "--vocabulary", 280)
     assert done.returncode == 2 and "the file exists" in done.stderr
+    (tmp_path / "empty.txt").touch()
+    done = inside("tokenizer", "train", "empty.txt", "--out", "none.json")
+    assert done.returncode == 2 and done.stderr.startswith("empty.txt: no pair of letters"), done.stderr
+    assert not (tmp_path / "none.json").exists()
     own = ("data.path=a.txt", "data.tokens=tokens.json", "model.context=16")
     done = inside("train", "gpt-tiny", "--framework", "pytorch", "--out", "run", *own)
     expected = "model.vocabulary: expected at least 280, the different tokens of data.tokens tokens.json, got 256\n"

@@ -46,5 +46,7 @@ def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
     blocks = tokens.blocks(Text(name="text", path=str(path)))
     made.train_from_iterator((block.decode() for block in blocks), trainer)
+    if made.get_vocab_size() < SMALLEST:
+        raise RequestError(f"{path}: no pair of letters in it; expected a UTF-8 text, or a folder of them")
     write_atomic(out, made.to_str(pretty=True) + "\n")
     return int(made.get_vocab_size())
