@@ -29,7 +29,7 @@ def notes(found: MemoryNeed) -> list[str]:
     missing = dict.fromkeys(row.stage for row in found.rows if not row.supported)
     return [
         *found.notes,
-        *(f"{stage}: {found.framework} cannot train so yet" for stage in missing),
+        *(f"sharding: {stage} is counted only: training under {found.framework} refuses it" for stage in missing),
         f"framework: {found.framework}'s own memory, {found.framework_source}; scratch space of kernels is not counted",
     ]
 
