@@ -244,12 +244,21 @@ def test_load_is_what_others_used() -> None:
 REFUSED: list[tuple[list[Any], str]] = [
     (
         ["--rival", "dpp"],
-        "--rival dpp: expected one of plain, ddp, multiworker, kvstore, independent; did you mean 'ddp'?",
+        "--rival dpp: expected one of plain, ddp, zero_redundancy, multiworker, kvstore, independent; "
+        "did you mean 'ddp'?",
     ),
     (["--rival", "kvstore"], "--rival kvstore: expected --framework mxnet, got pytorch"),
     (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; it needs several ranks"),
     (["--rival", "ddp", "--rival", "ddp"], "--rival ddp: given 2 times"),
     (["--rival", "ddp", "compression=fp16"], "--rival ddp: does not support compression fp16"),
+    (
+        ["--rival", "zero_redundancy", "optimizer.name=lars"],
+        "--rival zero_redundancy: does not support optimizer.name=lars; choose sgd or adamw",
+    ),
+    (
+        ["--rival", "zero_redundancy", "optimizer.momentum=0"],
+        "--rival zero_redundancy: does not support SGD without momentum",
+    ),
     (
         ["--framework", "keras", "--rival", "multiworker", "accumulate=2"],
         "--rival multiworker: does not support accumulation",

@@ -73,19 +73,23 @@ def test_rivals_compute_what_hvdkit_computes(frameworks: tuple[str, ...], proof:
 
 @pytest.mark.usefixtures("warm")
 def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
-    """DistributedDataParallel, with accumulation; its weights are hvdkit's, its figures its own."""
+    """Those of PyTorch, with accumulation; their weights are hvdkit's, their figures their own."""
     results, seconds = {}, {}
-    for out, more in (("own", ()), ("ddp", ("--rival", "ddp"))):
+    for out, more in (("own", ()), *((name, ("--rival", name)) for name in ("ddp", "zero_redundancy"))):
         words = ("--framework", "pytorch", "-np", 2, *more, "--out", out, *QUICK)
         began = time.monotonic()
         done = hvdkit("train", recipe, *words, "steps=4", "accumulate=2", "check_ranks=1", "precision=fp64")
         assert done.returncode == 0, done.stderr
         results[out] = TrainResult.model_validate_json((tmp_path / out / "result.json").read_text())
         seconds[out] = time.monotonic() - began
-    own, ddp = results["own"], results["ddp"]
+    own, ddp, zero = results["own"], results["ddp"], results["zero_redundancy"]
     assert (own.rival, ddp.rival, ddp.framework, ddp.np) == (None, "ddp", "pytorch", 2)
     assert ddp.horovod_version is None and own.horovod_version
-    assert ddp.train_loss == pytest.approx(own.train_loss, rel=1e-9)
+    assert [ddp.train_loss, zero.train_loss] == pytest.approx([own.train_loss] * 2, rel=1e-9)
+    whole = 8 * own.parameters  # bytes in float64
+    assert ddp.state_bytes is None and zero.state_bytes is not None
+    assert (zero.state_bytes["parameters"], zero.state_bytes["gradients"]) == (whole, whole)
+    assert whole / 2 <= zero.state_bytes["optimizer"] < 0.6 * whole, "the larger share of whole tensors"
     for name, each in results.items():
         assert len(each.step_ms) == each.measured_steps == 3 and each.step_ms_p99 is not None
         assert each.step_ms_p50 <= each.step_ms_p90 <= each.step_ms_p99 <= max(each.step_ms) + 0.01

@@ -1,13 +1,14 @@
-"""PyTorch's baselines: Horovod by hand, DistributedDataParallel, and no communication."""
+"""PyTorch's baselines: Horovod by hand, DistributedDataParallel, its optimizer with shards, and no communication."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +17,7 @@ from hvdkit.adapters import pytorch as own
 from hvdkit.adapters.pytorch.training import TrainableModel
 from hvdkit.baselines import base
 from hvdkit.core.mesh import Mesh
+from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter
 from hvdkit.core.session import Gradients, Session
 from hvdkit.core.strategy import Strategy
@@ -23,6 +25,9 @@ from hvdkit.core.topology import Topology
 from hvdkit.core.update_rules import clip, decay_of
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Recipe, Sgd
+
+if TYPE_CHECKING:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 _TIMEOUT = timedelta(days=1)  # the launcher detects ranks that hang
 
@@ -86,14 +91,41 @@ class _Session(Session):
         self.update(self.trainable.gradients())
 
 
-class _PlainSession(_Session):
-    """Uses `torch.optim` if it computes the recipe's update; its state is the session's slots."""
+class _TorchOptimSession(_Session):
+    """Uses an optimizer of `torch.optim`, whose state is the session's slots."""
+
+    settings: Optimizer
+
+    def _step_by(self, optimizer: torch.optim.Optimizer, state: dict[torch.Tensor, Any]) -> None:
+        """One step. `state` is that of the optimizer which holds the slots."""
+        if self.settings.clip_norm is not None:
+            gradients = list(self.trainable.gradients().values())
+            for gradient, clipped in zip(
+                gradients, clip(gradients, self.settings.clip_norm, self.adapter.tensors), strict=True
+            ):
+                gradient.copy_(clipped)
+        for group in optimizer.param_groups:
+            group["lr"] = self.update.rate.get()
+        steps = self.update.steps.get()
+        for name, slots in self.update.slots.items():
+            state[self.trainable.trained[name]] = (
+                {"step": torch.tensor(steps), "exp_avg": slots[0], "exp_avg_sq": slots[1]}
+                if isinstance(self.settings, AdamW)
+                else {"momentum_buffer": slots[0]}
+            )
+        optimizer.step()
+        self.update.steps.set(steps + 1)
+
+
+class _PlainSession(_TorchOptimSession):
+    """Uses `torch.optim` if it computes the recipe's update."""
 
     def __init__(self, adapter: Adapter, model: Any, optimizer: Optimizer, *others: Any) -> None:
         super().__init__(adapter, model, optimizer, *others)
-        self._settings, named = optimizer, self.trainable.trained
+        self.settings, named = optimizer, self.trainable.trained
         half = getattr(self.strategy, "half", False)
-        plain = _torch_optimizer(optimizer, list(named.values()))
+        found = _torch_optimizer(optimizer, list(named.values()))
+        plain = found and found[0](found[1], **found[2])
         # fp16 scales the loss and may skip a step on all ranks, which core does
         self._uses_torch_optim = plain is not None and self.update.scale is None
         self._optimizer = hvd.DistributedOptimizer(
@@ -114,38 +146,27 @@ class _PlainSession(_Session):
         if not self._uses_torch_optim:
             super()._step()
             return
-        if self._settings.clip_norm is not None:
-            gradients = list(self.trainable.gradients().values())
-            for gradient, clipped in zip(
-                gradients, clip(gradients, self._settings.clip_norm, self.adapter.tensors), strict=True
-            ):
-                gradient.copy_(clipped)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.update.rate.get()
-        steps = self.update.steps.get()
-        for name, parameter in self.trainable.trained.items():
-            slots = self.update.slots[name]
-            if isinstance(self._settings, AdamW):
-                self._optimizer.state[parameter] = {
-                    "step": torch.tensor(steps), "exp_avg": slots[0], "exp_avg_sq": slots[1],
-                }  # fmt: skip
-            else:
-                self._optimizer.state[parameter] = {"momentum_buffer": slots[0]}
         with self._optimizer.skip_synchronize():
-            self._optimizer.step()
-        self.update.steps.set(steps + 1)
+            self._step_by(self._optimizer, self._optimizer.state)
 
 
-def _torch_optimizer(settings: Optimizer, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-    """PyTorch's optimizer, if it computes core's update rule. Parameters without decay are in a separate group."""
+def _torch_optimizer(
+    settings: Optimizer, parameters: list[torch.nn.Parameter]
+) -> tuple[type[torch.optim.Optimizer], list[dict[str, Any]], dict[str, Any]] | None:
+    """PyTorch's optimizer, if it computes core's update rule: class, groups of parameters, and options.
+
+    Parameters without decay are in a separate group.
+    """
     groups: dict[float, list[torch.nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(decay_of(settings, tuple(parameter.shape)), []).append(parameter)
     grouped = [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
     if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
-        return torch.optim.SGD(grouped, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov)
+        return torch.optim.SGD, grouped, {"lr": 0.0, "momentum": settings.momentum, "nesterov": settings.nesterov}
     if isinstance(settings, AdamW):
-        return torch.optim.AdamW(grouped, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.epsilon)
+        return torch.optim.AdamW, grouped, {
+            "lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon,
+        }  # fmt: skip
     return None
 
 
@@ -205,8 +226,74 @@ class Ddp(_ByHand, base.WithoutHorovod):
         dist.destroy_process_group()
 
 
+class _WholeTensors(Owned):
+    """Each parameter is updated by one rank, its owner, as ZeroRedundancyOptimizer divides them."""
+
+    in_place = False
+
+    def __init__(self, adapter: Adapter, parameters: Mapping[str, torch.Tensor], owners: dict[str, int]) -> None:
+        super().__init__(adapter, parameters)
+        self._owners = owners
+        self.shapes = {name: shape for name, shape in self.shapes.items() if owners[name] == dist.get_rank()}
+
+    def variables(self) -> dict[str, torch.Tensor]:
+        return {name: self.adapter.tensors.variable(self.parameters[name]) for name in self.shapes}
+
+    def whole(self, pieces: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.parameters.items():
+            tensor = pieces[name] if name in pieces else torch.empty_like(parameter)
+            dist.broadcast(tensor, self._owners[name])
+            yield name, tensor
+
+    def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: arrays[name] for name in self.shapes}
+
+
+class _ShardedOptimizer(Strategy):
+    """Has the session's ZeroRedundancyOptimizer, which decides what each rank owns."""
+
+    zero: ZeroRedundancyOptimizer
+
+    def owned(self, session: Session, settings: Optimizer) -> Owned:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import: not for the others
+
+        assert isinstance(session.trainable, TrainableModel)
+        trained = session.trainable.trained
+        found = _torch_optimizer(settings, list(trained.values()))
+        assert found, "registry.check_recipe refuses the other optimizers"
+        optimizer_class, groups, options = found
+        self.zero = ZeroRedundancyOptimizer(groups, optimizer_class, **options)
+        names = {parameter: name for name, parameter in trained.items()}
+        mine = [names[parameter] for group in self.zero.optim.param_groups for parameter in group["params"]]
+        ranks = session.adapter.allgather_object(mine, name="zero_redundancy.owners")
+        owners = {name: rank for rank, owned in enumerate(ranks) for name in owned}
+        return _WholeTensors(session.adapter, session.trainable.parameters, owners)
+
+
+class _ZeroRedundancySession(_DdpSession, _TorchOptimSession):
+    strategy: _ShardedOptimizer
+
+    def __init__(self, adapter: Adapter, model: Any, optimizer: Optimizer, *others: Any) -> None:
+        super().__init__(adapter, model, optimizer, *others)
+        self.settings = optimizer
+
+    def _step(self) -> None:
+        self._gradient_bytes = self._bytes_of(self.trainable.gradients())
+        zero = self.strategy.zero
+        self._step_by(zero, zero.optim.state)
+
+
+class ZeroRedundancy(Ddp):
+    """DistributedDataParallel with `ZeroRedundancyOptimizer`: each rank updates some parameters and broadcasts them."""
+
+    session_class = _ZeroRedundancySession
+
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
+        return _ShardedOptimizer()
+
+
 class Independent(_ByHand, base.Independent):
     """Gradients are not averaged."""
 
 
-RIVALS = {"plain": Plain, "ddp": Ddp, "independent": Independent}
+RIVALS = {"plain": Plain, "ddp": Ddp, "zero_redundancy": ZeroRedundancy, "independent": Independent}

@@ -17,6 +17,7 @@ class Rival:
 
     Without `averaging`, each process trains on its own, so its results cannot be checked for parity. Without
     `travels`, it runs on this machine only. `compresses` and `accumulates` say whether it supports these recipe keys.
+    One that `shards` has the optimizers of its framework only, and no loss scaling; its results have `state_bytes`.
     """
 
     frameworks: tuple[str, ...]
@@ -26,6 +27,7 @@ class Rival:
     travels: bool = False
     compresses: bool = False
     accumulates: bool = True
+    shards: bool = False
 
 
 RIVALS = {
@@ -37,6 +39,9 @@ RIVALS = {
         compresses=True,
     ),
     "ddp": Rival(("pytorch",), "torch.nn.parallel.DistributedDataParallel"),
+    "zero_redundancy": Rival(
+        ("pytorch",), "DistributedDataParallel with torch.distributed.optim.ZeroRedundancyOptimizer", shards=True
+    ),
     "multiworker": Rival(("tensorflow", "keras"), "tf.distribute.MultiWorkerMirroredStrategy", accumulates=False),
     "kvstore": Rival(("mxnet",), "MXNet's parameter server, kvstore dist_sync"),
     "independent": Rival(
@@ -80,15 +85,29 @@ def fitting(names: list[str], framework: str, np: int) -> list[str]:
 
 def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
     """Check that a baseline supports the recipe and the hosts. Raises RequestError with everything it does not."""
+    from hvdkit.core.precision import PRECISIONS
+    from hvdkit.recipe.schema import AdamW, Sgd
+
     rival = RIVALS[name]
     able = ("none", "fp16") if rival.compresses else ("none",)
+    optimizer = recipe.optimizer
     faults = {
+        f"does not support optimizer.name={optimizer.name}; choose sgd or adamw": rival.shards
+        and not isinstance(optimizer, Sgd | AdamW),
+        "does not support SGD without momentum; choose optimizer.momentum=0.9": rival.shards
+        and isinstance(optimizer, Sgd)
+        and not optimizer.momentum,
+        "does not support decoupled decay of SGD; choose optimizer.decoupled=false": rival.shards
+        and isinstance(optimizer, Sgd)
+        and optimizer.decoupled,
+        "does not support loss scaling; choose precision=bf16 or fp32": rival.shards
+        and PRECISIONS[recipe.precision].scales_loss,
         f"does not support compression {recipe.compression}; choose compression=none": recipe.compression.method
         not in able,
         "does not support Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
         "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
         "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
-        "does not shard; leave out the recipe's `sharding`": recipe.sharding != "none",
+        "does not have hvdkit's sharding; leave out the recipe's `sharding`": recipe.sharding != "none",
         "does not support elastic training; leave out the recipe's `elastic`": recipe.elastic is not None,
         "runs on this machine only; leave out -H": not (rival.travels or hosts_are_here),
     }

@@ -105,7 +105,8 @@ class TrainResult(Figures, Result):
     `tuning` has each setting that was chosen automatically: `value` (None for the library's default) and `why`.
     `ended_at` is the wall clock, UTC. `bytes_per_step` is what one rank (the one that sends most) sends of gradients
     and weights for an update, without protocol overhead; None with a rival. `state_bytes` are the sizes of the largest
-    rank's tensors: `parameters`, `gradients` as an update begins, and `optimizer`, its slots; None with a rival.
+    rank's tensors: `parameters`, `gradients` as an update begins, and `optimizer`, its slots; None with a rival
+    that does not shard.
     `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
     kept, relative to this file: `last`, and `best` by validation accuracy if there is one.

@@ -241,7 +241,7 @@ def _result(
         sync=recipe.sync and recipe.sync.model_dump(),
         allreduce=recipe.allreduce,
         sharding=recipe.sharding,
-        state_bytes=None if rival_of(adapter) else _largest(adapter.allgather_object(session.state_bytes())),
+        state_bytes=_largest(adapter.allgather_object(session.state_bytes())) if _counts_states(session) else None,
         optimizer=recipe.optimizer.name,
         precision=recipe.precision,
         accumulate=recipe.accumulate,
@@ -272,6 +272,11 @@ def _result(
         initial_state_sha256=initial_state_sha256,
         final_weights_sha256=digest({name: final[name] for name in session.shapes}),
     )
+
+
+def _counts_states(session: Session) -> bool:
+    """Of hvdkit itself, and of baselines that shard."""
+    return rival_of(session.adapter) is None or not session.update.owned.in_place
 
 
 def _largest(state_bytes: list[dict[str, int]]) -> dict[str, int]:
