@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hygiene
+import hypothesis
 import pytest
 import warm as warming
 
@@ -21,6 +22,10 @@ from hvdkit.runtimes import pins, store
 from hvdkit.worker import startup
 
 hygiene.clean_up_parent()  # before a test module is imported
+
+# Neither the load of the machine nor chance decides whether a property holds.
+hypothesis.settings.register_profile("hvdkit", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("hvdkit")
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")

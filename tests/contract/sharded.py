@@ -129,14 +129,15 @@ def half_precision_gradients_reach_shares(adapter: Adapter, topology: Topology, 
 
 @case
 def state_bytes_are_the_closed_forms(adapter: Adapter, topology: Topology, make: Make) -> None:
-    """Rajbhandari et al. 2020, section 3, with float32 throughout, but for a padding of up to an element a rank."""
+    """Rajbhandari et al. 2020, section 3, with one dtype throughout, but for a padding of up to an element a rank."""
     for optimizer, slots in ((Sgd(learning_rate=0.1), 1), (AdamW(learning_rate=0.1), 2)):
         for frees in (None, *stages(adapter)):
             strategy = None if frees is None else sharded(adapter, topology, frees)
             session = make(tiny=True, optimizer=optimizer, strategy=strategy)
             session.train_step([features(topology.rank)])
-            whole = 4 * sum(value.size for value in parameters_of(session.state()).values())
-            share = 4 * -(-whole // 4 // topology.size)
+            weights = parameters_of(session.state()).values()
+            whole, itemsize = sum(value.nbytes for value in weights), max(value.itemsize for value in weights)
+            share = itemsize * -(-whole // itemsize // topology.size)
             assert session.state_bytes() == {
                 "parameters": whole,
                 "gradients": share if frees else whole,
