@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes driver compare bench bench-start bench-tools bench-resnet50 validate bench-hosts \
+.PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts \
 	bench-simulator check-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
 
 help: ## Show this list
@@ -27,6 +27,9 @@ compare: driver ## Train the digits with all four frameworks at 1 and 2 ranks; t
 
 bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, interleaved; about 25 minutes
 	@$(BIN)/python benchmarks/cost.py
+
+bench-gpt: runtimes ## A small GPT beside loops by hand, Horovod by hand and DDP: tokens/s and memory; 25 minutes, resumable
+	@$(BIN)/python benchmarks/gpt.py
 
 bench-start: runtimes ## From a command to the first step, beside two bare processes; about 8 minutes
 	@$(BIN)/python benchmarks/start.py

@@ -123,7 +123,8 @@ def one_round(folder: Path, sides: Sequence[str], run: Callable[[str, Path], Any
         found, name = {}, "/".join(folder.parts[-3:])
         for number in random.Random(name).sample(range(len(sides)), len(sides)):
             found[sides[number]] = result = run(sides[number], folder / f"side-{number:02d}")
-            figure = result.get("images_per_second") if isinstance(result, dict) else result
+            speeds = ("tokens_per_second", "images_per_second")
+            figure = next(filter(None, map(result.get, speeds)), None) if isinstance(result, dict) else result
             say(f"{name}: {sides[number]}" + (f": {figure:.2f}" if figure is not None else ""))
         write_atomic(file, json.dumps(found) + "\n")
     return {side: found[side] for side in sides}

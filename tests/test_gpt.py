@@ -154,7 +154,7 @@ def test_an_export_is_what_transformers_reads(trained: Path, inside: Hvdkit, tmp
     assert (
         load_file(tmp_path / "model.safetensors").keys() == gpt.GPT("gpt", 1, 2, 16, 16, 256).parameter_shapes().keys()
     )
-    for name in ("model.onnx", "other.safetensors"):
+    for name in ("model.onnx", "other.safetensors", "m.gguf"):
         done = inside("export", trained, "--out", name)
         assert done.returncode == 2 and "expected a file named model.safetensors" in done.stderr
         assert len(done.stderr.splitlines()) == 1

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from conftest import Hvdkit
 
-from hvdkit.checkpoint import weights
+from hvdkit.checkpoint import snapshots, weights
+from hvdkit.checkpoint.resume import check_text
+from hvdkit.commands import tokenizer
+from hvdkit.core.step_plan import Progress
 from hvdkit.data import text, tokens
 from hvdkit.data.batches import epoch_batches
 from hvdkit.data.tokens import Tokens
@@ -149,6 +152,7 @@ def test_what_is_no_text_is_refused(content: bytes | None, keys: dict[str, objec
         (["data.name=digits"], "expected text or synthetic-text for model gpt, got digits"),
         (["batch_size=100000"], "batch_size: expected at most"),
         (["data.path=nowhere"], "no such file or folder"),
+        (["data.path="], "override 'data.path=': expected a value, or null for none"),
     ],
 )
 def test_requests_that_do_not_fit_are_refused(changes: list[str], told: str, inside: Hvdkit) -> None:
@@ -183,6 +187,28 @@ def test_a_tokenizer_is_trained_and_used(tmp_path: Path, inside: Hvdkit) -> None
     done = inside("train", "gpt-tiny", "--framework", "pytorch", "--out", "run", *own)
     expected = "model.vocabulary: expected at least 280, the different tokens of data.tokens tokens.json, got 256\n"
     assert done.returncode == 2 and done.stderr == expected
+
+
+def test_a_tokenizers_text_that_is_none_is_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good\nb\xe4d\n")
+    with pytest.raises(RequestError) as refused:
+        list(tokenizer.texts(tmp_path / "a.txt"))
+    assert str(refused.value).startswith(f"{tmp_path / 'a.txt'}: expected UTF-8, got the byte 0xe4 at offset 6")
+
+
+def test_a_checkpoint_of_another_text_is_refused(tmp_path: Path) -> None:
+    sets = []
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"{name} line\n" * 40)
+        sets.append(text.open_text(Text(name="text", path=str(tmp_path / name)), 16, 256, 1)[0])
+    record = snapshots.Record(
+        progress=Progress(), np=1, framework="", framework_version="", hvdkit_version="", recipe={},
+        text_sha256=sets[0].text_sha256,
+    )  # fmt: skip
+    check_text(record, sets[0])
+    check_text(record.model_copy(update={"text_sha256": None}), sets[1])  # of a version that did not keep it
+    with pytest.raises(RequestError, match=r"data\.path: expected the text that the checkpoint was trained on"):
+        check_text(record, sets[1])
 
 
 @pytest.mark.parametrize("content", ["no tokenizer", '{"model": 3}'])

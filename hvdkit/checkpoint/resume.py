@@ -68,6 +68,7 @@ def resumed(
             found = held or (pick(place, recipe)[0] if place else None)
             if found:
                 check_classes(found.record, dataset)
+                check_text(found.record, dataset)
                 state = without_strategy(found.state)
                 session.load_state(state)
                 record = found.record
@@ -103,6 +104,16 @@ def check_classes(record: Record, dataset: Dataset) -> None:
     if theirs != mine:
         shown = [", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (theirs, mine)]
         raise RequestError(f"data: expected the checkpoint's classes ({shown[0]}), got {shown[1]}")
+
+
+def check_text(record: Record, dataset: Dataset) -> None:
+    """Raise RequestError if the text is not the one that the checkpoint was trained on, wherever it lies."""
+    theirs, mine = record.text_sha256, dataset.text_sha256
+    if theirs and mine and theirs != mine:
+        raise RequestError(
+            f"data.path: expected the text that the checkpoint was trained on, SHA-256 {theirs[:12]}…, got "
+            f"{mine[:12]}…; give that text, start again with --overwrite, or train on from model.weights"
+        )
 
 
 def _check_same(record: Record, recipe: Recipe, place: Path) -> None:

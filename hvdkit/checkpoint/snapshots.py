@@ -64,6 +64,7 @@ class Record(BaseModel):
 
     `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
     `preprocessing` says how a picture becomes the model's input, and names the classes, where the data are pictures.
+    `text_sha256` is that of the whole text, where the data are a text.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -77,6 +78,7 @@ class Record(BaseModel):
     recipe: dict[str, Any]
     files: dict[str, str] = {}
     preprocessing: Preprocessing | None = None
+    text_sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,6 @@ class ExportPlan:
 def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
     """Check the checkpoint, the file's name, its place and its runtime. Raises RequestError with all faults."""
     faults = Faults()
-    if out.suffix not in SUFFIXES or not out.stem:
-        faults.append(f"--out {out}: expected a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    if out.suffix == ONNX and find_spec("onnx") is None:
-        faults.append(f"--out {out}: the package onnx is missing; run `{sys.executable} -m pip install onnx`")
     if not os.access(out.parent, os.W_OK | os.X_OK) or not out.parent.is_dir():
         faults.append(f"--out {out}: {out.parent} is no folder that can be written; make it, or choose another")
     elif out.is_dir():
@@ -66,20 +62,31 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
         faults.append(f"--out {out}: it lies in the checkpoint, whose files stay as they are; choose another folder")
     elif out.exists() and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
-    found = None
+    found, model = None, None
     with faults.collected(HvdkitError):
         checkpoint = snapshots.read(folder)
         found = ExportPlan(out.absolute(), checkpoint.record, model_state(checkpoint.state), None)
         recipe = schema.revise(checkpoint.record.recipe, f"{folder / snapshots.RECORD}: recipe")
-        if isinstance(recipe.model, schema.Model):
-            found = _with_architecture(found, recipe, recipe.model, overwrite)
-        elif isinstance(recipe.model, schema.GPT):
-            found = _for_transformers(found, recipe, recipe.model, overwrite)
+        model = recipe.model
+        if isinstance(model, schema.Model):
+            found = _with_architecture(found, recipe, model, overwrite)
+        elif isinstance(model, schema.GPT):
+            found = _for_transformers(found, recipe, model, overwrite)
         elif out.suffix != SAFETENSORS:
             raise RequestError(f"--out {out}: expected {SAFETENSORS}, the only file for a model of your own")
+    if model is None or isinstance(model, schema.Model):  # others have one format, which is checked with them
+        faults += _format_faults(out)
     faults.report()
     assert found is not None
     return found
+
+
+def _format_faults(out: Path) -> list[str]:
+    if out.suffix not in SUFFIXES or not out.stem:
+        return [f"--out {out}: expected a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"]
+    if out.suffix == ONNX and find_spec("onnx") is None:
+        return [f"--out {out}: the package onnx is missing; run `{sys.executable} -m pip install onnx`"]
+    return []
 
 
 def _with_architecture(plan: ExportPlan, recipe: schema.Recipe, model: schema.Model, overwrite: bool) -> ExportPlan:

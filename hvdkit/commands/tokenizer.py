@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hvdkit.data import tokens
@@ -44,9 +45,17 @@ def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
-    blocks = tokens.blocks(Text(name="text", path=str(path)))
-    made.train_from_iterator((block.decode() for block in blocks), trainer)
+    made.train_from_iterator(texts(path), trainer)
     if made.get_vocab_size() < SMALLEST:
         raise RequestError(f"{path}: no pair of letters in it; expected a UTF-8 text, or a folder of them")
     write_atomic(out, made.to_str(pretty=True) + "\n")
     return int(made.get_vocab_size())
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The text in parts. Raises RequestError, without a recipe's key, where it cannot be read or is no UTF-8."""
+    try:
+        for block in tokens.blocks(Text(name="text", path=str(path))):
+            yield block.decode()
+    except RequestError as error:
+        raise RequestError(str(error).removeprefix("data.path: ")) from None

@@ -93,7 +93,7 @@ class Session:
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))
         self._sums: dict[str, Tensor] = {}  # sums of the gradients of an update's earlier batches
         self._parts = 1  # batches in the current update
-        self._gradient_bytes = 0  # of the gradients with which the last update began, on this rank
+        self._gradient_bytes = 0  # of the gradients with which an update begins, on this rank
         self._sends = False  # whether gradients from `_ready` belong to the update's last batch
         during = self.trainable.overlaps or (self.trainable.reports and self.strategy.keeps_shares)
         if during and self.strategy.overlaps:
@@ -168,7 +168,8 @@ class Session:
 
     def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         means = self.strategy.average(self, dict(gradients))
-        self._gradient_bytes = self._bytes_of(means if self.strategy.keeps_shares else gradients)
+        if not self._gradient_bytes:  # the same in each update, and slow to count
+            self._gradient_bytes = self._bytes_of(means if self.strategy.keeps_shares else gradients)
         return self._stamped((trace_events.REDUCED,), means)
 
     def _ready(self, name: str, gradient: Tensor) -> bool:

@@ -194,7 +194,7 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
             )
             del left[:end]
             continue
-        if equals and key.strip() and (value or not left or "=" in left[0]):
+        if equals and key.strip() and value.strip():
             good.append(text)
             continue
         # `epochs 3`, `epochs = 3`, `epochs= 3`, `epochs =3`
@@ -208,7 +208,8 @@ def joined(texts: Sequence[str], root: type[BaseModel]) -> tuple[list[str], list
             faults.append(f"override {words}: a change is one word, key=value; {_expected(found)}")
             del left[:taken]
             continue
-        faults.append(f"override {brief(text)}: {_of_a_word(text, root)}")
+        told = "expected a value, or null for none; is a variable of the shell not set?"
+        faults.append(f"override {brief(text)}: {told if equals and key.strip() else _of_a_word(text, root)}")
     return good, faults
 
 

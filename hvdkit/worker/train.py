@@ -209,6 +209,7 @@ def _record(setup: Setup, progress: Progress) -> snapshots.Record:
         hvdkit_version=hvdkit.__version__,
         recipe=setup.recipe.model_dump(mode="json"),
         preprocessing=setup.dataset.preprocessing,
+        text_sha256=setup.dataset.text_sha256,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 # A GPU computes while Horovod sends, so each gradient is sent there as soon as it is ready. On a CPU, sending during
 # backward would only take cores from it.
 OVERLAPPED_ON = {"cuda"}
+_MANY = 1e12  # updates: the powers of Adam's betas are 0
 
 
 class TrainableModel(EagerModel):
@@ -115,7 +117,9 @@ class TrainableModel(EagerModel):
     def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
         if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
             return partial(_sgd, settings)
-        return partial(_adamw, settings) if isinstance(settings, AdamW) else None
+        if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in self.parameters.values()):
+            return None
+        return partial(_adamw, settings, torch.tensor(_MANY, device=self._device))
 
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
         def take(parameter: torch.Tensor, name: str) -> None:
@@ -176,18 +180,32 @@ def _sgd(
 
 
 def _adamw(
-    settings: AdamW, weights: Tensors, gradients: Tensors, slots: Slots, rate: float, corrections: tuple[float, float]
+    settings: AdamW,
+    many: torch.Tensor,
+    weights: Tensors,
+    gradients: Tensors,
+    slots: Slots,
+    rate: float,
+    corrections: tuple[float, float],
 ) -> None:
-    """The update of `torch.optim.AdamW`."""
-    means, squares = [mean for mean, _ in slots], [square for _, square in slots]
-    for weight in weights:
-        decay = decay_of(settings, tuple(weight.shape))
-        if decay:
-            weight.mul_(1 - rate * decay)
-    torch._foreach_lerp_(means, gradients, 1 - settings.beta1)
-    torch._foreach_mul_(squares, settings.beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, value=1 - settings.beta2)
-    denominators = torch._foreach_sqrt(squares)
-    torch._foreach_div_(denominators, corrections[1] ** 0.5)
-    torch._foreach_add_(denominators, settings.epsilon)
-    torch._foreach_addcdiv_(weights, means, denominators, value=-rate / corrections[0])
+    """Core's AdamW by PyTorch's fused kernel, which reads and writes each tensor once.
+
+    The kernel's own corrections, made from a count of updates, are 1 after `many` of them; the rate and epsilon have
+    core's instead.
+    """
+    root = math.sqrt(corrections[1])
+    factor = root / corrections[0]
+    by_decay: dict[float, list[int]] = {}
+    for place, weight in enumerate(weights):
+        by_decay.setdefault(decay_of(settings, tuple(weight.shape)), []).append(place)
+    for decay, places in by_decay.items():
+        torch._fused_adamw_(
+            [weights[place] for place in places],
+            [gradients[place].contiguous() for place in places],
+            [slots[place][0] for place in places],
+            [slots[place][1] for place in places],
+            [],
+            [many] * len(places),
+            lr=rate * factor, beta1=settings.beta1, beta2=settings.beta2, weight_decay=decay / factor,
+            eps=settings.epsilon * root, amsgrad=False, maximize=False,
+        )  # fmt: skip

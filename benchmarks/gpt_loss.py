@@ -1,0 +1,118 @@
+"""Validation loss of the small GPT on two ranks, three seeds a framework, beside n-gram models of the same text.
+
+    .venv/bin/python benchmarks/gpt_loss.py
+
+Runs that are done are kept in `runs/gpt-loss` and not run again; `--fresh` starts anew. Writes gpt_loss.json and
+gpt_loss.md beside itself and the learning curves, docs/images/gpt-loss.png. Exit status 1 if a limit is missed. The
+losses do not depend on the machine's load; the seconds are those of the run that others disturbed least.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import harness
+import ngrams
+
+from hvdkit.data.tokens import open_tokens
+from hvdkit.recipe import registry, schema
+
+RECIPE, SEEDS, RANKS = "gpt-tiny", 3, 2
+PICTURE = harness.HERE.parent / "docs" / "images" / "gpt-loss.png"
+SPREAD, SECONDS = 0.02, 240.0  # bits per byte between frameworks, and how long training may take
+GRAMS = (3, 4, 5)
+PATIENCE_S = 7200.0  # the machine may be busy
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    args = harness.parser(__doc__, rounds=SEEDS, keep="gpt-loss", frameworks=True).parse_args()
+    frameworks = args.framework or harness.FRAMEWORKS
+    rounds = harness.rounds(harness.kept(args), ["seeds"], frameworks, args.rounds, run)["seeds"]
+    found = {name: summary([one[name] for one in rounds]) for name in frameworks}
+    medians = [one["bits_per_byte"]["median"] for one in found.values()]
+    models, spread = grams(), max(medians) - min(medians)
+    outcome = {
+        "recipe": RECIPE,
+        "ranks": RANKS,
+        "seeds": args.rounds,
+        "frameworks": found,
+        "spread": spread,
+        "n_grams": models,
+        "missed": [
+            *(f"{name}: {one['bits_per_byte']['median']:.3f} bits per byte, no better than a 4-gram model"
+              for name, one in found.items() if one["bits_per_byte"]["median"] >= models["4"]),
+            *(f"{name}: {one['seconds']:.0f} s" for name, one in found.items() if one["seconds"] > SECONDS),
+            *([f"frameworks differ by {spread:.3f}"] if spread > SPREAD else []),
+        ],
+    }  # fmt: skip
+    harness.publish("gpt_loss", outcome, args.out)
+    draw(found, models, PICTURE if args.out == harness.HERE else args.out / PICTURE.name)
+    return int(bool(outcome["missed"]))
+
+
+def run(_: str, number: int, framework: str, folder: Path) -> dict[str, Any]:
+    """Training with a seed: its result, and the training loss by step, in bits."""
+    result = harness.train(framework, RANKS, RECIPE, [f"seed={number + 1}"], folder, timeout_s=PATIENCE_S)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    curve = [(line["step"], line["loss"] / math.log(2)) for line in lines if not line["ends_epoch"]]
+    return result | {"curve": curve, "step_ms": []}
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the seeds of a framework come to."""
+    calm = min(runs, key=lambda one: one["load"] if one["load"] is not None else 1.0)
+    return {
+        "framework_version": calm["framework_version"],
+        "horovod_version": calm["horovod_version"],
+        "epochs": calm["epochs"],
+        "steps": calm["steps"],
+        "parameters": calm["parameters"],
+        "text_sha256": calm["text_sha256"],
+        "bits_per_byte": harness.median_and_range([one["validation"]["bits_per_byte"] for one in runs])
+        | {"seeds": [one["validation"]["bits_per_byte"] for one in runs]},
+        "seconds": calm["startup_s"] + calm["train_s"],
+        "load": calm["load"],
+        "curve": [
+            (points[0][0], statistics.median(loss for _, loss in points))
+            for points in zip(*(one["curve"] for one in runs), strict=True)
+        ],
+    }
+
+
+def grams() -> dict[str, float]:
+    """Bits per byte of n-gram models on the recipe's validation part, by n."""
+    data = schema.load(registry.locate(Path(RECIPE))).data
+    assert isinstance(data, schema.Text)
+    tokens = open_tokens(data)
+    return {str(n): ngrams.bits_per_byte(tokens.train.tobytes(), tokens.val.tobytes(), n) for n in GRAMS}
+
+
+def draw(found: dict[str, Any], models: dict[str, float], path: Path) -> None:
+    """The training loss by step, medians of the seeds, and the validation loss at the end."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, one in found.items():
+        steps, losses = zip(*one["curve"], strict=True)
+        (line,) = axes.plot(steps, losses, linewidth=1, label=f"{name}, training")
+        end, color = one["bits_per_byte"]["median"], line.get_color()
+        axes.plot(one["steps"], end, "o", color=color, label=f"{name}, validation")
+    for n, bits in models.items():
+        axes.axhline(bits, color="grey", linewidth=0.8, linestyle="--")
+        axes.annotate(f"{n}-gram, validation", (0, bits), xytext=(4, 2), textcoords="offset points", fontsize=7)
+    axes.set(xlabel="step", ylabel="bits per byte", ylim=(1.4, 4.0))
+    axes.legend(fontsize=7, ncols=2)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    harness.exit_with(main)
