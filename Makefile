@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 BIN := .venv/bin
 
-.PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts \
+.PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
 	bench-simulator check-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
 
 help: ## Show this list
@@ -61,6 +61,9 @@ validate: bootstrap ## Compare the simulator with closed forms and published mea
 
 bench-hosts: runtimes ## Steps on four hosts with slow links, for make validate; about 25 minutes, quiet, resumable
 	@$(BIN)/python benchmarks/own_hosts.py
+
+bench-batch-sizes: runtimes ## Profiles at three batch sizes, for make validate; about 5 minutes, quiet, resumable
+	@$(BIN)/python benchmarks/batch_sizes.py
 
 bench-simulator: bootstrap ## How many what-ifs a second the simulator answers, on one core
 	@$(BIN)/python benchmarks/simulator.py

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import batch_sizes_rows
 import harness
 import numpy as np
 import own_hosts_rows
@@ -44,6 +45,7 @@ def main() -> None:
         "baselines": BASELINES,
         "omitted": OMITTED,
         "left_out": left_out(sets),
+        "layers": batch_sizes_rows.layers(),
     }
     write_atomic(out / "validation.md", harness.page("validation", found))
     for one in summaries:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import anchored
+import batch_sizes_rows
 import blind
 import numpy as np
 import own_hosts_rows
@@ -30,7 +31,7 @@ STAGING_BYTES_PER_S = 4e9  # what two nodes' published step leaves for copies to
 def all_rows() -> Iterator[Row]:
     """Every row of every set."""
     ours = (closed_forms, latency_curves, googlenet, nvidia, tensorflow, horovod)
-    for rows in (*ours, *published_sets.SETS, blind.rows, own_hosts_rows.rows):
+    for rows in (*ours, *published_sets.SETS, blind.rows, own_hosts_rows.rows, batch_sizes_rows.rows):
         yield from rows()
 
 

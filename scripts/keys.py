@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hvdkit.profiling import published
+from hvdkit.profiling import batch_curves, published
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator.cluster import Cluster
@@ -30,6 +30,7 @@ _ENDS = {
 }  # fmt: skip
 _UNITS = {
     **dict.fromkeys(("mean", "median", "low", "high", "Communication.ms"), "ms"),
+    "BatchFit.per_sample_ms": "ms a sample",
     **dict.fromkeys(("jitter", "busy", "contention"), "fraction of 1"),
     **dict.fromkeys(("ranks", "ranks_per_host", "np"), "ranks"),
     **dict.fromkeys(("bytes", "bytes_per_step"), "bytes"),
@@ -86,12 +87,12 @@ def _clusters() -> Iterator[dict[str, Any]]:
 
 
 def _profiles() -> Iterator[dict[str, Any]]:
-    made = published.profile("resnet50", 2470, 256, "a100").model_dump()
+    whole, half = (published.profile("resnet50", *of, "a100") for of in ((2470, 256), (2306, 128)))
+    made = batch_curves.combined(whole, [half]).model_dump()
     spread, rank = made["step"]["step_ms"], {**made["ranks"][0], "host": "node1"}
     latency = {"operation": "allreduce", "bytes": 65536, "ms": spread, "samples": 20}
     memory = made["memory"] | {"peak_rss_mib": 3120.5, "device_peak_mib": 14210.5}
-    batches = [{"batch_size": size, "compute_ms": ms} for size, ms in ((128, 55.5), (256, 103.6))]
-    more = {"latencies": [latency], "memory": memory, "ranks": [rank], "batches": batches}
+    more = {"latencies": [latency], "memory": memory, "ranks": [rank]}
     yield Profile.model_validate(made | _MEASURED | more).model_dump()
 
 

@@ -33,12 +33,12 @@ FRAMEWORKS = ("pytorch", "tensorflow", "keras", "mxnet")
 # Files whose tests are marked `check`, but for those marked `ranks`: they start no ranks, need no runtime and no
 # browser and read no clock. `make check` runs them, `make test` too, on the time that the others leave.
 CHECK = {
-    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "batch_sizes", "bench",
-    "blame", "compare", "completion", "compression", "config", "core", "csv", "data", "data_native", "data_pixels",
-    "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda", "horovod_target",
-    "host_doctor", "images", "kubernetes", "launch_hosts", "memory", "mesh", "own_samples", "paths", "predict",
-    "profile", "progress", "progress_runs", "published", "quick", "refused", "report_files", "runtimes_patches",
-    "schemas", "script", "sharding", "simulator", "simulator_contradictions", "simulator_costs",
+    "attack", "attack_environment", "attack_files", "attack_streams", "attack_values", "batch_sizes",
+    "batch_sizes_rows", "bench", "blame", "compare", "completion", "compression", "config", "core", "csv", "data",
+    "data_native", "data_pixels", "debug_logs", "diff", "dockerfile", "documents", "dry_run", "hints", "horovod_cuda",
+    "horovod_target", "host_doctor", "images", "kubernetes", "launch_hosts", "memory", "mesh", "own_samples", "paths",
+    "predict", "profile", "progress", "progress_runs", "published", "quick", "refused", "report_files",
+    "runtimes_patches", "schemas", "script", "sharding", "simulator", "simulator_contradictions", "simulator_costs",
     "simulator_properties", "simulator_refusals", "simulator_sharding", "stalls", "submit", "sweep", "sync",
     "text_units", "tuning", "validation",
 }  # fmt: skip

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdkit.errors import RequestError
+from hvdkit.results.profile import Latency, Profile, Spread
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import piecewise_linear
+from hvdkit.simulator.calibration import own_network
 from hvdkit.simulator.compression_costs import Compression, traffic
 from hvdkit.simulator.costs import Network, hop_pieces
 from hvdkit.simulator.piecewise_linear import PiecewiseLinear
@@ -135,6 +137,49 @@ def test_a_curve_of_two_pieces_is_found_again(
     found = piecewise_linear.fit(sizes, seconds)
     assert piecewise_linear.residual_percent(found, sizes, seconds) < 2.0
     assert len(found) <= 4
+
+
+@given(
+    st.floats(1, 10_000),
+    st.floats(1, 1e5),
+    st.lists(st.floats(0.25, 4), min_size=2, max_size=14),
+    st.sampled_from([2, 8]),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_noise_moves_a_curve_by_no_more_than_itself(
+    latency: float, rate: float, noise: list[float], growth: int
+) -> None:
+    """However the first points fall or rise, the curve is near the others: no piece is carried on beyond its points."""
+    sizes = [4.0 * growth**k for k in range(len(noise))]
+    exact = [1e-6 * latency + 8e-6 * size / rate for size in sizes]
+    network = own_network(
+        timed([(size, seconds * factor) for size, seconds, factor in zip(sizes, exact, noise, strict=True)])
+    )
+    assert network is not None
+    found = Network(network, 2).cost("allreduce").line
+    most = 1.5 * max(max(noise), 1 / min(noise))
+    assert all(
+        seconds / most <= float(found(size)) <= seconds * most for size, seconds in zip(sizes, exact, strict=True)
+    )
+
+
+def test_slow_first_collectives_do_not_count_against_large_ones() -> None:
+    """Times that `hvdkit profile` took under TensorFlow: one of 1 MiB was once predicted to take 93 ms."""
+    times = {4: 8.49, 32: 9.1, 256: 18.9, 2048: 4.56, 16384: 1.37, 131072: 1.41, 1048576: 2.34, 1089896: 7.87}
+    found = own_network(timed([(size, 1e-3 * ms) for size, ms in (times | {8388608: 26.62}).items()]))
+    assert found is not None
+    assert 2e-3 < float(Network(found, 2).cost("allreduce").line(1089896.0)) < 8e-3
+
+
+def timed(points: list[tuple[float, float]]) -> Profile:
+    """A profile of two ranks that has timed allreduces: (bytes, seconds)."""
+
+    def latency(size: float, ms: float) -> Latency:
+        spread = Spread(mean=ms, median=ms, low=ms, high=ms)
+        return Latency(operation="allreduce", bytes=round(size), ms=spread, samples=3)
+
+    made = [latency(size, 1e3 * seconds) for size, seconds in points]
+    return simulating.profile().model_copy(update={"latencies": made})
 
 
 def test_points_that_are_no_curve_are_refused() -> None:

@@ -109,7 +109,7 @@ def not_slower(better: step.Case, than: step.Case) -> None:
     quick, slow = step.period(better), step.period(than)
     tie = 0.0
     if than.rules.buckets is POLICIES["horovod"].buckets:
-        cycles = min(len(than.workload.tensors), 1 + than.workload.backward_s * than.work / max(than.cycle_s, 1e-9))
+        cycles = min(len(than.workload.tensors), 1 + than.parts.backward_s * than.work / max(than.cycle_s, 1e-9))
         each = sum(float(cost.line(1.0)) for cost in than.costs) + than.wire * than.network.negotiation_s
         device = than.network.cluster.device
         tie = than.cycle_s + cycles * (each + 2e-6 * device.launch_us)

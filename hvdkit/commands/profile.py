@@ -12,11 +12,11 @@ from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.errors import Faults
 from hvdkit.files import write_atomic
 from hvdkit.launch.placement import Placement
-from hvdkit.profiling import assemble, chrome_trace
+from hvdkit.profiling import assemble, batch_curves, chrome_trace
 from hvdkit.recipe import schema
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report import csv_files
-from hvdkit.results.profile import BatchTime, Profile, compute_ms, save
+from hvdkit.results.profile import Profile, save
 from hvdkit.worker.profile import LEAST_STEPS
 
 FILE, TRACE, PICTURE = "profile.json", "trace.json", "profile.png"
@@ -107,7 +107,7 @@ def run(plan: ProfilePlan, folder: Path) -> Profile:
     found = _measured(plan, plan.plan, folder)
     profile = assemble.profile(found, plan.asked)
     if plan.others:
-        profile = profile.model_copy(update={"batches": _batches(plan, profile, folder)})
+        profile = batch_curves.combined(profile, _others(plan, folder))
     write(profile, folder)
     write_atomic(folder / TRACE, chrome_trace.dump(found))
     from hvdkit.report.profile import picture
@@ -126,14 +126,14 @@ def _measured(plan: ProfilePlan, part: Plan, folder: Path) -> assemble.Findings:
     return assemble.read(folder, plan.asked)
 
 
-def _batches(plan: ProfilePlan, profile: Profile, folder: Path) -> list[BatchTime]:
-    """Compute by batch size, each from a run of its own in a folder below."""
-    found = {plan.asked.batch_size: profile}
+def _others(plan: ProfilePlan, folder: Path) -> list[Profile]:
+    """Profiles of the other batch sizes, each from a run of its own in a folder below."""
+    found = []
     for other in plan.others:
         size = other.recipe.batch_size
         run = _measured(plan, other, folder / f"batch-{size}")
-        found[size] = assemble.profile(run, plan.asked.model_copy(update={"batch_size": size}))
-    return [BatchTime(batch_size=size, compute_ms=compute_ms(each)) for size, each in sorted(found.items())]
+        found.append(assemble.profile(run, plan.asked.model_copy(update={"batch_size": size})))
+    return found
 
 
 def write(profile: Profile, folder: Path) -> Profile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from hvdkit.profiling import breakdown
+from hvdkit.profiling import batch_curves, breakdown
 from hvdkit.profiling.assemble import Findings
 from hvdkit.report import plotting
 from hvdkit.report.canvas import ranks
 from hvdkit.report.tabular import size
+from hvdkit.results.batch_times import BatchTime
 from hvdkit.results.profile import Cost, Profile, Spread
 
 _SLOW, _OFTEN = 0.05, 0.75  # a slow rank is behind by this share of a step, and the last in this share of steps
@@ -111,7 +113,18 @@ def sentences(profile: Profile) -> list[str]:
         often = "per step" if sync.get("every", 1) == 1 else f"every {sync['every']} steps"
         text = f"{count} collective{'' if count == 1 else 's'} {often}, with {put_in} from each rank"
         lines.append(f"{text}{_bandwidth(profile)}.")
+    lines += [_by_batch(profile.batches)] if profile.batches else []
     return [*lines, _overhead(profile.cost)] if profile.cost else lines
+
+
+def _by_batch(batches: Sequence[BatchTime]) -> str:
+    """Forward and backward by batch size: the affine fit, and how far from it the measured times are."""
+    sizes = [each.batch_size for each in batches]
+    found = batch_curves.fit(sizes, [each.compute_ms for each in batches])
+    return (
+        f"Forward and backward by batch size, {', '.join(map(str, sizes))}: {found.fixed_ms:.1f} ms and "
+        f"{found.per_sample_ms:.3g} ms for each sample, within {found.residual_percent:.1f} %."
+    )
 
 
 def _overhead(cost: Cost) -> str:

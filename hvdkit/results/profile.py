@@ -5,7 +5,6 @@ Times are milliseconds, sizes bytes, rates 10^6 bits per second.
 
 from __future__ import annotations
 
-import itertools
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,12 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from hvdkit.files import write_atomic
-from hvdkit.results import json_files
+from hvdkit.results import batch_times, json_files
+from hvdkit.results.batch_times import BatchFit, BatchTime
 from hvdkit.results.json_files import Record, Result
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-
-_FALL = 0.8  # of a time, by which a larger batch may be measured faster
 
 Time = Annotated[float, Field(ge=0)]
 Size = Annotated[int, Field(ge=0)]
@@ -68,12 +66,17 @@ class Tensor(_Strict):
 
 
 class Layer(_Strict):
-    """One layer with its median times, None if the framework has none. `kind` is conv, norm, dense or other."""
+    """One layer with its median times, None if the framework has none. `kind` is conv, norm, dense or other.
+
+    The fits are of both times by batch size, None unless `--batch-sizes` measured several.
+    """
 
     name: str = Field(description="name of the layer")
     kind: str = Field(description="conv, norm, dense or other")
     forward_ms: Time | None = Field(description="median time of forward; null: the framework has none")
     backward_ms: Time | None = Field(description="median time of backward; null: the framework has none")
+    forward_fit: BatchFit | None = Field(None, description="forward by batch size; null: one size was measured")
+    backward_fit: BatchFit | None = Field(None, description="backward by batch size; null: one size was measured")
 
 
 class Split(_Strict):
@@ -152,13 +155,6 @@ class Latency(_Strict):
     bytes: Size = Field(description="input of a rank")
     ms: Spread = Field(description="its time, by itself between steps")
     samples: Count = Field(description="how often it was timed")
-
-
-class BatchTime(_Strict):
-    """Forward and backward at another batch size (samples per rank): the mean of a rank's step, without update."""
-
-    batch_size: Count = Field(description="samples of a rank in a batch")
-    compute_ms: float = Field(gt=0, description="forward and backward, the mean of a step")
 
 
 class Link(_Strict):
@@ -270,7 +266,7 @@ class Profile(_Strict, Result):
     published: str | None = Field(
         None, description="the published figure from which all else follows; null: it was measured"
     )
-    batches: list[BatchTime] = Field([], description="compute by batch size, of `--batch-sizes`")
+    batches: list[BatchTime] = Field([], description="times by batch size, of `--batch-sizes`")
     unit: str = Field("images", description="what speeds count, in the plural")
     units_per_sample: Count = Field(1, description="of them in a sample, such as the tokens of a window")
     train_samples: Count | None = Field(None, description="samples of an epoch; null: unknown")
@@ -283,12 +279,8 @@ class Profile(_Strict, Result):
 
     @model_validator(mode="after")
     def _check_batches(self) -> Profile:
-        sizes = [each.batch_size for each in self.batches]
-        if sizes != sorted(set(sizes)) or (sizes and self.batch_size not in sizes):
-            raise ValueError(f"batches: expected batch sizes that rise, {self.batch_size} among them, got {sizes}")
-        times = [each.compute_ms for each in self.batches]
-        if any(after < before * _FALL for before, after in itertools.pairwise(times)):
-            raise ValueError(f"batches: expected compute_ms that rise with the batch size, got {times}: measure again")
+        if fault := batch_times.faults(self.batches, self.batch_size, len(self.layers), len(self.tensors)):
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 from pydantic import ValidationError
 
 from hvdkit.errors import RequestError
@@ -93,8 +94,10 @@ def own_network(profile: Profile) -> Cluster | None:
     timed = [each for each in profile.latencies if each.operation == "allreduce" and each.ms.median > 0]
     if profile.np < 2 or len({each.bytes for each in timed}) < 2:
         return None
+    timed.sort(key=lambda each: each.bytes)
     sizes, seconds = [each.bytes for each in timed], [1e-3 * each.ms.median for each in timed]
-    pieces = piecewise_linear.fit(sizes, seconds)
+    # A few repeats of each, the small ones first, when much is done for the first time: falls are noise.
+    pieces = piecewise_linear.fit(sizes, np.exp(piecewise_linear.not_falling(np.log(seconds))).tolist())
     measured = Measured(
         operation="allreduce",
         ranks=profile.np,

@@ -9,6 +9,7 @@ import numpy as np
 
 from hvdkit.results.memory import Stage
 from hvdkit.simulator import compression_costs, policies
+from hvdkit.simulator.batch_curves import Parts
 from hvdkit.simulator.cluster import Algorithm
 from hvdkit.simulator.compression_costs import Compression, Phase, Traffic
 from hvdkit.simulator.costs import Cost, Network, balanced_servers
@@ -56,13 +57,18 @@ class Case:
     slow: float = 1.0
     wire: float = 1.0
 
+    @property
+    def parts(self) -> Parts:
+        """Forward and backward at the batch size, on the profile's device."""
+        return self.workload.parts(self.batch)
+
     @cached_property
     def work(self) -> float:
-        """The factor of forward and backward."""
-        whole = self.workload.compute_s
+        """The factor of forward and backward, by the device's speed and the slowest rank; launches take their time."""
+        whole = self.parts.whole_s
         launches_s = 1e-6 * self.network.cluster.device.launch_us * self.workload.kernels
-        least = min(1.0, launches_s / whole) if whole > 0 else 1.0
-        return self.slow * max(self.workload.compute_factor(self.batch) / self.speed, least)
+        least = min(self.workload.compute_s, launches_s) / whole if whole > 0 else 1.0
+        return self.slow * max(1 / self.speed, least)
 
     def staging_s(self, bytes_per_s: float) -> Floats:
         """How long the device waits while each tensor's part of a collective is copied to the host, or back."""

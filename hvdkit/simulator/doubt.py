@@ -48,13 +48,16 @@ def expected(found: Calibration, base: Case) -> Doubt:
         less.append(100 * (shorter - 1))
         more.append(100 * (longer - 1))
         size = round(base.batch * found.workload.batch_size)
-        if len(base.workload.batches) < 2:
+        curve = base.workload.curve
+        if curve is None:
             warnings.append(
                 f"batch size {size} was not measured ({found.workload.batch_size} was): which part of a step does not "
                 "depend on it is assumed; measure it with hvdkit profile --batch-sizes"
             )
-        elif not base.workload.batches[0][0] <= size <= base.workload.batches[-1][0]:
+        elif not curve.sizes[0] <= size <= curve.sizes[-1]:
             warnings.append(f"batch size {size} was not measured: its time is extrapolated from the measured ones")
+        elif size not in curve.sizes:
+            warnings.append(f"batch size {size} was not measured: its time is interpolated between measured ones")
     if base.speed != 1:
         both.append(PER_DOUBLING * abs(math.log2(base.speed)))
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
@@ -83,10 +86,9 @@ def expected(found: Calibration, base: Case) -> Doubt:
 def _batch(base: Case) -> tuple[float, float]:
     """The factors by which compute may be shorter and longer at a batch size that was not measured."""
     work, batch = base.workload, base.batch
-    known = [size / work.batch_size for size, _ in work.batches] or [1.0]
-    nearest = min(max(batch, known[0]), known[-1])
-    grown = 1 + PER_DOUBLING / 100 * abs(math.log2(batch / nearest))
-    if len(known) > 1:
+    known = [size / work.batch_size for size in work.curve.sizes] if work.curve else [1.0]
+    grown = 1 + PER_DOUBLING / 100 * min(abs(math.log2(batch / each)) for each in known)
+    if work.curve:
         return grown, grown
     share = work.compute_factor(batch)
     parts = [fixed + (1 - fixed) * batch for fixed in FIXED_PARTS]

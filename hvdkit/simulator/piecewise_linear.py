@@ -205,7 +205,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
 
     Dynamic programming finds the pieces of least mean squared *relative* error, since a latency of 30 µs matters as
     much as one of 30 ms. The number of pieces has the lowest Bayesian information criterion (Schwarz 1978); a piece
-    holds at least three points.
+    holds at least three points, and ends between its last and the next one's first where it would be above the latter.
 
     Raises ValueError if the lengths differ, there are no points, a size is negative, or a time is not above 0.
     """
@@ -233,12 +233,23 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], most: int = 8) -> list
         end = begin
     curve: list[Piece] = []
     for begin, (latency, slope) in reversed(found):
-        start = 0 if begin == 0 else int(x[begin])
         rate = min(1e18, 8e-6 / max(slope, 1e-30))
+        start = _start(curve[-1], latency, slope, x[begin - 1], x[begin]) if curve else 0
         least = (1 - MOST_FALL) * curve[-1].microseconds(start) if curve else 0.0
         latency_us = max(latency * 1e6, least - 8 * start / rate)
         curve.append(Piece(from_bytes=start, latency_us=latency_us, mbit_per_s=rate))
     return curve
+
+
+def not_falling(values: Floats) -> Floats:
+    """The nearest values that do not fall: means over those that do (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((float(value), 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (one, many), (other, more) = pools[-2:]
+            pools[-2:] = [((one * many + other * more) / (many + more), many + more)]
+    return np.concatenate([np.full(count, value) for value, count in pools])
 
 
 def residual_percent(pieces: Sequence[Piece], sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -282,7 +293,8 @@ def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:
         both[:, ~(determinant > 1e-9 * ww * wwxx) | (both < 0).any(axis=0)] = np.nan
         each = np.stack([both, flat, steep])
         a, b = each[:, 0], each[:, 1]
-        squares = a * a * ww + 2 * a * b * wwx + b * b * wwxx - 2 * a * s - 2 * b * sx + n
+        with np.errstate(invalid="ignore"):
+            squares = a * a * ww + 2 * a * b * wwx + b * b * wwxx - 2 * a * s - 2 * b * sx + n
         squares = np.where(np.isfinite(squares), np.maximum(squares, 0), math.inf)
         which = squares.argmin(axis=0)
         piece = ends - begin >= _FEWEST
@@ -292,6 +304,18 @@ def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats]:
         lines[begin, ends] = each[which, :, np.arange(len(ends))]
         cost[begin, ends] = np.where(piece, squares[which, np.arange(len(ends))], math.inf)
     return lines, cost
+
+
+def _start(before: Piece, latency: float, slope: float, last: float, first: float) -> int:
+    """Where a piece begins, between the last point of the piece before it and its own first one.
+
+    That is its first point, or, if the piece before it is above it there, where they cross.
+    """
+    if 1e-6 * before.microseconds(first) <= latency + slope * first:
+        return int(first)
+    steeper = 8e-6 / before.mbit_per_s - slope
+    crossing = (latency - 1e-6 * before.latency_us) / steeper if steeper > 0 else last
+    return int(min(max(crossing, last + 1), first))
 
 
 def _score(squares: float, count: int, pieces: int) -> float:

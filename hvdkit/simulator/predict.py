@@ -253,7 +253,7 @@ def cases(found: Calibration, base: Case, settings: Settings) -> Cases:
     shown = not base.rules.overlaps or (base.policy == found.known.policy and found.overlap_shown)
     if not shown:
         bounds.append(replace(base, slow=mean, policy="grouped"))
-    hideable_s = mean * base.work * work.backward_s
+    hideable_s = mean * base.work * base.parts.backward_s
     return Cases(factors, near, bounds, shown, hideable_s, compute, list(doubts.warnings))
 
 

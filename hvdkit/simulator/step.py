@@ -140,20 +140,20 @@ class _Builder:
         last_block = int(before_last * len(self.tensors))  # its first tensor in backward
         tasks = [
             Task("between steps", "gap", "device", self.each(lambda case: case.workload.serial_s)),
-            Task("earlier batches", "forward", "device", self.each(lambda case: case.work * case.workload.earlier_s)),
+            Task("earlier batches", "forward", "device", self.each(lambda case: case.work * case.parts.earlier_s)),
         ]
         tasks = [task for task in tasks if np.any(task.seconds)]
         if self.detail:
             case = self.cases[0]
-            for layer, seconds in case.workload.forward:
-                tasks.append(Task(f"forward {layer}", "forward", "device", before_last * case.work * seconds))
-        rest = 0.0 if self.detail else self.each(lambda case: before_last * case.work * case.workload.forward_s)
+            for (layer, _), seconds in zip(case.workload.forward, case.parts.forward, strict=True):
+                tasks.append(Task(f"forward {layer}", "forward", "device", before_last * case.work * float(seconds)))
+        rest = 0.0 if self.detail else self.each(lambda case: before_last * case.work * case.parts.forward_s)
         tasks.append(Task("forward", "forward", "device", rest))
         if block_is_there:
-            last = self.each(lambda case: (1 - before_last) * case.work * case.workload.forward_s)
+            last = self.each(lambda case: (1 - before_last) * case.work * case.parts.forward_s)
             tasks.append(Task("forward of the last block", "forward", "device", last, (block_is_there["forward"],)))
         tasks[0] = replace(tasks[0], after=batch_is_there)
-        segments = np.array([[tensor.segment_s] for tensor in self.tensors]) * self.array(lambda case: case.work)
+        segments = np.stack([case.work * case.parts.segments for case in self.cases], axis=1)
         encode = self._passes("encode_passes")
         self.encoded = encode > 0
         for i, tensor in enumerate(self.tensors):
@@ -161,7 +161,7 @@ class _Builder:
             tasks.append(Task(f"backward {tensor.name}", "backward", "device", self.duration(segments[i]), after))
             if self.encoded[i].any():
                 tasks.append(Task(f"compress {tensor.name}", "compression", "device", self.duration(encode[i])))
-        tail = self.each(lambda case: case.work * case.workload.tail_s)
+        tail = self.each(lambda case: case.work * case.parts.tail_s)
         return [*tasks, Task("backward end", "backward", "device", tail)], (segments + encode).cumsum(axis=0)
 
     def communication(self, ready: Floats) -> tuple[list[Task], tuple[Edge, ...]]:

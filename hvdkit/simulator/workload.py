@@ -5,14 +5,17 @@ All times are seconds.
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from statistics import mean
 
+import numpy as np
+
 from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
+from hvdkit.simulator import batch_curves
+from hvdkit.simulator.batch_curves import BatchCurve, Parts
 from hvdkit.simulator.sharding import NO_STATES, STAGES, States, block_of, held, supported
 
 FIXED_PART = 0.08  # of forward and backward: TensorFlow's published speeds at batch 32 and 64 (docs/simulator.md)
@@ -40,8 +43,8 @@ class Workload:
     is the coefficient of variation of compute. `compression_s` is the time to turn all gradients into what is sent and
     back, 0 if it was not measured. `state_bytes` are the model's states on a device, without sharding; zeros if only
     the process's memory is known; `stages` are those of sharding that the framework has.
-    `batches` has (samples per rank, seconds of forward and backward) for the batch sizes that were measured, rising,
-    this one's among them; empty if it is the only one.
+    `curve` has forward and backward at the batch sizes (samples per rank) that were measured, this one's among them;
+    None if it is the only one.
     Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
     """
 
@@ -62,26 +65,39 @@ class Workload:
     activation_bytes: float = 0.0
     state_bytes: States = NO_STATES
     stages: tuple[Stage, ...] = STAGES
-    batches: tuple[tuple[float, float], ...] = ()
+    curve: BatchCurve | None = None
     unit: str = "images"
     units_per_sample: int = 1
 
-    def compute_factor(self, batch: float) -> float:
-        """Forward and backward at `batch` times the batch size, relative to that at the batch size itself.
+    def parts(self, batch: float) -> Parts:
+        """Forward and backward at `batch` times the batch size.
 
-        Between measured sizes the time is interpolated, beyond them it goes on along the last two. Where one size was
-        measured, FIXED_PART of its time is assumed not to depend on the batch size.
+        They follow the curve. Without one, FIXED_PART of each part's time is assumed not to depend on the batch size.
         """
+        if batch not in self._known_parts:
+            self._known_parts[batch] = self._at(batch)
+        return self._known_parts[batch]
+
+    @cached_property
+    def _known_parts(self) -> dict[float, Parts]:
+        return {}
+
+    def _at(self, batch: float) -> Parts:
+        forward, segments = ([seconds for _, seconds in self.forward], [each.segment_s for each in self.tensors])
+        own = Parts(np.array(forward), np.array(segments), self.tail_s, self.earlier_s)
         if batch == 1:
-            return 1.0
-        if len(self.batches) < 2:
-            return FIXED_PART + (1 - FIXED_PART) * batch
-        size, sizes = batch * self.batch_size, [each for each, _ in self.batches]
-        i = min(max(bisect.bisect_left(sizes, size), 1), len(sizes) - 1)
-        (a, first), (b, second) = self.batches[i - 1 : i + 1]
-        slope = max(0.0, second - first) / (b - a)
-        own = next(seconds for each, seconds in self.batches if each == self.batch_size)
-        return max(first + slope * (size - a), first * min(1.0, size / a)) / own
+            return own
+        if self.curve is None:
+            return batch_curves.unflat((FIXED_PART + (1 - FIXED_PART) * batch) * batch_curves.flat(own), len(forward))
+        found, known = self.curve.at(batch * self.batch_size), self.curve.at(self.batch_size)
+        # the curve of all parts together is shared among them as they are
+        values = batch_curves.flat(own) * found / known if len(found) == 1 else found * (own.whole_s / known.sum())
+        return batch_curves.unflat(values, len(forward))
+
+    def compute_factor(self, batch: float) -> float:
+        """Forward and backward at `batch` times the batch size, relative to that at the batch size itself."""
+        own = self.parts(1.0).whole_s
+        return self.parts(batch).whole_s / own if own > 0 else FIXED_PART + (1 - FIXED_PART) * batch
 
     @cached_property
     def compute_s(self) -> float:
@@ -110,38 +126,26 @@ class Workload:
 
 
 def of_profile(profile: Profile) -> Workload:
-    """One rank's own work in a profile.
-
-    If the framework cannot separate forward from backward, backward ends with its last gradient and the rest is
-    forward. The medians of single gradients are scaled to the mean of backward.
-    """
+    """One rank's own work in a profile."""
     split = profile.step
-    compute = split.compute_ms.mean - _mean(split.compression_ms)
-    last_ready = profile.tensors[-1].ready_ms
-    update = _mean(split.update_ms)
-    backward = split.backward_ms.mean if split.backward_ms else min(last_ready, compute - update)
-    # batches before the last one are finished when the profile's backward starts
-    earlier = (compute - update) * (1 - 1 / profile.accumulate)
-    backward = max(0.0, min(backward, compute - update))
-    last_backward = backward / profile.accumulate if split.backward_ms else backward
-    forward = max(0.0, compute - update - earlier - last_backward)
-    stretch = min(1.0, last_backward / last_ready) if last_ready > 0 else 0.0
-    before, tensors = 0.0, []
-    for tensor in profile.tensors:
-        ready = tensor.ready_ms * stretch
-        tensors.append(
-            Tensor(tensor.name, tensor.layer, tuple(tensor.shape), tensor.bytes, 1e-3 * max(0.0, ready - before))
-        )
-        before = max(before, ready)
+    names, shares = _forward(profile)
+    compute = split.compute_ms.mean - _mean(split.compression_ms) - _mean(split.update_ms)
+    backward = split.backward_ms.mean if split.backward_ms else None
+    ready = np.array([tensor.ready_ms for tensor in profile.tensors])
+    own = batch_curves.parts(max(0.0, compute), backward, profile.accumulate, shares, ready)
+    tensors = tuple(
+        Tensor(tensor.name, tensor.layer, tuple(tensor.shape), tensor.bytes, float(seconds))
+        for tensor, seconds in zip(profile.tensors, own.segments, strict=True)
+    )
     fixed, activations = _memory(profile)
     return Workload(
         name=profile.model,
         batch_size=profile.batch_size * profile.accumulate,
-        forward=_forward(profile, forward),
-        tensors=tuple(tensors),
-        tail_s=1e-3 * max(0.0, last_backward - before),
-        update_s=1e-3 * update * _shares(profile),
-        earlier_s=1e-3 * earlier,
+        forward=tuple(zip(names, map(float, own.forward), strict=True)),
+        tensors=tensors,
+        tail_s=own.tail_s,
+        update_s=1e-3 * _mean(split.update_ms) * _shares(profile),
+        earlier_s=own.earlier_s,
         serial_s=1e-3 * (split.gaps_ms.mean + split.input_ms.mean),
         jitter=_jitter(profile),
         compression_s=1e-3 * _mean(split.compression_ms) * sync_of(profile),
@@ -149,7 +153,7 @@ def of_profile(profile: Profile) -> Workload:
         activation_bytes=activations,
         state_bytes=_states(profile),
         stages=supported(profile.framework),
-        batches=tuple((each.batch_size * profile.accumulate, 1e-3 * each.compute_ms) for each in profile.batches),
+        curve=batch_curves.of_profile(profile, shares),
         unit=profile.unit,
         units_per_sample=profile.units_per_sample,
     )
@@ -172,12 +176,13 @@ def _mean(spread: Spread | None) -> float:
     return spread.mean if spread else 0.0
 
 
-def _forward(profile: Profile, forward_ms: float) -> tuple[tuple[str, float], ...]:
+def _forward(profile: Profile) -> tuple[tuple[str, ...], list[float]]:
+    """The layers whose forward is known, and their shares of it; one that stands for the model if none is."""
     known = [(layer.name, layer.forward_ms) for layer in profile.layers if layer.forward_ms is not None]
     whole = sum(ms for _, ms in known)
     if not whole:
-        return (("model", 1e-3 * forward_ms),)
-    return tuple((name, 1e-3 * ms * forward_ms / whole) for name, ms in known)
+        return ("model",), [1.0]
+    return tuple(name for name, _ in known), [ms / whole for _, ms in known]
 
 
 def _jitter(profile: Profile) -> float:

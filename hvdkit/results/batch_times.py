@@ -1,0 +1,66 @@
+"""Times by batch size, a part of `profile.json`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from hvdkit.results.json_files import Record
+
+_FALL = 0.8  # of a time, by which a larger batch may be measured faster
+
+Time = Annotated[float, Field(ge=0)]
+
+
+class _Strict(Record):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class BatchFit(_Strict):
+    """A time by batch size: `fixed_ms` + `per_sample_ms` × samples of a batch, by least squares, neither negative."""
+
+    fixed_ms: Time = Field(description="the part that does not depend on the batch size")
+    per_sample_ms: Time = Field(description="what each sample of a batch adds")
+    residual_percent: Time = Field(description="root mean square of what the fit leaves, of the mean time")
+
+
+class BatchTime(_Strict):
+    """One batch size (samples per rank): the means of a rank's step without update, and the times within one batch.
+
+    `compute_ms` and `backward_ms` are of all batches of a step. `layer_forward_ms` and `tensor_ready_ms` are medians,
+    as in `layers` and `tensors` and in their order; both are empty in files of older versions.
+    """
+
+    batch_size: int = Field(ge=1, description="samples of a rank in a batch")
+    compute_ms: float = Field(gt=0, description="forward and backward, the mean of a step")
+    backward_ms: Time | None = Field(None, description="backward, the mean of a step; null: not separated")
+    layer_forward_ms: list[Time] = Field([], description="forward of each of `layers`; empty: the framework has none")
+    tensor_ready_ms: list[Time] = Field(
+        [], description="when backward finishes each of `tensors`, from its start; empty in older files"
+    )
+
+
+def faults(batches: Sequence[BatchTime], own: int, layers: int, tensors: int) -> str | None:
+    """What is wrong with the batch sizes of a profile of batch size `own`; None if nothing is."""
+    sizes, times = [each.batch_size for each in batches], [each.compute_ms for each in batches]
+    if sizes != sorted(set(sizes)) or (sizes and own not in sizes):
+        return f"batches: expected batch sizes that rise, {own} among them, got {sizes}"
+    if any(after < before * _FALL for before, after in itertools.pairwise(times)):
+        return f"batches: expected compute_ms that rise with the batch size, got {times}: measure again"
+    for each in batches:
+        where = f"batches: batch size {each.batch_size}"
+        for key, found, count in (
+            ("layer_forward_ms", each.layer_forward_ms, layers),
+            ("tensor_ready_ms", each.tensor_ready_ms, tensors),
+        ):
+            if len(found) not in (0, count):
+                return f"{where}: {key}: expected {count} times, got {len(found)}"
+        if any(after < before for before, after in itertools.pairwise(each.tensor_ready_ms)):
+            return f"{where}: tensor_ready_ms: expected times that do not fall"
+    for key in ("layer_forward_ms", "tensor_ready_ms"):
+        if len({bool(getattr(each, key)) for each in batches}) > 1:
+            return f"batches: {key}: expected it at each batch size or at none"
+    return None
