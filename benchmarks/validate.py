@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any
 
 import batch_sizes_rows
@@ -38,13 +38,15 @@ def main() -> None:
             sets.setdefault(row.set, []).append(row)
     summaries = [summary(name, checked) for name, checked in sets.items()]
     wrong, pairs = own_hosts_rows.disordered(rows)
+    left = left_out(sets)
     found = {
         "sets": summaries,
         "wrong": wrong,
         "pairs": pairs,
         "baselines": BASELINES,
         "omitted": OMITTED,
-        "left_out": left_out(sets),
+        "left_out": left,
+        "hits": round(sum(one["inside"] * one["rows"] for one in left)),
         "layers": batch_sizes_rows.layers(),
     }
     write_atomic(out / "validation.md", harness.page("validation", found))
@@ -91,11 +93,26 @@ def left_out(sets: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
         order = np.argsort(values)
         reached = np.cumsum(weights[order]) / weights.sum()
         factor = float(values[order][np.searchsorted(reached, COVERED)])
-        inside = float((mine <= 1).mean())
+        hits = int((mine <= 1).sum())
         found.append(
-            {"set": name, "rows": len(mine), "inside": inside, "factor": factor, "with": (mine <= factor).mean()}
+            {
+                "set": name,
+                "rows": len(mine),
+                "inside": hits / len(mine),
+                "could_be": wilson(hits, len(mine)),
+                "factor": factor,
+                "with": (mine <= factor).mean(),
+            }
         )
     return found
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a proportion, for independent trials (Wilson 1927)."""
+    z = NormalDist().inv_cdf(0.975)
+    middle, share = (hits + z * z / 2) / (count + z * z), hits / count
+    half = z / (count + z * z) * math.sqrt(count * share * (1 - share) + z * z / 4)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _widths(row: Row) -> float | None:

@@ -13,6 +13,7 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import blind
 import own_hosts_rows
+import validate
 import validation_sets
 from validation_row import Row
 
@@ -120,3 +121,9 @@ def test_the_k80s_cluster_file_is_the_fit() -> None:
     for one, other in zip(shipped.measured, fitted.measured, strict=True):
         for size in (4, 1000, 100_000, 10_000_000):
             assert of_pieces(one.pieces)(size) == pytest.approx(of_pieces(other.pieces)(size), rel=1e-3)
+
+
+def test_how_much_a_few_rows_show() -> None:
+    """Wilson's interval, as in his paper's and others' tables: 4 of 5, 5 of 5, 81 of 90."""
+    for hits, count, low, high in ((4, 5, 0.376, 0.964), (5, 5, 0.566, 1.0), (81, 90, 0.821, 0.947)):
+        assert validate.wilson(hits, count) == pytest.approx((low, high), abs=1e-3)
