@@ -1,9 +1,10 @@
 """The rows of own-hosts.json: steps on hosts with slow links, predicted from profiles without them and `hvdkit bench`.
 
 A row is a step's time over that of `compute`, the same ranks when they send nothing: 1 is a network that costs
-nothing. Four ranks share two cores, so compute is set to what `compute` took. All else is what `hvdkit predict` does by
-default: what the method costs to compute, and how unequal ranks are from step to step, by its profile at 2 ranks
-without a slow link; collectives by the lines that `hvdkit bench` has fitted.
+nothing. Four ranks share two cores, so compute is set to what `compute` took, and ranks wait less for the last of them
+(`shared_wait`). All else is what `hvdkit predict` does by default: what the method costs to compute, and how unequal
+ranks are from step to step, by its profile at 2 ranks without a slow link; collectives by the lines that `hvdkit bench`
+has fitted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import NormalDist, median
 from typing import Any
 
 import anchored
+import numpy as np
 from validation_row import Row
 
 from hvdkit.results.profile import Profile
@@ -120,13 +122,27 @@ def _fitted(links: Any) -> Iterator[Row]:
             yield Row(FITTED, row, "us", found, micros, "calibration")
 
 
+def shared_wait(ranks: int, cores: int) -> float:
+    """How long ranks that share cores wait for the last of them, relative to ranks with a core each.
+
+    A rank that is done leaves its part of the cores to the others. So among ranks with the work w(1) <= … <= w(n) the
+    last ends not at w(n), but after the sum of (w(k) - w(k-1)) × max(1, (n-k+1) / cores). The work is normal; its order
+    statistics are Blom's (1958).
+    """
+    expected = [NormalDist().inv_cdf((k - 0.375) / (ranks + 0.25)) for k in range(1, ranks + 1)]
+    sharing = [max(1.0, (ranks - k) / cores) for k in range(ranks)]
+    ends = sum(each * share for each, share in zip(np.diff(expected, prepend=0.0), sharing, strict=True))
+    return max(0.0, float(ends) / sharing[0] / expected[-1])
+
+
 def _slower(found: Calibration, factor: float) -> Calibration:
-    """All that the rank does by itself takes `factor` times as long."""
+    """All that the rank does by itself takes `factor` times as long, on cores that it shares."""
     work, names = found.workload, ("tail_s", "update_s", "earlier_s", "serial_s", "compression_s")
     slower = replace(
         work,
         forward=tuple((name, factor * seconds) for name, seconds in work.forward),
         tensors=tuple(replace(tensor, segment_s=factor * tensor.segment_s) for tensor in work.tensors),
+        jitter=work.jitter * shared_wait(RANKS, CORES),
         **{name: factor * getattr(work, name) for name in names},
     )
     return replace(found, workload=slower)

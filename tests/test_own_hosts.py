@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import simulating
 import starving
@@ -85,6 +86,24 @@ def test_a_machine_that_does_what_the_model_says_is_predicted(table: dict[str, l
     # a rank of the profile had a core, four of the hosts share two
     assert rows(own_hosts_rows.ABSOLUTE)["dense"].predicted == pytest.approx(2 * 65.0 + RING_MS)
     assert {row.used_for for row in rows(own_hosts_rows.FITTED).values()} == {"calibration"}
+
+
+def test_ranks_that_share_cores_wait_less_for_the_last() -> None:
+    """Against ranks that are simulated moment by moment, each with an equal part of the cores."""
+    random = np.random.default_rng(0)
+    for ranks, cores in ((2, 2), (4, 4), (4, 2), (8, 2), (4, 1), (6, 4)):
+        ends, alone = [], []
+        for _ in range(4000):
+            work = np.sort(random.normal(1.0, 0.05, ranks))
+            at = done = 0.0
+            for k, each in enumerate(work):
+                at, done = at + (each - done) * max(1.0, (ranks - k) / cores), each
+            ends.append(at / max(1.0, ranks / cores))
+            alone.append(work[-1])
+        simulated = (np.mean(ends) - 1) / (np.mean(alone) - 1)
+        assert own_hosts_rows.shared_wait(ranks, cores) == pytest.approx(simulated, abs=0.03), (ranks, cores)
+    assert own_hosts_rows.shared_wait(4, 4) == pytest.approx(1.0)
+    assert own_hosts_rows.shared_wait(4, 1) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_methods_foreseen_in_another_order_are_told(table: dict[str, list[float]]) -> None:

@@ -37,6 +37,18 @@ def machines(memory_mib: float | None = 4000.0, **more: Any) -> clusters.Cluster
     return simulating.cluster(device={"name": "small", "memory_mib": memory_mib}, **more)
 
 
+def test_buckets_that_were_chosen_for_one_stream_go_over_one() -> None:
+    """By hypothesis: with two streams, mg-wfbp was slower over links of less latency, as it merged less."""
+    cluster = simulating.cluster(software={"streams": 2})
+    alike = [
+        predicting.predict(simulating.profile(), each, [8], read(["policy=mg-wfbp"])).points[0].step_ms
+        for each in (cluster, simulating.cluster(software={"streams": 1}))
+    ]
+    assert alike[0] == alike[1]
+    with pytest.raises(RequestError, match="streams: expected 1, got 2: policy mg-wfbp sends its buckets one after"):
+        predicting.predict(simulating.profile(), cluster, [8], read(["policy=mg-wfbp", "streams=2"]))
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -77,6 +77,11 @@ class Case:
         return seconds
 
     @property
+    def at_once(self) -> int:
+        """How many collectives are under way at once."""
+        return 1 if self.rules.in_turn else self.streams
+
+    @property
     def rules(self) -> policies.Policy:
         """The policy; with Local SGD nothing overlaps."""
         policy = policies.named(self.policy)

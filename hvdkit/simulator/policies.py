@@ -146,7 +146,8 @@ class Policy:
 
     `reads_ahead`: batches are read and decoded while the device computes. `copies_ahead`: they are also copied to the
     device meanwhile. `overlaps`: gradients are sent during backward. `fuses`: buckets are copied into a buffer and
-    back. `algorithm` is the allreduce's, None for the library's choice.
+    back. `algorithm` is the allreduce's, None for the library's choice. `in_turn`: one bucket is sent after the
+    other even where several streams could send at once, since the buckets were chosen for that.
     """
 
     reads_ahead: bool
@@ -155,6 +156,7 @@ class Policy:
     buckets: Callable[[Gradients], Buckets]
     fuses: bool = False
     algorithm: Algorithm | None = None
+    in_turn: bool = False
 
 
 POLICIES: dict[str, Policy] = {
@@ -163,7 +165,7 @@ POLICIES: dict[str, Policy] = {
     "cntk": Policy(True, False, False, each),
     "mxnet": Policy(True, False, True, each),
     "tensorflow": Policy(True, False, True, each),
-    "mg-wfbp": Policy(True, True, True, merged),
+    "mg-wfbp": Policy(True, True, True, merged, in_turn=True),
     "horovod": Policy(True, True, True, cycles, fuses=True),
     "ddp": Policy(True, True, True, filled, fuses=True),
     "grouped": Policy(True, True, False, grouped, fuses=True),  # hvdkit on CPUs

@@ -44,6 +44,11 @@ def refusal(case: Case, settings: Settings) -> str | None:
             f"streams: expected 1, got {settings.streams}: on {cluster.name} Horovod waits for each collective "
             "(Gloo, MPI); only NCCL has several streams"
         )
+    if settings.streams and settings.streams > 1 and case.rules.in_turn:
+        return (
+            f"streams: expected 1, got {settings.streams}: policy {case.policy} sends its buckets one after the other; "
+            "leave streams out, or take another policy"
+        )
     return _sharding(case) or _hosts(case, settings.hosts) or _memory(case)
 
 

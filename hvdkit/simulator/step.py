@@ -36,7 +36,7 @@ def periods(cases: Sequence[Case]) -> Floats:
     """The step times of any cases of one profile, in seconds, shape (cases,)."""
     alike: dict[object, list[int]] = defaultdict(list)
     for place, case in enumerate(cases):
-        alone = place if case.streams > 1 else None
+        alone = place if case.at_once > 1 else None
         alike[case.rules, case.compression.method, case.network.ranks == 1, case.stage, alone].append(place)
     found = np.zeros(len(cases))
     for places in alike.values():
@@ -193,7 +193,7 @@ class _Builder:
         decode = np.where(buckets.closes, _totals(self._passes("decode_passes"), firsts), 0.0)
         tasks: list[Task] = []
         unpacked: list[Task] = []
-        streams = self.cases[0].streams
+        streams = self.cases[0].at_once
         ends: list[tuple[Edge, ...]] = [()] * streams
         for number, i in enumerate(map(int, np.flatnonzero(buckets.closes.any(axis=1)))):
             others = int(i - firsts[i, 0])
@@ -227,10 +227,10 @@ class _Builder:
     def _parts(self, phases: list[Floats], copies: Floats, firsts: Any, i: int) -> list[Part]:
         """The parts of a bucket's way. Without detail they are one."""
         case = self.cases[0]
-        if not self.detail and case.streams == 1:
+        if not self.detail and case.at_once == 1:
             return [("communicate", "communication", "network", sum((row[i] for row in phases), 2 * copies[i]))]
         link = case.network.levels[-1][0].name
-        if case.streams > 1:
+        if case.at_once > 1:
             return self._beside_others(phases, copies, firsts, i)
         found: list[Part] = [("copy in", "fusion", "communication stream", self.duration(copies[i]))]
         for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
