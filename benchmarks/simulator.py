@@ -19,6 +19,7 @@ from typing import Any
 import harness
 
 from hvdkit.profiling import published
+from hvdkit.recipe import grid as grids
 from hvdkit.results.profile import Profile
 from hvdkit.simulator import cluster as clusters
 from hvdkit.simulator import engine, step
@@ -80,7 +81,7 @@ def batch(work: Workload, links: list[clusters.Cluster], policy: str) -> None:
 def grid(profile: Profile, cluster: clusters.Cluster) -> None:
     """A thousand what-ifs as `hvdkit predict --sweep` takes them, each with its interval, from the texts on."""
     texts = ["n=8,16,...,64", "batch_size=32,64,...,512", "speed=0.1,0.2,...,1.0", "fusion_threshold_mib=4,8,...,64"]
-    whatifs = sweeping.checked(sweeping.read(texts), [], [], None, cluster)
+    whatifs = sweeping.checked(grids.read(texts, "--sweep"), [], [], None, cluster)
     assert len(sweeping.sweep(profile, cluster, whatifs).rows) == CASES
 
 

@@ -22,7 +22,7 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import harness
 
     yield harness
-    for name in ("harness", "hosts", "launchers", "memory", "slurm_daemons"):
+    for name in ("harness", "hosts", "launchers", "memory", "simulator", "slurm_daemons"):
         sys.modules.pop(name, None)
 
 
@@ -34,6 +34,13 @@ MADE_ELSEWHERE = ("validation", "launchers", "gpt", "gpt_loss")
 def test_a_committed_page_is_what_its_json_gives(harness: ModuleType, name: str) -> None:
     outcome = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
     assert harness.page(name, outcome) == (ROOT / "benchmarks" / f"{name}.md").read_text()
+
+
+def test_the_sweep_that_is_timed_has_all_its_what_ifs(harness: ModuleType) -> None:
+    import simulator
+
+    small = simulator.published.profile("resnet18", 1000, 64, "a100")
+    simulator.grid(small, simulator.clusters.load(Path("aws-p3-16xlarge")))
 
 
 def test_the_frameworks_are_the_tests(harness: ModuleType) -> None:

@@ -251,6 +251,8 @@ def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) ->
     made = [cases(found, case, each.settings) for each, case in pairs]
     here, there = (doubt.expected(found, case) for _, case in pairs)
     more = max(_added(here.faster, there.faster), _added(here.slower, there.slower))
+    # The way between two devices is the change's own, also where both are off the profile's.
+    more = max(more, doubt.of_device(pairs[1][1].speed / pairs[0][1].speed))
     same_links = change.cluster.levels == now.cluster.levels
     more_wire = _added(here.wire_slower, there.wire_slower) if same_links else there.wire_slower
     corners = list(itertools.product((False, True), (False, True), (False, True), (-1, 1)))

@@ -59,7 +59,7 @@ def expected(found: Calibration, base: Case) -> Doubt:
         elif size not in curve.sizes:
             warnings.append(f"batch size {size} was not measured: its time is interpolated between measured ones")
     if base.speed != 1:
-        both.append(PER_DOUBLING * abs(math.log2(base.speed)))
+        both.append(100 * (of_device(base.speed) - 1))
         warnings.append(f"a device {base.speed:g} times as fast was not measured: its time is scaled")
     ranks = base.network.ranks
     doublings = math.log2(max(1.0, ranks / found.ranks))
@@ -81,6 +81,11 @@ def expected(found: Calibration, base: Case) -> Doubt:
         1 + max(wire, more[-1]) / 100,
         tuple(dict.fromkeys(warnings)),
     )
+
+
+def of_device(times: float) -> float:
+    """The error of compute, as a factor, on a device that is so many times as fast."""
+    return 1 + PER_DOUBLING / 100 * abs(math.log2(times))
 
 
 def _batch(base: Case) -> tuple[float, float]:
