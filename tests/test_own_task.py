@@ -20,7 +20,7 @@ from hvdkit.commands import plan as plans
 from hvdkit.commands import train as train_
 from hvdkit.core import tuning
 from hvdkit.core.heartbeat import Heartbeat
-from hvdkit.core.session import one_value
+from hvdkit.core.seam import one_value
 from hvdkit.data.batches import ArraySplit
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement

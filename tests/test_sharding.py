@@ -14,7 +14,9 @@ from conftest import ROOT
 from crowd import together
 
 from hvdkit.adapters import local
+from hvdkit.adapters.trainable import Done
 from hvdkit.core.mesh import Mesh
+from hvdkit.core.seam import ROOT_BLOCK, Block, Uses
 from hvdkit.core.session import Session
 from hvdkit.core.shares import buckets
 from hvdkit.core.topology import Topology
@@ -23,6 +25,7 @@ from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Recipe
 from hvdkit.strategies import choose, sharded
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
+from hvdkit.strategies.sharded_parameters import ShardedParameters
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
 from grown import OPTIMIZERS, worst
@@ -61,7 +64,80 @@ def test_each_element_has_one_owner(ranks: int, most_bytes: int, whole_rule: boo
     assert all(0 <= bucket.padding < ranks for bucket in found)
 
 
+class InBlocks(local.TrainableModel):
+    """A linear model in two blocks, the bias being the root. Parameters that are not there are NaN."""
+
+    def blocks(self) -> dict[str, list[str]]:
+        return {ROOT_BLOCK: ["fc.bias"], "fc": ["fc.weight"]}
+
+    def divide(self, blocks: Any, uses: Uses) -> dict[str, Block]:
+        self.uses, found = uses, {}
+        for block, ((name,), size) in blocks.items():
+            found[block] = Memory(size)
+            parameter = self.parameters[name]
+            self.parameters[name] = found[block].vector[: parameter.size].reshape(parameter.shape)
+        return found
+
+    def start_allgather(self, tensor: Any, out: Any, name: str) -> Done:
+        out[...] = self.session.adapter.allgather(tensor, name)
+        return Done(out)
+
+    def backward(self, inputs: Any, targets: Any, scale: Any) -> Any:
+        for phase in ("forward", "backward"):
+            self.uses.begin(ROOT_BLOCK, phase)
+            self.uses.begin("fc", phase)
+            found = super().backward(inputs, targets, scale)
+            self.uses.end("fc", phase)
+            self.uses.end(ROOT_BLOCK, phase)
+        return found
+
+    def predict(self, inputs: Any) -> Any:
+        for block in (ROOT_BLOCK, "fc"):
+            self.uses.begin(block, "prediction")
+        found = super().predict(inputs)
+        for block in ("fc", ROOT_BLOCK):
+            self.uses.end(block, "prediction")
+        return found
+
+
+class Memory:
+    def __init__(self, size: int) -> None:
+        self.vector = np.full(size, np.nan)
+
+    def allocate(self) -> None:
+        assert np.isnan(self.vector).all(), "it was there already"
+
+    def free(self) -> None:
+        self.vector[...] = np.nan
+
+
+class BlockwiseAdapter:
+    """A rank's adapter whose models are `InBlocks`."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    def bind(self, model: Any, loss: Any, precision: str) -> InBlocks:
+        return InBlocks(model, loss)
+
+
+def staged(adapter: Any, topology: Topology, stage: str, **more: Any) -> Any:
+    """The strategy of a stage."""
+    data = Mesh(topology).data
+    if stage == "none":
+        return Dense(adapter, data.size)
+    if stage == "parameters":
+        more.pop("most_bytes", None)
+        return ShardedParameters(adapter, data, **more)
+    return Sharded(adapter, data, stage == "gradients", **more)
+
+
 def session_of(adapter: Any, optimizer: Optimizer, strategy: Any) -> Any:
+    if isinstance(strategy, ShardedParameters):
+        adapter = BlockwiseAdapter(adapter)
     session = Session(adapter, local.Linear(FEATURES, CLASSES), optimizer, Loss(), strategy)
     random = np.random.default_rng(1)
     session.load_state(
@@ -94,20 +170,18 @@ def on_ranks(ranks: int, optimizer: Optimizer, strategy: Callable[[Any, Topology
 
 
 @pytest.mark.parametrize("most_bytes", [8, 10_000])
-@pytest.mark.parametrize("frees", [False, True])
+@pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
 @pytest.mark.parametrize("title", OPTIMIZERS)
 def test_each_stage_trains_as_the_whole_does(
-    title: str, frees: bool, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+    title: str, stage: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty steps of one and two batches; on 19 ranks, one more than there are elements, one has padding alone."""
     optimizer = OPTIMIZERS[title]
     monkeypatch.setattr("hvdkit.strategies.dense.next_name", lambda: "dense")
     for ranks in (2, 3, 19):
-        whole = on_ranks(ranks, optimizer, lambda adapter, topology: Dense(adapter, topology.size))
+        whole = on_ranks(ranks, optimizer, lambda adapter, topology: staged(adapter, topology, "none"))
         shared = on_ranks(
-            ranks,
-            optimizer,
-            lambda adapter, topology: Sharded(adapter, Mesh(topology).data, frees, most_bytes=most_bytes),
+            ranks, optimizer, lambda adapter, topology: staged(adapter, topology, stage, most_bytes=most_bytes)
         )
         for step, (mine, theirs) in enumerate(zip(shared, whole, strict=True)):
             assert worst(mine, theirs) < 1e-12, (ranks, step, worst(mine, theirs))
@@ -116,7 +190,14 @@ def test_each_stage_trains_as_the_whole_does(
 @pytest.mark.parametrize("ranks", [2, 3, 4, 19])
 @pytest.mark.parametrize(
     ("stage", "accumulate", "times"),
-    [("optimizer", 1, 2), ("optimizer", 3, 2), ("gradients", 1, 2), ("gradients", 3, 4)],
+    [
+        ("optimizer", 1, 2),
+        ("optimizer", 3, 2),
+        ("gradients", 1, 2),
+        ("gradients", 3, 4),
+        ("parameters", 1, 2),  # 3, but the root and the last block, which are all of this model, are gathered once
+        ("parameters", 3, 6),
+    ],
 )
 def test_state_bytes_are_the_closed_forms(stage: str, accumulate: int, times: int, ranks: int) -> None:
     """In float64; whole buckets have less than an element of padding on each rank. Bytes sent are those of weights, and
@@ -128,33 +209,39 @@ def test_state_bytes_are_the_closed_forms(stage: str, accumulate: int, times: in
         session.train_step([batch(0, topology.rank)])
         return session.state_bytes(), strategy.bytes_per_step
 
+    buckets_of = [CLASSES * FEATURES, CLASSES] if stage == "parameters" else [CLASSES * FEATURES + CLASSES]
     count = CLASSES * FEATURES + CLASSES
-    share = 8 * math.ceil(count / ranks)
+    share = 8 * sum(math.ceil(each / ranks) for each in buckets_of)
     for found, sent in together(ranks, sizes):
         assert found == {
-            "parameters": 8 * count,
-            "gradients": share if stage == "gradients" else 8 * count,
+            "parameters": share if stage == "parameters" else 8 * count,
+            "gradients": 8 * count if stage == "optimizer" else share,
             "optimizer": 2 * share,
         }
         assert sent == pytest.approx(times * (ranks - 1) * share)
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [((3, True), (2, False)), ((2, False), (4, True)), ((4, True), (1, None))]
+    ("before", "after"),
+    [
+        ((3, "gradients"), (2, "optimizer")),
+        ((2, "optimizer"), (4, "parameters")),
+        ((4, "gradients"), (1, "none")),
+        ((3, "parameters"), (2, "parameters")),
+        ((2, "parameters"), (3, "none")),
+    ],
 )
 def test_a_state_goes_on_with_other_shares(
-    before: tuple[int, bool], after: tuple[int, bool | None], monkeypatch: pytest.MonkeyPatch
+    before: tuple[int, str], after: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an elastic run does, or one that resumes: from the state of one rank, on other ranks, in another stage."""
     monkeypatch.setattr("hvdkit.strategies.dense.next_name", lambda: "dense")
-    (ranks, frees), optimizer = before, AdamW(learning_rate=0.1)
-    held = on_ranks(ranks, optimizer, lambda adapter, topology: Sharded(adapter, Mesh(topology).data, frees))[-1]
+    (ranks, stage), optimizer = before, AdamW(learning_rate=0.1)
+    held = on_ranks(ranks, optimizer, lambda adapter, topology: staged(adapter, topology, stage))[-1]
 
-    def continued(frees: bool | None) -> Callable[[Any, Topology], dict[str, np.ndarray]]:
+    def continued(stage: str) -> Callable[[Any, Topology], dict[str, np.ndarray]]:
         def work(adapter: Any, topology: Topology) -> dict[str, np.ndarray]:
-            data = Mesh(topology).data
-            strategy = Dense(adapter, data.size) if frees is None else Sharded(adapter, data, frees)
-            session = session_of(adapter, optimizer, strategy)
+            session = session_of(adapter, optimizer, staged(adapter, topology, stage))
             root = topology.size - 1
             session.broadcast_state(root, held if topology.rank == root else {})
             session.train_step([batch(99, topology.rank)])
@@ -163,8 +250,20 @@ def test_a_state_goes_on_with_other_shares(
 
         return work
 
-    ranks, frees_now = after
-    assert worst(together(ranks, continued(frees_now))[0], together(ranks, continued(None))[0]) < 1e-12
+    ranks, stage_now = after
+    assert worst(together(ranks, continued(stage_now))[0], together(ranks, continued("none"))[0]) < 1e-12
+
+
+def test_ranks_without_a_batch_gather_for_those_that_evaluate() -> None:
+    def outputs(adapter: Any, topology: Topology) -> list[Any]:
+        strategy = staged(adapter, topology, "parameters")
+        session = session_of(adapter, AdamW(learning_rate=0.1), strategy)
+        mine = [batch(number, 0).inputs for number in range(1 + topology.rank % 2)]
+        return [session.predict(each) for each in strategy.evaluated(iter(mine))]
+
+    first, second, third = together(3, outputs)
+    assert (len(first), len(second), len(third)) == (1, 2, 1)
+    assert np.array_equal(first[0], second[0]) and np.isfinite(second[1]).all()
 
 
 def recipe_of(**settings: Any) -> Recipe:
@@ -185,6 +284,14 @@ def test_what_sharding_does_not_go_with_is_refused_by_key() -> None:
     assert recipe_of(sharding="gradients", compression="fp16").sharding == "gradients"
 
 
+ABLE = {
+    "none": ("pytorch", "tensorflow", "keras", "mxnet"),
+    "optimizer": ("pytorch", "tensorflow", "keras", "mxnet"),
+    "gradients": ("pytorch", "tensorflow", "keras"),
+    "parameters": ("pytorch",),
+}
+
+
 def test_a_stage_that_a_framework_lacks_is_refused_by_key() -> None:
     from hvdkit.adapters.capabilities import CAPABILITIES
     from hvdkit.core.precision import unsupported
@@ -192,7 +299,7 @@ def test_a_stage_that_a_framework_lacks_is_refused_by_key() -> None:
     for framework in ("pytorch", "tensorflow", "keras", "mxnet"):
         for stage in ("none", "optimizer", "gradients", "parameters"):
             found = unsupported(framework, CAPABILITIES[framework], recipe_of(sharding=stage), "cpu")
-            lacks = stage == "parameters" or (stage, framework) == ("gradients", "mxnet")
+            lacks = framework not in ABLE[stage]
             assert bool(found) == lacks and all(line.startswith(f"sharding: {framework} cannot") for line in found)
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hvdkit.core import trainer
-from hvdkit.core.seam import Hooks, Session, Stamp, Tensor, UpdateKernel
+from hvdkit.core.seam import Block, Hooks, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
 from hvdkit.recipe.schema import Optimizer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Done:
+    """A `core.seam.Pending` that has ended."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __call__(self) -> Tensor:
+        return self._tensor
+
+    def ready(self) -> bool:
+        return True
 
 
 class TrainableModel:
@@ -36,12 +49,20 @@ class TrainableModel:
     def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
         raise NotImplementedError
 
-    def start_average(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
+    def start_average(self, tensor: Tensor, name: str) -> Pending:
         raise NotImplementedError
 
-    def start_reducescatter(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
-        part = self.session.adapter.reducescatter(tensor, name=name)
-        return lambda: part
+    def start_reducescatter(self, tensor: Tensor, name: str) -> Pending:
+        return Done(self.session.adapter.reducescatter(tensor, name=name))
+
+    def start_allgather(self, tensor: Tensor, out: Tensor, name: str) -> Pending:
+        raise NotImplementedError
+
+    def blocks(self) -> dict[str, list[str]]:
+        raise NotImplementedError
+
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+        raise NotImplementedError
 
     def fit(self, hooks: Hooks) -> None:
         trainer.drive(self.session, hooks)

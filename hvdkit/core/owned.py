@@ -19,11 +19,26 @@ class Owned:
     `shapes` has the shape of the parameter that each piece belongs to. The optimizer's slots are pieces too.
     """
 
+    keeps_model = True  # whether this rank has all parameters between two steps
     in_place = True  # whether `weights` are the parameters themselves, so that a framework's kernel may change them
 
     def __init__(self, adapter: Adapter, parameters: Mapping[str, Tensor]) -> None:
         self.adapter, self.parameters = adapter, parameters
         self.shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
+
+    @property
+    def held(self) -> Mapping[str, Tensor]:
+        """The tensors in which this rank keeps the parameters between two steps."""
+        return self.parameters
+
+    def model(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter's name and whole tensor, as `whole` gives them; collective if ranks hold shares of them."""
+        yield from self.parameters.items()
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set the parameters from arrays in their shapes and dtype."""
+        for name, tensor in self.parameters.items():
+            self.adapter.tensors.assign(tensor, self.adapter.from_numpy(arrays[name]))
 
     def variables(self) -> dict[str, Tensor]:
         """A variable of zeros for each piece."""

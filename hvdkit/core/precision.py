@@ -71,7 +71,7 @@ def _sharding(framework: str, capabilities: frozenset[str], recipe: Recipe) -> l
     if asked in able:
         return []
     why = (
-        "no framework frees its parameters between uses yet"
+        "it does not free parameters between their uses"
         if asked == "parameters"
         else "its gradients are all in memory at once"
     )

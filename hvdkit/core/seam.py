@@ -6,12 +6,13 @@ calls its framework. Tensors are the framework's own; core uses NumPy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
+from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer
 
 if TYPE_CHECKING:  # the command line reads CAPABILITIES and starts without NumPy
@@ -94,8 +95,67 @@ class Hooks(Protocol):
 
 # The recipe's cross-entropy, or a function in the framework's operations: (outputs, targets) -> mean loss, one element.
 AnyLoss = Loss | Callable[[Any, Any], Any]
+
+
+def one_value(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A loss of the user's that raises RequestError unless it returns a tensor of one element."""
+
+    def checked(outputs: Any, targets: Any) -> Any:
+        found = loss(outputs, targets)
+        shape = getattr(found, "shape", None)
+        if shape is None or any(size != 1 for size in shape):
+            got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"
+            raise RequestError(f"loss: expected a tensor of one value, the mean over the batch, got {got}")
+        return found
+
+    return checked
+
+
+def one_tensor(outputs: Any) -> Any:
+    """The outputs of a model. Raises RequestError unless they are one tensor."""
+    if getattr(outputs, "shape", None) is None:
+        raise RequestError(f"model: expected one tensor as its output, got a {type(outputs).__name__}")
+    return outputs
+
+
 UpdateKernel = Callable[[list[Tensor], list[Tensor], list[tuple[Tensor, ...]], Any, tuple[Any, Any]], None]
 Stamp = Callable[[tuple[str, ...], list[Tensor]], list[Tensor]]
+
+
+ROOT_BLOCK = ""  # the block of parameters that belong to no other, which are used from the beginning to the end
+Phase = Literal["forward", "backward", "prediction"]  # the last is a forward pass that no backward follows
+
+
+class Pending(Protocol):
+    """A tensor that other ranks contribute to."""
+
+    def __call__(self) -> Tensor:
+        """Wait for it."""
+
+    def ready(self) -> bool:
+        """Whether there is nothing to wait for."""
+
+
+class Block(Protocol):
+    """Parameters as parts of one vector whose memory can be freed. A new one has none."""
+
+    vector: Tensor
+
+    def allocate(self) -> None:
+        """Get memory for the vector, whose values are then undefined."""
+
+    def free(self) -> None:
+        """Free the memory. Tensors that the framework has kept for backward have it again after `allocate`."""
+
+
+class Uses(Protocol):
+    """Is told when the parameters of a block are used."""
+
+    def begin(self, block: str, phase: Phase) -> None:
+        """Before the block's forward pass, or its backward pass, which may be repeated."""
+
+    def end(self, block: str, phase: Phase) -> None:
+        """Behind it; behind a backward pass only if each parameter has a gradient."""
 
 
 class Trainable(Protocol):
@@ -155,13 +215,28 @@ class Trainable(Protocol):
         Where it returns true, backward keeps no reference to the gradient and leaves it out of its result.
         """
 
-    def start_average(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
-        """Start averaging a tensor over all ranks; the result waits for the mean. Only used if `overlaps`."""
+    def start_average(self, tensor: Tensor, name: str) -> Pending:
+        """Start averaging a tensor over all ranks. Only used if `overlaps`."""
 
-    def start_reducescatter(self, tensor: Tensor, name: str) -> Callable[[], Tensor]:
-        """Start averaging a vector over all ranks; the result waits for this rank's part of the mean.
+    def start_reducescatter(self, tensor: Tensor, name: str) -> Pending:
+        """Start averaging a vector over all ranks, for this rank's part of the mean.
 
         The parts have equal length. Where the framework cannot start it, it is done at once.
+        """
+
+    def start_allgather(self, tensor: Tensor, out: Tensor, name: str) -> Pending:
+        """Start gathering the ranks' vectors of equal length into the vector `out`. Needs `shard-parameters`."""
+
+    def blocks(self) -> dict[str, list[str]]:
+        """The names of the parameters by block, in forward order: a block's are used together.
+
+        ROOT_BLOCK is the first, unless it has none. Needs `shard-parameters`.
+        """
+
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+        """Put the parameters into blocks, each with the names and the size of its vector, and report their `uses`.
+
+        Their values are lost. Needs `shard-parameters`.
         """
 
     def fit(self, hooks: Hooks) -> None:

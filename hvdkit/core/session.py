@@ -8,7 +8,7 @@ Frameworks that trace (TensorFlow, Keras) compile the methods of this class; the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
+from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor, one_value
 from hvdkit.core.state import check_fits, from_canonical, to_canonical
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update import Update, scalar
@@ -41,27 +41,6 @@ class Gradients:
     loss: float
     own: dict[str, np.ndarray]
     averaged: dict[str, np.ndarray]
-
-
-def one_value(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A loss of the user's that raises RequestError unless it returns a tensor of one element."""
-
-    def checked(outputs: Any, targets: Any) -> Any:
-        found = loss(outputs, targets)
-        shape = getattr(found, "shape", None)
-        if shape is None or any(size != 1 for size in shape):
-            got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"
-            raise RequestError(f"loss: expected a tensor of one value, the mean over the batch, got {got}")
-        return found
-
-    return checked
-
-
-def one_tensor(outputs: Any) -> Any:
-    """The outputs of a model. Raises RequestError unless they are one tensor."""
-    if getattr(outputs, "shape", None) is None:
-        raise RequestError(f"model: expected one tensor as its output, got a {type(outputs).__name__}")
-    return outputs
 
 
 class Session:
@@ -264,33 +243,50 @@ class Session:
         (float64) and `optimizer.good_steps` (int64, steps since the scale last changed).
         """
         slots = {name: self._array(tensor) for name, tensor in self.update.tensors() if keep}
+        model = self.model_state(keep)
         if not keep:
             return {}
         numbers = {
             name: np.asarray(number.get()).astype(dtype) for name, (number, dtype) in self.update.numbers().items()
         }
-        return self.model_state() | slots | numbers
+        return model | slots | numbers
 
-    def model_state(self) -> dict[str, np.ndarray]:
-        """Parameters and buffers by torchvision's names and layouts."""
-        return self._arrays(self._model_tensors())
+    def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
+        """Parameters and buffers by torchvision's names and layouts; collective, and with `keep`, as `state`."""
+        parameters = {name: self._array(tensor) for name, tensor in self.update.owned.model() if keep}
+        return parameters | self.buffers() if keep else {}
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """This rank's buffers, in names and layouts as in `model_state`."""
+        return self._arrays(self.trainable.buffers)
+
+    def load_buffers(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set all buffers."""
+        for name, tensor in self.trainable.buffers.items():
+            array = self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
+            self.adapter.tensors.assign(tensor, self.adapter.from_numpy(array))
+
+    def parameter_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The parameters of `model_state`, one after the other; collective."""
+        for name, tensor in self.update.owned.model():
+            yield name, self._array(tensor)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
 
         Each rank takes its own share of the slots.
         """
-        tensors, adapter = self._model_tensors(), self.adapter
+        tensors = self.trainable.parameters
         slots = self.update.slot_tensors()
-        check_fits({name: self._turned_shape(tensor) for name, tensor in (tensors | slots).items()}, state)
+        wanted = {**tensors, **self.trainable.buffers, **slots}
+        check_fits({name: self._turned_shape(tensor) for name, tensor in wanted.items()}, state)
         arrays = {
-            name: self._native(state[name]).astype(adapter.dtype(tensor), copy=False)
+            name: self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
             for name, tensor in (tensors | slots).items()
             if name in state
         }
-        for name, tensor in tensors.items():
-            if name in arrays:
-                adapter.tensors.assign(tensor, adapter.from_numpy(arrays[name]))
+        self.update.owned.load(arrays)
+        self.load_buffers(state)
         if slots.keys() <= arrays.keys():
             self.update.load(arrays)
         for name, (number, _) in self.update.numbers().items():
@@ -301,10 +297,11 @@ class Session:
         """Broadcast the root's parameters, buffers and optimizer state to every rank; one collective per dtype.
 
         `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
-        one. Without it, ranks that own shares of the slots keep them as they are.
+        one. Without it, ranks keep their shares of slots and parameters as they are.
         """
-        whole = found is not None or self.update.owned.in_place
-        state, adapter = self.state() if whole else self.model_state(), self.adapter
+        owned, adapter = self.update.owned, self.adapter
+        whole = found is not None or owned.in_place
+        state = self.state() if whole else self.model_state() if owned.keeps_model else self.buffers()
         for name, value in (found or {}).items():
             state[name] = value.astype(state[name].dtype)
         by_dtype: dict[str, list[str]] = defaultdict(list)
@@ -316,7 +313,10 @@ class Session:
             ends = np.cumsum([state[name].size for name in names])
             for name, part in zip(names, np.split(got, ends[:-1]), strict=True):
                 state[name] = part.reshape(state[name].shape)
-        self.load_state(state)
+        if whole or owned.keeps_model:
+            self.load_state(state)
+        else:
+            self.load_buffers(state)
 
     def state_bytes(self) -> dict[str, int]:
         """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots).
@@ -325,7 +325,7 @@ class Session:
         """
         slots = {f"{name}.{place}": each for name, held in self.update.slots.items() for place, each in enumerate(held)}
         return {
-            "parameters": self._bytes_of(self.trainable.parameters),
+            "parameters": self._bytes_of(self.update.owned.held),
             "gradients": self._gradient_bytes + self._bytes_of(self._sums),
             "optimizer": self._bytes_of(slots),
         }
@@ -358,9 +358,6 @@ class Session:
         parts = self.adapter.tensors.part(vector, list(self.shapes.values()))
         named = {name: self._turned(part, _TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
         return {name: named[name] for name in self.trainable.parameters}
-
-    def _model_tensors(self) -> dict[str, Tensor]:
-        return {**self.trainable.parameters, **self.trainable.buffers}
 
     def _native(self, array: np.ndarray) -> np.ndarray:
         return from_canonical(array) if self.trainable.transposed else array

@@ -94,7 +94,7 @@ class Bucket:
 def buckets(shapes: Mapping[str, Shape], ranks: int, itemsize: int, most_bytes: int = BUCKET_BYTES) -> list[Bucket]:
     """Divide tensors of these shapes, in the order of the model, into buckets for `ranks` ranks.
 
-    In a bucket, matrices and kernels stand before vectors, so that those that weight decay may spare are together.
+    In a bucket, those that weight decay may spare are together.
     """
     found: list[dict[str, Shape]] = []
     room = 0
@@ -105,4 +105,9 @@ def buckets(shapes: Mapping[str, Shape], ranks: int, itemsize: int, most_bytes: 
             room = most_bytes
         found[-1][name] = shape
         room -= size
-    return [Bucket(dict(sorted(each.items(), key=lambda item: len(item[1]) < 2)), ranks) for each in found]
+    return [bucket(each, ranks) for each in found]
+
+
+def bucket(shapes: Mapping[str, Shape], ranks: int) -> Bucket:
+    """A bucket of tensors of these shapes: matrices and kernels before vectors."""
+    return Bucket(dict(sorted(shapes.items(), key=lambda item: len(item[1]) < 2)), ranks)

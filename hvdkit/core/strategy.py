@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdkit.core.owned import Owned
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hvdkit.recipe.schema import Optimizer
 
 Tensor = Any
+T = TypeVar("T")
 PREFIX = "communication."  # of the names of a strategy's tensors in a checkpoint's state
 
 
@@ -56,6 +57,10 @@ class Strategy:
         Returns whether it is taken: backward then lets go of it, and leaves it out of its result.
         """
         raise NotImplementedError
+
+    def evaluated(self, batches: Iterator[T]) -> Iterator[T]:
+        """The batches of an evaluation, whose number may differ between ranks; taken on all ranks."""
+        return batches
 
     @contextmanager
     def peek(self) -> Iterator[None]:

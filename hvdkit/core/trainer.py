@@ -295,12 +295,12 @@ def merge_statistics(adapter: Adapter, session: Session, mesh: Mesh) -> None:
     """
     if mesh.data.size == 1:
         return
-    state = session.model_state()
-    names = [name for name in state if is_statistic(name)]
+    buffers = session.buffers()
+    names = [name for name in buffers if is_statistic(name)]
     if names:
-        means = adapter.allreduce([adapter.from_numpy(state[name]) for name in names], name="running_statistics")
+        means = adapter.allreduce([adapter.from_numpy(buffers[name]) for name in names], name="running_statistics")
         merged = {name: adapter.to_numpy(mean) for name, mean in zip(names, means, strict=True)}
-        session.load_state(state | merged)
+        session.load_buffers(buffers | merged)
 
 
 def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> None:
@@ -308,8 +308,8 @@ def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> No
 
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
     """
-    state = session.model_state()
-    mine = {name: digest({name: state[name]}) for name in session.shapes}
+    digests = {name: digest({name: array}) for name, array in session.parameter_arrays()}
+    mine = {name: digests[name] for name in session.shapes}
     everyone = adapter.allgather_object(mine, name="check_ranks")
     for name in mine:
         differing = [rank for rank in mesh.data.ranks if everyone[rank][name] != everyone[mesh.data.ranks[0]][name]]
@@ -352,7 +352,8 @@ def summed(
     """
     sums, total, loss = np.zeros(len(metrics_of.names)), 0, 0.0
     adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
-    for batch, valid in data_.evaluation_batches(split, batch_size, shard.rank, shard.size):
+    batches = data_.evaluation_batches(split, batch_size, shard.rank, shard.size)
+    for batch, valid in session.strategy.evaluated(batches):
         on_batch()
         total += valid
         if metrics_of.sums is None:

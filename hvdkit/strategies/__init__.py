@@ -13,9 +13,13 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe) -> Strategy:
     """The strategy for the recipe's `sharding`, `compression`, `sync` and `allreduce`."""
     compression = recipe.compression
     if recipe.sharding != "none" and mesh.data.size > 1:
+        half = compression.method == "fp16"
+        if recipe.sharding == "parameters":
+            from hvdkit.strategies.sharded_parameters import ShardedParameters
+
+            return ShardedParameters(adapter, mesh.data, half, recipe.accumulate)
         from hvdkit.strategies.sharded import Sharded
 
-        half = compression.method == "fp16"
         return Sharded(adapter, mesh.data, recipe.sharding == "gradients", half, accumulate=recipe.accumulate)
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
         return Dense(adapter, mesh.data.size, half=compression.method == "fp16")

@@ -8,7 +8,7 @@ backward has computed it, where the framework reports that, and the gradients th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.mesh import Axis
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter
+from hvdkit.core.seam import Adapter, Pending
 from hvdkit.core.shares import BUCKET_BYTES, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import is_layerwise
@@ -42,12 +42,12 @@ class Shares(Owned):
         axis: Axis,
         name: str,
         whole_rule: bool,
-        most_bytes: int,
+        divided: Sequence[Bucket],
     ) -> None:
         super().__init__(adapter, parameters)
         self._name, self._axis = name, axis
         self._dtype = adapter.dtype(next(iter(parameters.values())))
-        self.buckets = buckets(self.shapes, axis.size, np.dtype(self._dtype).itemsize, most_bytes)
+        self.buckets = divided
         self._numbers = {parameter: number for number, parameter in enumerate(self.shapes)}
         self._pieces = [bucket.pieces(axis.index, whole_rule) for bucket in self.buckets]
         self.pieces: dict[str, Piece] = {
@@ -58,16 +58,14 @@ class Shares(Owned):
         self.shapes = {name: piece.shape for name, piece in self.pieces.items()}
 
     def variables(self) -> dict[str, Tensor]:
-        return {name: self.adapter.tensors.variable(self._zeros(piece.size)) for name, piece in self.pieces.items()}
+        return {name: self.adapter.tensors.variable(self.zeros(piece.size)) for name, piece in self.pieces.items()}
 
     def weights(self) -> list[Tensor]:
         return [self._of(piece) for piece in self.pieces.values()]
 
     def store(self, weights: Iterable[Tensor]) -> None:
-        each = iter(weights)
-        for number, pieces in enumerate(self._pieces):
-            share = self._joined(list(itertools.islice(each, len(pieces))))
-            for name, value in self._gathered(number, share).items():
+        for number, share in enumerate(self.by_bucket(weights)):
+            for name, value in self.gathered(number, share).items():
                 self.adapter.tensors.assign(self.parameters[name], value)
 
     def summed(self, number: Tensor) -> Tensor:
@@ -85,9 +83,8 @@ class Shares(Owned):
         ]
 
     def whole(self, pieces: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        each = iter(pieces.values())
-        for number, own in enumerate(self._pieces):
-            yield from self._gathered(number, self._joined(list(itertools.islice(each, len(own))))).items()
+        for number, share in enumerate(self.by_bucket(pieces.values())):
+            yield from self.gathered(number, share).items()
 
     def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {
@@ -98,10 +95,16 @@ class Shares(Owned):
             for name, piece in self.pieces.items()
         }
 
+    def by_bucket(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Pieces, taken one by one, as this rank's share of each bucket."""
+        each = iter(pieces)
+        for own in self._pieces:
+            yield self.joined(list(itertools.islice(each, len(own))))
+
     def packed(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Tensor:
         """A bucket's tensors as one vector, with its padding."""
-        padding = [self._zeros(bucket.padding)] if bucket.padding else []
-        return self._joined([*(tensors[name] for name in bucket.shapes), *padding])
+        padding = [self.zeros(bucket.padding)] if bucket.padding else []
+        return self.joined([*(tensors[name] for name in bucket.shapes), *padding])
 
     def split(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A share of a bucket, as pieces by name."""
@@ -109,7 +112,7 @@ class Shares(Owned):
         parts = self.adapter.tensors.part(share, [(piece.size,) for piece in pieces])
         return {f"{number}.{place}": part for place, part in enumerate(parts)}
 
-    def _gathered(self, number: int, share: Tensor) -> dict[str, Tensor]:
+    def gathered(self, number: int, share: Tensor) -> dict[str, Tensor]:
         """A bucket's tensors from all ranks' shares."""
         bucket = self.buckets[number]
         vector = self.adapter.allgather(share, f"{self._name}.gather.{number}")
@@ -120,13 +123,15 @@ class Shares(Owned):
     def _of(self, piece: Piece) -> Tensor:
         ops = self.adapter.tensors
         parts = [ops.reshape(self.parameters[each.name], (-1,))[each.start : each.stop] for each in piece.fragments]
-        return self._joined([*parts, self._zeros(piece.padding)] if piece.padding else parts)
+        return self.joined([*parts, self.zeros(piece.padding)] if piece.padding else parts)
 
-    def _joined(self, tensors: list[Tensor]) -> Tensor:
+    def joined(self, tensors: list[Tensor]) -> Tensor:
+        """Tensors as one vector."""
         ops = self.adapter.tensors
         return ops.join(tensors) if len(tensors) > 1 else ops.reshape(tensors[0], (-1,))
 
-    def _zeros(self, size: int) -> Tensor:
+    def zeros(self, size: int) -> Tensor:
+        """A vector of zeros."""
         return self.adapter.from_numpy(np.zeros(size, self._dtype))
 
     def _owners(self) -> list[int]:
@@ -141,7 +146,7 @@ class Shares(Owned):
         """The sums of squares of pieces in a vector with a place for each parameter."""
         ops = self.adapter.tensors
         norms = {owner: ops.norm(tensor) for owner, tensor in zip(self._owners(), tensors, strict=True)}
-        zero = self._zeros(1)
+        zero = self.zeros(1)
         return ops.concat(
             [ops.reshape(norms[each] * norms[each], (1,)) if each in norms else zero for each in self._numbers.values()]
         )
@@ -155,6 +160,7 @@ class Sharded(Strategy):
     """
 
     overlaps = True
+    most_under_way: int | None = None  # buckets that are sent at a time; backward waits for the others
 
     def __init__(
         self,
@@ -169,21 +175,30 @@ class Sharded(Strategy):
         self.keeps_shares, self._sendings = frees, accumulate if frees else 1
         self._name = next_name()
         self._waiting: dict[int, dict[str, Tensor]] = {}  # gradients of buckets that are not complete
-        self._under_way: dict[int, tuple[Callable[[], Tensor], str | None]] = {}  # by bucket: wait, own dtype
+        self._under_way: dict[int, tuple[Pending, str | None]] = {}  # by bucket: its share, own dtype
+        self._received: dict[int, Tensor] = {}  # by bucket
         self._bytes = 0.0
 
     def owned(self, session: Any, settings: Optimizer) -> Shares:
         """This rank's share of the parameters."""
-        parameters = session.trainable.parameters
-        whole_rule = not is_layerwise(settings)
-        self._shares = Shares(self._adapter, parameters, self._axis, self._name, whole_rule, self._most_bytes)
+        self._shares = self._divided(session, not is_layerwise(settings))
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
-        elements = sum(each.share * self._axis.size for each in self._shares.buckets)
+        elements = [each.share * self._axis.size for each in self._shares.buckets]
         itemsize = np.dtype(session.dtype).itemsize
-        # A reduce-scatter and an allgather in a ring, each half of an allreduce.
-        sent = self._sendings * (2 if self._half else itemsize) + itemsize
-        self._bytes = ring_bytes(elements * sent / 2, self._axis.size)
+        sent = self._sendings * (2 if self._half else itemsize) * sum(elements) + itemsize * self._gathers(elements)
+        # A reduce-scatter or an allgather in a ring is half of an allreduce.
+        self._bytes = ring_bytes(sent / 2, self._axis.size)
         return self._shares
+
+    def _divided(self, session: Any, whole_rule: bool) -> Shares:
+        parameters = session.trainable.parameters
+        shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
+        divided = buckets(shapes, self._axis.size, np.dtype(session.dtype).itemsize, self._most_bytes)
+        return Shares(self._adapter, parameters, self._axis, self._name, whole_rule, divided)
+
+    def _gathers(self, elements: list[int]) -> int:
+        """How many elements are gathered for an update, if buckets have so many."""
+        return sum(elements)
 
     @property
     def bytes_per_step(self) -> float:
@@ -192,7 +207,8 @@ class Sharded(Strategy):
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks of each piece of this rank's share; waits for buckets that `begin` has sent."""
-        left = [number for number in range(len(self._shares.buckets)) if number not in self._under_way]
+        sent = self._under_way.keys() | self._received.keys()
+        left = [number for number in range(len(self._shares.buckets)) if number not in sent]
         if not left:
             session.trainable.stamp((trace_events.SENT,), [])
         for number in left:
@@ -200,8 +216,9 @@ class Sharded(Strategy):
             self._send(session, number, both, (trace_events.SENT,) if number == left[0] else ())
         found: dict[str, Tensor] = {}
         for number in range(len(self._shares.buckets)):
-            wait, dtype = self._under_way.pop(number)
-            found |= self._shares.split(number, from_wire(self._adapter, wait(), dtype))
+            if number in self._under_way:
+                self._receive(number)
+            found |= self._shares.split(number, self._received.pop(number))
         return dict(zip(found, session.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
@@ -218,3 +235,11 @@ class Sharded(Strategy):
         (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"
         self._under_way[number] = session.trainable.start_reducescatter(packed, name), dtype
+        for earlier in list(self._under_way):  # whose packed gradients are then freed
+            too_many = self.most_under_way is not None and len(self._under_way) > self.most_under_way
+            if self.keeps_shares and (too_many or self._under_way[earlier][0].ready()):
+                self._receive(earlier)
+
+    def _receive(self, number: int) -> None:
+        pending, dtype = self._under_way.pop(number)
+        self._received[number] = from_wire(self._adapter, pending(), dtype)

@@ -75,7 +75,7 @@ def _train(
     setup.check_trainable()
     strategy = setup.strategy(recipe)
     session = setup.session(recipe, strategy)
-    initial = session.model_state()
+    initial = digest(session.model_state(keep=mesh.is_root))
     warnings: list[str] = []
     if setup.task.own:
         from hvdkit.worker.sanity_check import sanity_check
@@ -138,7 +138,7 @@ def _train(
     train_s = time.perf_counter() - started
 
     heartbeat.beat("gathering the result")
-    result = _result(setup, loop, session, digest(initial), train_s, first_step)
+    result = _result(setup, loop, session, initial, train_s, first_step)
     result.bytes_per_step = strategy.bytes_per_step
     if commits:
         commits.stepped(result.steps, mesh.world.size)  # ranks lost after the last update count too
@@ -216,12 +216,12 @@ def _record(setup: Setup, progress: Progress) -> snapshots.Record:
 def _result(
     setup: Setup, loop: Loop, session: Session, initial_state_sha256: str, train_s: float, first_step: int
 ) -> TrainResult:
-    """The result of the run; collective, with the same figures on all ranks."""
+    """The result of the run; collective, with the same figures on all ranks, but for digests, which rank 0 has."""
     adapter, recipe, world = setup.adapter, setup.recipe, setup.mesh.world
     units = [samples * setup.task.units for samples in loop.step_samples]
     measured, progress = metrics.gather(adapter, recipe, setup.mesh, loop.clock, units), loop.progress
     versions = adapter.versions()
-    final = session.model_state()
+    final = session.model_state(keep=setup.mesh.is_root)
     corrupt = {path for each in adapter.allgather_object(list(setup.dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(
         framework=adapter.NAME,
@@ -271,7 +271,7 @@ def _result(
         model_flop_per_second=setup.task.flop and setup.task.flop * measured.samples_per_second,
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
-        final_weights_sha256=digest({name: final[name] for name in session.shapes}),
+        final_weights_sha256=digest({name: value for name, value in final.items() if name in session.shapes}),
     )
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowModel
 from hvdkit.core import trace_events
-from hvdkit.core.seam import AnyLoss, Hooks
-from hvdkit.core.session import one_tensor
+from hvdkit.core.seam import AnyLoss, Hooks, one_tensor
 from hvdkit.core.state import canonical_name
 from hvdkit.errors import RequestError
 

@@ -13,8 +13,7 @@ from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, UpdateKernel
-from hvdkit.core.session import one_tensor
+from hvdkit.core.seam import AnyLoss, UpdateKernel, one_tensor
 from hvdkit.core.state import canonical_name
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device

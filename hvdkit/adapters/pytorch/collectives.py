@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import horovod.torch as hvd
 import torch
+from horovod.torch import mpi_ops
 
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.core.seam import Op
@@ -58,16 +58,32 @@ class WaitingCollectives(Collectives):
         return [cloudpickle.loads(each.numpy().tobytes()) for each in everyone.split(sizes.tolist())]
 
 
-def start_average(tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
-    """Start averaging a tensor over all ranks in place. The returned function waits for the mean and returns it."""
-    handle = hvd.allreduce_async_(tensor, op=hvd.Average, name=name)
-    return lambda: _wait_for_ranks(handle)
+class Started:
+    """A collective that has started (`core.seam.Pending`)."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __call__(self) -> torch.Tensor:
+        return _wait_for_ranks(self._handle)
+
+    def ready(self) -> bool:
+        return bool(hvd.poll(self._handle))
 
 
-def start_reducescatter(tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
-    """Start averaging a tensor over all ranks. The returned function waits for this rank's part and returns it."""
-    handle = hvd.reducescatter_async(tensor, op=hvd.Average, name=name)
-    return lambda: _wait_for_ranks(handle)
+def start_average(tensor: torch.Tensor, name: str) -> Started:
+    """Start averaging a tensor over all ranks in place."""
+    return Started(hvd.allreduce_async_(tensor, op=hvd.Average, name=name))
+
+
+def start_reducescatter(tensor: torch.Tensor, name: str) -> Started:
+    """Start averaging a tensor over all ranks, for this rank's part."""
+    return Started(hvd.reducescatter_async(tensor, op=hvd.Average, name=name))
+
+
+def start_allgather(tensor: torch.Tensor, out: torch.Tensor, name: str) -> Started:
+    """Start gathering tensors of equal shapes into `out`, without the copy that Horovod's `allgather_async` makes."""
+    return Started(mpi_ops._allgather_async(tensor, out, name, hvd.global_process_set))
 
 
 def _wait_for_ranks(handle: int) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from hvdkit.adapters.pytorch import timing
-from hvdkit.adapters.pytorch.collectives import start_average, start_reducescatter
+from hvdkit.adapters.pytorch.collectives import Started, start_allgather, start_average, start_reducescatter
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, UpdateKernel
-from hvdkit.core.session import one_tensor
+from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
@@ -63,6 +62,7 @@ class TrainableModel(EagerModel):
         self.overlaps = device.type in OVERLAPPED_ON
         self.stamp = partial(timing.stamp, device)
         self._taken: set[str] = set()  # gradients of the last backward that `on_ready` has handed over
+        self._keeps_casts = True  # of weights, from their first use in forward to its end
         self._pools: dict[int, torch.Tensor] = {}  # of inputs that stay on the device
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +94,7 @@ class TrainableModel(EagerModel):
     def gradients(self) -> dict[str, torch.Tensor]:
         """Every parameter's gradient that is not taken; zeros if it is unused on this rank, as others may use it."""
         return {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            name: torch.zeros_like(self.parameters[name]) if parameter.grad is None else parameter.grad
             for name, parameter in self.trained.items()
             if name not in self._taken
         }
@@ -131,15 +131,35 @@ class TrainableModel(EagerModel):
         for name, parameter in self.trained.items():
             parameter.register_post_accumulate_grad_hook(partial(take, name=name))
 
-    def start_average(self, tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+    def start_average(self, tensor: torch.Tensor, name: str) -> Started:
         return start_average(tensor, name)
 
-    def start_reducescatter(self, tensor: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+    def start_reducescatter(self, tensor: torch.Tensor, name: str) -> Started:
         return start_reducescatter(tensor, name)
+
+    def start_allgather(self, tensor: torch.Tensor, out: torch.Tensor, name: str) -> Started:
+        return start_allgather(tensor, out, name)
+
+    def blocks(self) -> dict[str, list[str]]:
+        from hvdkit.adapters.pytorch.blocks import blocks_of  # only this stage of sharding needs it
+
+        return blocks_of(self.model, self.trained)
+
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+        from hvdkit.adapters.pytorch.blocks import BlockMemory, watch
+
+        named = {block: {name: self.trained[name] for name in names} for block, (names, _) in blocks.items()}
+        watch(self.model, named, uses)
+        found = {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
+        views = {name: view for memory in found.values() for name, view in memory.views.items()}
+        self.parameters = {name: views[name] for name in self.trained}
+        self._keeps_casts = False
+        return dict(found)
 
     def _autocast(self) -> torch.autocast:
         mixed = self._precision.compute != self._precision.parameters
-        return torch.autocast(self._device.type, getattr(torch, self._precision.compute), enabled=mixed)
+        dtype = getattr(torch, self._precision.compute)
+        return torch.autocast(self._device.type, dtype, enabled=mixed, cache_enabled=self._keeps_casts)
 
     def _put(self, inputs: np.ndarray) -> torch.Tensor:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""

@@ -12,8 +12,7 @@ import tensorflow as tf
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel
-from hvdkit.core.session import one_tensor
+from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel, one_tensor
 from hvdkit.core.state import canonical_name, check_distinct
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device

@@ -1,0 +1,173 @@
+"""Sharded parameters: ZeRO stage 3 (Rajbhandari et al. 2020), over Horovod's allgather and reduce-scatter.
+
+Each rank keeps a share of every block of the model. A block's parameters are gathered before its forward and its
+backward pass, while the block before it computes, and freed behind them; its gradients are reduce-scattered when
+backward has computed them. The root, the parameters of no block, stays from the beginning of forward to the end of
+backward, and so does the last block, whose backward follows its forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hvdkit.core.mesh import Axis
+from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Trainable
+from hvdkit.core.shares import Bucket, bucket
+from hvdkit.strategies.sharded import Sharded, Shares
+
+Tensor = Any
+T = TypeVar("T")
+
+
+class HeldShares(Shares):
+    """Shares of buckets that are in no whole tensor between two steps."""
+
+    keeps_model = False
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        parameters: Mapping[str, Tensor],
+        axis: Axis,
+        name: str,
+        whole_rule: bool,
+        divided: Sequence[Bucket],
+    ) -> None:
+        super().__init__(adapter, parameters, axis, name, whole_rule, divided)
+        self.vectors = [adapter.tensors.variable(self.zeros(each.share)) for each in divided]
+
+    @property
+    def held(self) -> Mapping[str, Tensor]:
+        return {str(number): vector for number, vector in enumerate(self.vectors)}
+
+    def weights(self) -> list[Tensor]:
+        return [part for number, vector in enumerate(self.vectors) for part in self.split(number, vector).values()]
+
+    def store(self, weights: Iterable[Tensor]) -> None:
+        """Each rank keeps its own: they are gathered when they are used."""
+        for vector, share in zip(self.vectors, self.by_bucket(weights), strict=True):
+            self.adapter.tensors.assign(vector, share)
+
+    def model(self) -> Iterator[tuple[str, Tensor]]:
+        for number, vector in enumerate(self.vectors):
+            yield from self.gathered(number, vector).items()
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.store(self.adapter.from_numpy(array) for array in self.cut(arrays).values())
+
+
+class GatheredBlocks:
+    """The blocks' memory (`core.seam.Uses`): gathers a block before it is used, and meanwhile starts the next one."""
+
+    def __init__(self, trainable: Trainable, order: Sequence[str], shares: Mapping[str, Bucket], name: str) -> None:
+        sizes = {block: (list(each.shapes), each.share * each.ranks) for block, each in shares.items()}
+        self._trainable, self._name = trainable, name
+        self._memory: dict[str, Block] = trainable.divide(sizes, self)
+        self._order = [block for block in order if block != ROOT_BLOCK]
+        self.kept = {ROOT_BLOCK, *self._order[-1:]}  # from forward to backward
+        self._vectors: dict[str, Tensor] = {}
+        self._coming: dict[str, Pending] = {}
+        self._there: set[str] = set()
+
+    def take(self, vectors: Mapping[str, Tensor]) -> None:
+        """The rank's share of each block, which changes in place."""
+        self._vectors = dict(vectors)
+
+    def begin(self, block: str, phase: Phase) -> None:
+        """Wait until the block is there, and start to gather the one that is used next."""
+        self._start(block)
+        if block not in self._there:
+            self._coming.pop(block)()
+            self._there.add(block)
+        self._start(self._next(block, phase))
+
+    def end(self, block: str, phase: Phase) -> None:
+        """Free the block, unless it is kept for backward."""
+        if phase != "forward" or block not in self.kept:
+            self._free(block)
+        elif block != ROOT_BLOCK:
+            self._start(self._next(block, "backward"))
+
+    def walk(self) -> None:
+        """Gather as in a forward pass that no backward follows."""
+        for block in (ROOT_BLOCK, *self._order):
+            self.begin(block, "prediction")
+            if block != ROOT_BLOCK:
+                self.end(block, "prediction")
+        self.free()
+
+    def free(self) -> None:
+        """Free all blocks, such as those that a batch has not used."""
+        for block in [*self._coming, *self._there]:
+            self._free(block)
+
+    def _next(self, block: str, phase: Phase) -> str | None:
+        if block == ROOT_BLOCK:
+            return self._order[0] if self._order and phase != "backward" else None
+        place = self._order.index(block) + (-1 if phase == "backward" else 1)
+        return self._order[place] if 0 <= place < len(self._order) else None
+
+    def _start(self, block: str | None) -> None:
+        if block not in self._memory or block in self._there or block in self._coming:
+            return
+        memory = self._memory[block]
+        memory.allocate()
+        name = f"{self._name}.block.{block}"
+        self._coming[block] = self._trainable.start_allgather(self._vectors[block], memory.vector, name)
+
+    def _free(self, block: str) -> None:
+        if block in self._coming:
+            self._coming.pop(block)()
+            self._there.add(block)
+        if block in self._there:
+            self._there.remove(block)
+            self._memory[block].free()
+
+
+class ShardedParameters(Sharded):
+    """Each rank keeps its share of parameters, gradients and slots.
+
+    All ranks must compute with the same blocks in the same order.
+    """
+
+    most_under_way = 2
+    _blocks: GatheredBlocks
+
+    def __init__(self, adapter: Adapter, axis: Axis, half: bool = False, accumulate: int = 1) -> None:
+        super().__init__(adapter, axis, frees=True, half=half, accumulate=accumulate)
+
+    def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As `Sharded` does, once backward no longer needs parameters."""
+        self._blocks.free()
+        return super().average(session, gradients)
+
+    def evaluated(self, batches: Iterator[T]) -> Iterator[T]:
+        """As each forward pass gathers, ranks that have no batch left gather for the others."""
+        while True:
+            batch = next(batches, None)
+            mine = self._adapter.from_numpy(np.array([batch is not None], np.float32))
+            (left,) = self._adapter.allreduce([mine], "sum", f"{self._name}.batches")
+            if not self._adapter.to_numpy(left)[0]:
+                return
+            if batch is None:
+                self._blocks.walk()
+            else:
+                yield batch
+
+    def _divided(self, session: Any, whole_rule: bool) -> HeldShares:
+        trainable: Trainable = session.trainable
+        names, ranks = trainable.blocks(), self._axis.size
+        shapes = {name: tuple(int(size) for size in each.shape) for name, each in trainable.parameters.items()}
+        divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
+        self._blocks = GatheredBlocks(trainable, list(names), divided, self._name)
+        held = list(divided.values())
+        shares = HeldShares(self._adapter, trainable.parameters, self._axis, self._name, whole_rule, held)
+        self._blocks.take(dict(zip(divided, shares.vectors, strict=True)))
+        self._once = [number for number, block in enumerate(divided) if block in self._blocks.kept]
+        return shares
+
+    def _gathers(self, elements: list[int]) -> int:
+        return self._sendings * (2 * sum(elements) - sum(elements[number] for number in self._once))
