@@ -39,13 +39,13 @@ RECIPE, KEYS = "resnet20-digits", ["data={name: mnist5k}", "batch_size=25", "thr
 COMPUTE, DENSE = "compute", "dense"
 # Of Local SGD whole rounds are left out and measured.
 METHODS: dict[str, harness.Side] = {
-    DENSE: ([], 1, 8),
-    "fp16": (["compression=fp16"], 1, 8),
-    "topk": (["compression={method: topk, ratio: 0.01}"], 1, 8),
-    "hierarchical": (["allreduce=hierarchical"], 1, 8),
+    DENSE: ([], 1, 6),
+    "fp16": (["compression=fp16"], 1, 6),
+    "topk": (["compression={method: topk, ratio: 0.01}"], 1, 6),
+    "hierarchical": (["allreduce=hierarchical"], 1, 6),
     "local4": (["sync={every: 4}"], 4, 8),
 }
-SIDES = METHODS | {COMPUTE: (["sync={every: 1000000}"], 1, 8)}
+SIDES = METHODS | {COMPUTE: (["sync={every: 1000000}"], 1, 6)}
 TURNS = [*METHODS, *[COMPUTE] * 3]  # of a round: every ratio depends on `compute`
 TIMEOUT_S = 420.0
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 def profiled(framework: str, _: int, method: str, folder: Path) -> dict[str, Any]:
     """The profile of a method at 2 ranks."""
-    options = ["--framework", framework, "-np", "2", "--steps", "16", "--out", str(folder)]
+    options = ["--framework", framework, "-np", "2", "--steps", "32", "--out", str(folder)]
     harness.hvdkit(["profile", RECIPE, *options, *KEYS, *METHODS[method][0], "warmup_steps=4"], TIMEOUT_S)
     return load_profile(folder / "profile.json").model_dump(mode="json")
 
@@ -87,7 +87,7 @@ def bench(network: Network, framework: str, folder: Path) -> dict[str, Any]:
         out = folder / operation
         out.mkdir(parents=True)
         options = ["--framework", framework, "-np", str(RANKS), "-H", network.hosts_option(), "--out", str(out)]
-        options += ["--link-mbit-per-s", f"{network.mbit_per_s:g}", "--seconds", "0.7", "--factor", "2.83"]
+        options += ["--link-mbit-per-s", f"{network.mbit_per_s:g}", "--seconds", "1.2", "--factor", "2.83"]
         options += ["--min-bytes", "64", "--max-bytes", str(most), *(["--add-to", str(cluster)] if points else [])]
         harness.hvdkit(["bench", operation, *options], TIMEOUT_S, network.run)
         cluster = out / "cluster.yaml"

@@ -12,7 +12,7 @@ from hvdkit.results.json_files import Record
 
 _FALL = 0.8  # of a time, by which a larger batch may be measured faster
 
-Time = Annotated[float, Field(ge=0)]
+Time = Annotated[float, Field(ge=0, le=1e15)]  # milliseconds
 
 
 class _Strict(Record):
@@ -34,8 +34,8 @@ class BatchTime(_Strict):
     as in `layers` and `tensors` and in their order; both are empty in files of older versions.
     """
 
-    batch_size: int = Field(ge=1, description="samples of a rank in a batch")
-    compute_ms: float = Field(gt=0, description="forward and backward, the mean of a step")
+    batch_size: int = Field(ge=1, le=2**40, description="samples of a rank in a batch")
+    compute_ms: float = Field(gt=0, le=1e15, description="forward and backward, the mean of a step")
     backward_ms: Time | None = Field(None, description="backward, the mean of a step; null: not separated")
     layer_forward_ms: list[Time] = Field([], description="forward of each of `layers`; empty: the framework has none")
     tensor_ready_ms: list[Time] = Field(

@@ -13,15 +13,15 @@ from pydantic import ConfigDict, Field, model_validator
 
 from hvdkit.files import write_atomic
 from hvdkit.results import batch_times, json_files
-from hvdkit.results.batch_times import BatchFit, BatchTime
+from hvdkit.results.batch_times import BatchFit, BatchTime, Time
 from hvdkit.results.json_files import Record, Result
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
-Time = Annotated[float, Field(ge=0)]
-Size = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0)]
+# Bounds beyond all machines, within which sums and products stay numbers.
+Size = Annotated[int, Field(ge=0, le=2**60)]
+Count = Annotated[int, Field(ge=1, le=2**40)]
+Rate = Annotated[float, Field(gt=0, le=1e15)]
 Bound = Literal["compute", "communication", "negotiation", "waiting", "input", "gaps"]
 
 
