@@ -130,12 +130,15 @@ def test_two_ranks_see_together_what_one_rank_of_twice_the_batch_sees() -> None:
     assert all(np.array_equal(np.concatenate(parts), whole) for whole, *parts in zip(one, *two, strict=True))
 
 
-@pytest.mark.parametrize(("samples", "size"), [(10, 1), (10, 3), (1, 3), (8, 2)])
-def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int) -> None:
+@pytest.mark.parametrize(("samples", "size", "rounds"), [(10, 1, 3), (10, 3, 1), (13, 3, 2), (1, 3, 1), (8, 2, 1)])
+def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int, rounds: int) -> None:
+    """In as many batches on each rank, since ranks that share a model's weights compute together."""
     split = batches.ArraySplit(np.arange(float(samples))[:, None], np.arange(samples))
     seen: list[int] = []
     for rank in range(size):
-        for batch, valid in batches.evaluation_batches(split, 4, rank, size):
+        found = list(batches.evaluation_batches(split, 4, rank, size))
+        assert len(found) == rounds
+        for batch, valid in found:
             assert len(batch.targets) == 4
             seen += batch.targets[:valid].tolist()
     assert sorted(seen) == list(range(samples))

@@ -360,6 +360,8 @@ def summed(
             sums += session.trainable.losses(batch)[:valid].sum(dtype=np.float64)
             continue
         outputs, targets = session.predict(batch.inputs)[:valid], batch.targets[:valid]
+        if not valid:
+            continue
         sums += checked_sums(metrics_of, outputs, targets)
         if adds_loss:
             loss += valid * session.mean_loss(outputs, targets)

@@ -97,14 +97,16 @@ def evaluation_batches(split: Split, batch_size: int, rank: int, size: int) -> I
     """Every `size`-th sample from `rank` on, so that the ranks together evaluate each sample exactly once.
 
     Yields (batch, valid), of which only the first `valid` rows count. A short last batch repeats its first sample,
-    since some frameworks compile a step for one shape.
+    since some frameworks compile a step for one shape. All ranks get equally many batches, since those that share a
+    model's weights compute together: where samples run out, a batch has none that counts.
     """
     if isinstance(split, BatchedSplit):
         yield from split.evaluation_batches()
         return
     mine = np.arange(rank, len(split), size)
-    parts = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
-    runs = [np.concatenate([part, np.full(batch_size - len(part), part[0])]) for part in parts]
+    count = -(-len(split) // (batch_size * size))
+    parts = [mine[start : start + batch_size] for start in range(0, count * batch_size, batch_size)]
+    runs = [np.concatenate([part, np.full(batch_size - len(part), part[0] if len(part) else 0)]) for part in parts]
     batches = split.stream(runs, None) if isinstance(split, StreamedSplit) else map(split.batch, runs)
     for batch, part in zip(batches, parts, strict=True):
         yield batch, len(part)
