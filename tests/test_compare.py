@@ -244,8 +244,8 @@ def test_load_is_what_others_used() -> None:
 REFUSED: list[tuple[list[Any], str]] = [
     (
         ["--rival", "dpp"],
-        "--rival dpp: expected one of plain, ddp, zero_redundancy, multiworker, kvstore, independent; "
-        "did you mean 'ddp'?",
+        "--rival dpp: expected one of plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, multiworker, "
+        "kvstore, independent; did you mean 'ddp'?",
     ),
     (["--rival", "kvstore"], "--rival kvstore: expected --framework mxnet, got pytorch"),
     (["--rival", "ddp", "-np", 1], "--rival ddp: expected -np 2 or more, got 1; it needs several ranks"),

@@ -47,7 +47,7 @@ def completed(inside: Hvdkit, line: str) -> list[str]:
         ("hvdkit compare resnet20-digits --framework ", ["pytorch", "tensorflow", "keras", "mxnet"]),
         ("hvdkit compare resnet20-digits --framework k", ["keras"]),
         ("hvdkit train resnet20-digits --log ", ["wandb", "mlflow", "tensorboard"]),
-        ("hvdkit train resnet20-digits --rival d", ["ddp"]),
+        ("hvdkit train resnet20-digits --rival dd", ["ddp"]),
         ("hvdkit train resnet20-digits --launcher h", ["horovodrun"]),
         ("hvdkit predict p.json --cluster st", ["starved-100mbit"]),
         ("hvdkit advise p.json --cluster aws-p2", ["aws-p2-8xlarge"]),

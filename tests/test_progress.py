@@ -81,9 +81,9 @@ def test_an_estimate_promises_no_seconds_that_it_does_not_know(seconds: float | 
 
 
 def test_every_runtime_has_costs_for_every_stage() -> None:
-    assert building.COSTS.keys() == {*pins.RUNTIMES, "horovod"}
+    assert building.COSTS.keys() == {*pins.ALL, "horovod"}
     for name, costs in building.COSTS.items():
-        assert list(costs) == ([CREATE, INSTALL] if name in pins.RUNTIMES else []) + [COMPILE, PROVE], name
+        assert list(costs) == ([CREATE, INSTALL] if name in pins.ALL else []) + [COMPILE, PROVE], name
         assert min(costs.values()) > 0, name
 
 

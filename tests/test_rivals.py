@@ -17,12 +17,16 @@ import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from launching import gone_within, marked, wait_until
 
-from hvdkit.baselines.registry import RIVALS, label
+from hvdkit.baselines.registry import RIVALS, check_recipe, label
+from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
 from hvdkit.results.compare import Comparison
 from hvdkit.results.parity import Parity
 from hvdkit.results.train import TrainResult
 
-TRAINED = [(framework, name) for name, rival in RIVALS.items() for framework in rival.frameworks]
+# those with a runtime of their own: tests/test_deepspeed.py
+USUAL = {name: rival for name, rival in RIVALS.items() if rival.runtime is None}
+TRAINED = [(framework, name) for name, rival in USUAL.items() for framework in rival.frameworks]
 QUICK = ("model.name=resnet8", "threads=1", "batch_size=8", "warmup_steps=1", "log_every=2")
 
 
@@ -32,7 +36,9 @@ def test_the_table_is_what_the_modules_have() -> None:
     import ast
 
     for framework in ("pytorch", "tensorflow", "keras", "mxnet"):
-        tree = ast.parse((ROOT / "hvdkit" / "baselines" / f"{framework}.py").read_text())
+        place = ROOT / "hvdkit" / "baselines" / framework
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        tree = ast.parse(file.read_text())
         (table,) = [
             node.value
             for node in tree.body
@@ -47,7 +53,7 @@ def test_the_table_is_what_the_modules_have() -> None:
 def proof(recipe: Path, warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Parity:
     """All rivals of all frameworks held against plain PyTorch, in one run."""
     folder = tmp_path_factory.mktemp("proof")
-    named = [name for name, rival in RIVALS.items() if rival.averaging]
+    named = [name for name, rival in USUAL.items() if rival.averaging]
     pairs = [*(("--framework", each) for each in FRAMEWORKS), *(("--rival", each) for each in named)]
     words = [word for pair in pairs for word in pair]
     settings = ["model.name=resnet8", "batch_size=4", "loss.label_smoothing=0.1", "optimizer.clip_norm=1.0"]
@@ -61,7 +67,7 @@ def proof(recipe: Path, warm_runtimes: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("frameworks", [("pytorch",), ("tensorflow", "keras"), ("mxnet",)])
 def test_rivals_compute_what_hvdkit_computes(frameworks: tuple[str, ...], proof: Parity) -> None:
     """In float64, to the marks of every framework; the reference is plain PyTorch."""
-    named = [name for name, rival in RIVALS.items() if rival.averaging and set(frameworks) & set(rival.frameworks)]
+    named = [name for name, rival in USUAL.items() if rival.averaging and set(frameworks) & set(rival.frameworks)]
     pairs = [(each, None) for each in frameworks] + [(f, n) for f, n in TRAINED if f in frameworks and n in named]
     names = {label(framework, name) for framework, name in pairs}
     assert {name for name in proof.frameworks if name.partition("-")[0] in frameworks} == names
@@ -75,21 +81,24 @@ def test_rivals_compute_what_hvdkit_computes(frameworks: tuple[str, ...], proof:
 def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """Those of PyTorch, with accumulation; their weights are hvdkit's, their figures their own."""
     results, seconds = {}, {}
-    for out, more in (("own", ()), *((name, ("--rival", name)) for name in ("ddp", "zero_redundancy"))):
+    for out, more in (("own", ()), *((name, ("--rival", name)) for name in ("ddp", "zero_redundancy", "fsdp"))):
         words = ("--framework", "pytorch", "-np", 2, *more, "--out", out, *QUICK)
         began = time.monotonic()
         done = hvdkit("train", recipe, *words, "steps=4", "accumulate=2", "check_ranks=1", "precision=fp64")
         assert done.returncode == 0, done.stderr
         results[out] = TrainResult.model_validate_json((tmp_path / out / "result.json").read_text())
         seconds[out] = time.monotonic() - began
-    own, ddp, zero = results["own"], results["ddp"], results["zero_redundancy"]
+    own, ddp, zero, fsdp = results["own"], results["ddp"], results["zero_redundancy"], results["fsdp"]
     assert (own.rival, ddp.rival, ddp.framework, ddp.np) == (None, "ddp", "pytorch", 2)
     assert ddp.horovod_version is None and own.horovod_version
-    assert [ddp.train_loss, zero.train_loss] == pytest.approx([own.train_loss] * 2, rel=1e-9)
+    assert [ddp.train_loss, zero.train_loss, fsdp.train_loss] == pytest.approx([own.train_loss] * 3, rel=1e-9)
+    assert fsdp.val_loss == pytest.approx(own.val_loss, rel=1e-9), "evaluated with gathered weights"
     whole = 8 * own.parameters  # bytes in float64
     assert ddp.state_bytes is None and zero.state_bytes is not None
     assert (zero.state_bytes["parameters"], zero.state_bytes["gradients"]) == (whole, whole)
     assert whole / 2 <= zero.state_bytes["optimizer"] < 0.6 * whole, "the larger share of whole tensors"
+    halves = {"parameters": whole // 2, "gradients": whole // 2, "optimizer": whole // 2}
+    assert fsdp.state_bytes == halves, "every tensor has an even number of rows"
     for name, each in results.items():
         assert len(each.step_ms) == each.measured_steps == 3 and each.step_ms_p99 is not None
         assert each.step_ms_p50 <= each.step_ms_p90 <= each.step_ms_p99 <= max(each.step_ms) + 0.01
@@ -98,6 +107,26 @@ def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path
         assert each.cpu_s_per_image is not None
         assert 0 < images * each.cpu_s_per_image < (os.cpu_count() or 1) * seconds[name]
         assert each.load is not None and 0 <= each.load <= 1 and each.noisy == (each.load > 0.1)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("rival", "changes", "words"),
+    [
+        ("fsdp", ["optimizer.name=lars"], "optimizer.name=lars; choose sgd or adamw"),
+        ("fsdp", ["sharding=optimizer"], "sharding=optimizer; choose none or gradients or parameters"),
+        ("fsdp", ["precision=fp16"], "loss scaling; choose precision=bf16 or fp32"),
+        ("fsdp", ["compression=fp16"], "compression fp16; choose compression=none"),
+        ("ddp", ["sharding=gradients"], "sharding=gradients; choose none"),
+        ("zero_redundancy", ["sharding=gradients"], "sharding=gradients; choose none or optimizer"),
+        ("deepspeed", [], "sharding=none; choose optimizer or gradients or parameters"),
+        ("deepspeed", ["sharding=parameters", "precision=bf16"], "precision=bf16; choose fp32"),
+        ("deepspeed_offload", ["sharding=gradients", "optimizer.momentum=0"], "SGD without momentum"),
+    ],
+)
+def test_what_a_rival_cannot_do_is_refused_by_key(rival: str, changes: list[str], words: str, recipe: Path) -> None:
+    with pytest.raises(RequestError, match=f"^--rival {rival}: does not (support|have) {words}[^\\n]*$"):
+        check_recipe(rival, schema.load(recipe, changes), hosts_are_here=True)
 
 
 @pytest.mark.usefixtures("warm")

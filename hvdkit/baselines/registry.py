@@ -17,7 +17,9 @@ class Rival:
 
     Without `averaging`, each process trains on its own, so its results cannot be checked for parity. Without
     `travels`, it runs on this machine only. `compresses` and `accumulates` say whether it supports these recipe keys.
-    One that `shards` has the optimizers of its framework only, and no loss scaling; its results have `state_bytes`.
+    `sharding` has the values of that key with which it trains. One that has others than `none` shards in its own way,
+    has the optimizers of its framework only, and no loss scaling; its results have `state_bytes`. `precisions` are
+    those that it can train in, `runtime` is the one of `runtimes.pins.BASELINES` that it needs, if not the framework's.
     """
 
     frameworks: tuple[str, ...]
@@ -27,8 +29,17 @@ class Rival:
     travels: bool = False
     compresses: bool = False
     accumulates: bool = True
-    shards: bool = False
+    sharding: tuple[str, ...] = ("none",)
+    precisions: tuple[str, ...] = ("fp32", "fp64", "bf16", "fp16")
+    runtime: str | None = None
 
+    @property
+    def shards(self) -> bool:
+        """Whether each rank holds only a share of something."""
+        return self.sharding != ("none",)
+
+
+_STAGES = ("optimizer", "gradients", "parameters")
 
 RIVALS = {
     "plain": Rival(
@@ -40,7 +51,26 @@ RIVALS = {
     ),
     "ddp": Rival(("pytorch",), "torch.nn.parallel.DistributedDataParallel"),
     "zero_redundancy": Rival(
-        ("pytorch",), "DistributedDataParallel with torch.distributed.optim.ZeroRedundancyOptimizer", shards=True
+        ("pytorch",),
+        "DistributedDataParallel with torch.distributed.optim.ZeroRedundancyOptimizer",
+        sharding=("none", "optimizer"),
+    ),
+    "fsdp": Rival(
+        ("pytorch",), "FSDP2: torch.distributed.fsdp.fully_shard", sharding=("none", "gradients", "parameters")
+    ),
+    "deepspeed": Rival(
+        ("pytorch",),
+        "DeepSpeed's ZeRO, of the stage that the recipe's `sharding` names",
+        sharding=_STAGES,
+        precisions=("fp32",),
+        runtime="deepspeed",
+    ),
+    "deepspeed_offload": Rival(
+        ("pytorch",),
+        "the same, with the optimizer's state offloaded to main memory",
+        sharding=_STAGES,
+        precisions=("fp32",),
+        runtime="deepspeed",
     ),
     "multiworker": Rival(("tensorflow", "keras"), "tf.distribute.MultiWorkerMirroredStrategy", accumulates=False),
     "kvstore": Rival(("mxnet",), "MXNet's parameter server, kvstore dist_sync"),
@@ -56,6 +86,16 @@ RIVALS = {
 def label(framework: str, rival: str | None) -> str:
     """The name of a framework with or without a baseline: `pytorch`, `pytorch-ddp`."""
     return f"{framework}-{rival}" if rival else framework
+
+
+def runtime_of(name: str | None) -> str | None:
+    """The runtime that a baseline needs, None for that of its framework."""
+    return RIVALS[name].runtime if name in RIVALS else None
+
+
+def sharding_in_parity(name: str, sharding: str) -> str:
+    """The recipe's `sharding` with which a baseline is compared: `none` for one that shards in no way."""
+    return sharding if name in RIVALS and RIVALS[name].shards else "none"
 
 
 def check(names: list[str], frameworks: list[str], nps: list[int]) -> list[str]:
@@ -107,7 +147,13 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
         "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
         "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
-        "does not have hvdkit's sharding; leave out the recipe's `sharding`": recipe.sharding != "none",
+        f"does not have sharding={recipe.sharding}; choose {' or '.join(rival.sharding)}": recipe.sharding
+        not in rival.sharding,
+        f"does not support precision={recipe.precision}; choose {' or '.join(rival.precisions)}": recipe.precision
+        not in rival.precisions,
+        "does not support data.name=native, of which ranks may evaluate unequal numbers of batches; choose another": (
+            "parameters" in rival.sharding and recipe.data.name == "native"
+        ),
         "does not support elastic training; leave out the recipe's `elastic`": recipe.elastic is not None,
         "runs on this machine only; leave out -H": not (rival.travels or hosts_are_here),
     }

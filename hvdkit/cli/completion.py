@@ -71,7 +71,7 @@ def _before_the_sign() -> str | None:
 
 
 frameworks = among("hvdkit.runtimes.pins", "FRAMEWORKS")
-runtimes = among("hvdkit.runtimes.pins", "RUNTIMES")
+runtimes = among("hvdkit.runtimes.pins", "ALL")
 rivals = among("hvdkit.baselines.registry", "RIVALS")
 launchers = among("hvdkit.launch.launchers", "LAUNCHERS")
 trackers = among("hvdkit.tracking.trackers", "NAMES")

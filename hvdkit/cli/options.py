@@ -18,7 +18,7 @@ from hvdkit.errors import LARGEST, RequestError
 if TYPE_CHECKING:
     from rich.table import Table
 
-RIVALS = "plain, ddp, zero_redundancy, multiworker, kvstore or independent"
+RIVALS = "plain, ddp, zero_redundancy, fsdp, deepspeed, deepspeed_offload, multiworker, kvstore or independent"
 RecipeFile = Annotated[
     Path,
     typer.Argument(

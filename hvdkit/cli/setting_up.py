@@ -75,7 +75,11 @@ def _hosts(hosts: list[Host], interface: str | None, out: Path | None, overwrite
 def runtime_build(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="pytorch, tensorflow, mxnet", show_default="all", autocompletion=completion.runtimes),
+        typer.Argument(
+            help="pytorch, tensorflow, mxnet, deepspeed",
+            show_default="the first three",
+            autocompletion=completion.runtimes,
+        ),
     ] = None,
     gpu: Annotated[bool | None, typer.Option("--gpu/--cpu", show_default="GPU where CUDA is found")] = None,
 ) -> None:
@@ -89,7 +93,7 @@ def runtime_build(
 
 @runtime_app.command("add")
 def runtime_add(
-    name: Annotated[str, typer.Argument(help="pytorch, tensorflow or mxnet", autocompletion=completion.runtimes)],
+    name: Annotated[str, typer.Argument(help="as for build", autocompletion=completion.runtimes)],
     python: Annotated[Path, typer.Option(help="the interpreter that has the framework and a Horovod")],
     build: Annotated[bool, typer.Option("--build", help="build a Horovod for it first, and install it there")] = False,
 ) -> None:

@@ -21,8 +21,7 @@ from hvdkit.launch.hosts import Host, parse_hosts, read_hostfile, shown
 from hvdkit.launch.launchers import slurm
 from hvdkit.launch.probes import START_S, Probe, Unreachable, way
 from hvdkit.results.doctor import HostFault, HostReport, HostsReport, Interface, RuntimeThere
-from hvdkit.runtimes import store
-from hvdkit.runtimes.pins import RUNTIMES
+from hvdkit.runtimes import pins, store
 from hvdkit.runtimes.store import PACKAGE, Runtime
 
 FILE = "doctor.json"
@@ -122,7 +121,7 @@ def _question(
     hosts: Sequence[Host], place: int, runtimes: Sequence[Runtime], folder: Path, mark: Path
 ) -> dict[str, Any]:
     """What a host is asked for."""
-    names = [each for runtime in runtimes for each in RUNTIMES[runtime.name].distributions]
+    names = [each for runtime in runtimes for each in pins.ALL[runtime.name].distributions]
     return {
         "host": hosts[place].name,
         "neighbour": hosts[(place + 1) % len(hosts)].name,

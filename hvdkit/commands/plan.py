@@ -87,14 +87,13 @@ def make_plan(
     framework = framework or theirs or FRAMEWORK
     faults = Faults()
     with faults.collected():
-        runtime = find(framework)
+        runtime = find(framework, registry.runtime_of(rival))
         device = recipe.device
         if device == "auto" and not runtime.gpu and not runtime.added:
             device = "cpu"
         devices = ("cpu", "gpu") if device == "auto" else (device,)  # only the ranks know which it is
-        faults += sorted((unsupported(framework, CAPABILITIES[framework], recipe, each) for each in devices), key=len)[
-            0
-        ]
+        own = recipe if rival is None else recipe.model_copy(update={"sharding": "none"})  # the rival shards by itself
+        faults += sorted((unsupported(framework, CAPABILITIES[framework], own, each) for each in devices), key=len)[0]
     faults += placement.faults(framework, elastic is not None)
     if elastic and not elastic.min_np <= np <= elastic.max_np:
         faults.append(f"-np {np}: expected {elastic.min_np} to {elastic.max_np}, as elastic says")

@@ -30,14 +30,14 @@ from hvdkit.worker.proof import RANKS
 
 # The quickest to install first, so that the compiler is soon at work; two builds at once take their locks in this
 # one order and so cannot wait for each other in a circle.
-_ORDER = ("mxnet", "pytorch", "tensorflow")
+_ORDER = ("mxnet", "pytorch", "tensorflow", "deepspeed")
 
 _INSTALLS = 2
 _CORES_OF_A_COMPILE = 3  # what one keeps busy: three large sources, then one process that links
 
 
 def build(names: list[str] | None, gpu: bool | None, console: Console) -> None:
-    """Build the runtimes `names` (None: all) that are missing or out of date.
+    """Build the runtimes `names` (None: those of all frameworks) that are missing or out of date.
 
     `gpu` forces a build with (True) or without (False) CUDA and NCCL; None takes them where both are found. A user's
     own interpreter, added under a runtime's name, is replaced only where that name is asked for.
@@ -65,17 +65,17 @@ def _serves(runtime: Runtime, gpu: bool | None, named: bool) -> bool:
 
 def describe(runtime: Runtime) -> str:
     """The runtime in a few words: `torch 2.13.0+cpu, Horovod 0.28.1 with gloo`."""
-    module = pins.RUNTIMES[runtime.name].module
+    module = pins.ALL[runtime.name].module
     versions, operations = runtime.versions, " and ".join(runtime.operations)
     text = f"{module} {versions.get(module, '?')}, Horovod {versions.get('horovod', '?')} with {operations}"
     return f"{text}, added: {runtime.python}" if runtime.added else text
 
 
 def _checked(names: Iterable[str] | None) -> list[str]:
-    chosen = set(names or pins.RUNTIMES)
-    if faults := [store.unknown("runtime", name, pins.RUNTIMES) for name in sorted(chosen - set(pins.RUNTIMES))]:
+    chosen, known = set(names or pins.RUNTIMES), pins.ALL
+    if faults := [store.unknown("runtime", name, known) for name in sorted(chosen - set(known))]:
         raise RequestError("\n".join(faults))
-    return [name for name in pins.RUNTIMES if name in chosen]
+    return [name for name in known if name in chosen]
 
 
 def current_key(name: str, gpu: bool) -> str:
@@ -166,7 +166,7 @@ class _Build:
                     environment.install_horovod(name, made, log)
                     key, gpu = current_key(name, self._gpu[name]), self._gpu[name]
                     runtime = _examined(name, store.python_of(name), key=key, gpu=gpu, added=False)
-                    prove(runtime, name, self._stop_if_cancelled)
+                    prove(runtime, pins.framework_of(name), self._stop_if_cancelled)
                     store.save(runtime)
                     text = f"ready: {describe(runtime)}"
             self._progress.end(name, text, good=True)
@@ -231,7 +231,7 @@ def add(name: str, python: Path, with_horovod: bool = False, console: Console | 
         except RunError as error:
             raise RequestError(str(error)) from error
         runtime = runtime.model_copy(update={"gpu": "nccl" in runtime.operations})
-        prove(runtime, name)
+        prove(runtime, pins.framework_of(name))
         environment.remove(name)
         store.folder(name).mkdir()
         store.save(runtime)

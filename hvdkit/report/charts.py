@@ -300,8 +300,8 @@ class Charts:
                 limit = clipped(parity.marks[key])
                 axes.plot([limit, limit], [row - 0.42, row + 0.42], color=BAD, lw=2)
                 canvas.point(axes, limit, row, f"{check}: largest error that passes, {limit:.0e}")
-            for order, (name, each) in enumerate(parity.frameworks.items()):
-                shift = 0.16 * (order - (len(parity.frameworks) - 1) / 2)
+            for order, (name, each) in enumerate(parity.in_float64.items()):
+                shift = 0.16 * (order - (len(parity.in_float64) - 1) / 2)
                 values = [clipped(getattr(each, key)) for key in names]
                 places = [row + shift for row in range(len(names))]
                 axes.plot(values, places, **self._line(name, ls="", ms=6), label=brief(name))
@@ -321,7 +321,7 @@ class Charts:
     def _parity_steps(self, parity: Parity) -> Chart:
         with drawing(250, "parity-steps", "Each step by itself", ["framework", "step", "error"]) as canvas:
             axes = canvas.figure.subplots()
-            for name, each in parity.frameworks.items():
+            for name, each in parity.in_float64.items():
                 errors = [clipped(error) for error in each.step_errors_f64]
                 axes.plot(range(1, len(errors) + 1), errors, **self._line(name, lw=1.2, ms=5), label=brief(name))
                 for step, error in enumerate(each.step_errors_f64, 1):

@@ -118,7 +118,10 @@ def comparison(found: Comparison) -> list[Row]:
 
 def parity(found: Parity) -> list[Row]:
     """A row for each framework and baseline, without the errors by tensor and by step."""
-    lists = {"gradient_errors_f64", "gradient_errors_f32", "reference_gradient_errors_f32", "step_errors_f64"}
+    lists = {
+        *("gradient_errors_f64", "gradient_errors_f32", "reference_gradient_errors_f32"),
+        *("step_errors_f64", "f32_excess"),
+    }
     return [{"framework": name, **each.model_dump(exclude=lists)} for name, each in found.frameworks.items()]
 
 

@@ -172,8 +172,11 @@ def _parity(comparison: Comparison) -> Finding:
     if failed:
         text = f"FAILED: {', '.join(failed)} did not compute what {reference(parity)} computes."
         return Finding("bad", "Parity", text)
-    worst = max(each.step_f64 for each in parity.frameworks.values())
+    exact = parity.in_float64
+    worst = max(each.step_f64 for each in exact.values())
     text = f"Passed: all compute what {reference(parity)} computes, to {worst:.0e} in float64, {parity.steps} steps."
+    if singles := parity.frameworks.keys() - exact.keys():
+        text += f" {', '.join(sorted(singles))} has float32 alone, and is as near as {reference(parity)} is in that."
     return Finding("good", "Parity", text)
 
 

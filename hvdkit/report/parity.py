@@ -7,7 +7,7 @@ from pathlib import Path
 from hvdkit.report import plotting
 from hvdkit.report.documents import render
 from hvdkit.report.tabular import Cell, Table
-from hvdkit.results.parity import Parity
+from hvdkit.results.parity import FrameworkParity, Parity
 
 FLOOR, _CEILING = 1e-17, 10.0  # errors beyond are drawn here: a logarithmic axis has no 0
 _CHECKS = {
@@ -37,7 +37,10 @@ def reference(parity: Parity) -> str:
 def parity_table(parity: Parity, versions: bool = True) -> Table:
     """A row for each check, a column for each framework, with its version or not; errors above their limit are bad."""
     each = parity.frameworks
-    names = [f"{name} {found.version}" if versions else name for name, found in each.items()]
+    names = [
+        (f"{name} {found.version}" if versions else name) + (" in float32" if found.f32_excess else "")
+        for name, found in each.items()
+    ]
     table = Table("parity-table", ["relative error", "limit", *names], [])
 
     def add(key: str, label: str, limit: str, texts: list[str]) -> None:
@@ -47,7 +50,7 @@ def parity_table(parity: Parity, versions: bool = True) -> Table:
     for key, label in (("batches_equal", "batches"), ("initial_weights_equal", "initial weights")):
         add(key, label, "bits", ["equal" if getattr(found, key) else "DIFFER" for found in each.values()])
     for key, label in _CHECKS.items():
-        add(key, label, f"{parity.marks[key]:.0e}", [f"{getattr(found, key):.1e}" for found in each.values()])
+        add(key, label, f"{parity.marks[key]:.0e}", [_shown(found, key) for found in each.values()])
     for key, label in (("logits_f32", "logits in float32"), ("gradients_f32", "gradients in float32, worst tensor")):
         own = getattr(next(iter(each.values())), f"reference_{key}")
         factors = " or ".join(f"{factor:g}" for factor in sorted({found.f32_factor for found in each.values()}))
@@ -55,6 +58,11 @@ def parity_table(parity: Parity, versions: bool = True) -> Table:
         texts = [f"{error:.1e} ({error / own:.1f} ×)" if own else f"{error:.1e}" for error in errors]
         add(key, label, f"{factors} × {own:.1e}", texts)
     return table
+
+
+def _shown(found: FrameworkParity, key: str) -> str:
+    text = f"{getattr(found, key):.1e}"
+    return text if found.f32_excess is None else f"{text} ({found.f32_excess[key]:.1g} × limit)"
 
 
 def parity_markdown(parity: Parity) -> str:
@@ -66,6 +74,7 @@ def parity_markdown(parity: Parity) -> str:
         reference=reference(parity),
         checks=parity_table(parity),
         deviations=deviations(parity),
+        singles=[name for name, each in parity.frameworks.items() if each.f32_excess],
         factors=", ".join(f"{name} {each.f32_factor:g}" for name, each in parity.frameworks.items()),
     )
 
@@ -85,7 +94,9 @@ def verdict(parity: Parity | None, framework: str) -> str:
     if parity is None or framework not in parity.frameworks:
         return "not checked"
     each = parity.frameworks[framework]
-    return f"{each.step_f64:.0e}" if each.passed else "FAILED"
+    if not each.passed:
+        return "FAILED"
+    return f"{each.step_f64:.0e}" if each.f32_excess is None else "as in float32"
 
 
 def clipped(error: float) -> float:
@@ -96,15 +107,15 @@ def clipped(error: float) -> float:
 def parity_plot(parity: Parity, path: Path) -> None:
     """Draw the errors of each framework by check, with the limits, by layer and by step; written to `path` as PNG.
 
-    Raises RunError if it cannot be written.
+    Those that trained in float32 alone are left out. Raises RunError if it cannot be written.
     """
     with plotting.picture(path, 16, 5.5) as figure:
         from matplotlib import ticker
 
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1))
         checks = list(parity.marks)
-        for index, (name, each) in enumerate(parity.frameworks.items()):
-            places = [place + 0.15 * (index - (len(parity.frameworks) - 1) / 2) for place in range(len(checks))]
+        for index, (name, each) in enumerate(parity.in_float64.items()):
+            places = [place + 0.15 * (index - (len(parity.in_float64) - 1) / 2) for place in range(len(checks))]
             left.plot([clipped(getattr(each, key)) for key in checks], places, "o", label=name, color=f"C{index}")
             for errors, line in ((each.gradient_errors_f64, ".-"), (each.gradient_errors_f32, ".:")):
                 middle.plot([*map(clipped, errors.values())], line, lw=0.6, ms=3, color=f"C{index}")

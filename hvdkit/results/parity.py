@@ -26,6 +26,9 @@ class FrameworkParity(Figures):
     `losses` is the worst of the first five of a free run. `step` is the worst tensor (weights, buffers, slots) over all
     steps from the reference's states (`worst_step` counts from 1). `evaluation` is the worst of logits and loss. A
     wrong count or NaN, which has no error, is recorded as 1e300. `missed` names the figures above their limits.
+    What trains in float32 alone has `f32_excess`: its `_f64` figures compare float32 with the reference's float64. For
+    each there is the largest of its errors over the limit, `f32_factor` times the error of the reference trained in
+    float32 and at least 1e-5; up to 1 passes.
     """
 
     passed: bool
@@ -58,6 +61,7 @@ class FrameworkParity(Figures):
     gradient_errors_f32: dict[str, float]
     reference_gradient_errors_f32: dict[str, float]
     step_errors_f64: list[float]
+    f32_excess: dict[str, float] | None = None
 
 
 class Parity(Figures, Result):
@@ -80,6 +84,11 @@ class Parity(Figures, Result):
     marks: dict[str, float]
     frameworks: Annotated[dict[str, FrameworkParity], Field(min_length=1)]
     machine: Machine
+
+    @property
+    def in_float64(self) -> dict[str, FrameworkParity]:
+        """The frameworks that trained in float64."""
+        return {name: each for name, each in self.frameworks.items() if each.f32_excess is None}
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each framework, with its verdict and its largest errors."""

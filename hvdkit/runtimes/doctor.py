@@ -76,8 +76,12 @@ def _cells(found: Finding) -> list[str]:
     if found.runtime is None:
         return cells
     versions = found.runtime.versions
-    module = pins.RUNTIMES[found.name].module
-    shown = [f"{package} {versions[package]}" for package in dict.fromkeys((module, "keras")) if package in versions]
+    pin = pins.ALL[found.name]
+    shown = [
+        f"{package} {versions[package]}"
+        for package in dict.fromkeys((pin.module, "keras", *pin.imports))
+        if package in versions
+    ]
     cells += ["\n".join(shown), versions.get("numpy", ""), versions.get("horovod", "")]
     return [*cells, ", ".join(found.runtime.controllers), ", ".join(found.runtime.operations)]
 
@@ -89,6 +93,7 @@ def examine() -> Report:
     """
     with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
         looking = [pool.submit(_look_into, name) for name in pins.RUNTIMES]
+        looking += [pool.submit(_look_into, name) for name in pins.BASELINES if store.folder(name).exists()]
         here = _machine()
         findings = [looked.result() for looked in looking]
     faults = [fault for found in findings for fault in found.faults]
@@ -105,7 +110,7 @@ def examine() -> Report:
     cpu_only = [runtime.name for runtime in ready if "nccl" not in runtime.operations]
     found = cuda.find()
     for name in cpu_only if machine.gpus() else []:
-        pin = pins.RUNTIMES[name]
+        pin = pins.ALL[name]
         if found.nvcc is None or found.nvcc.major == pin.cuda:
             first = [item.remedy for item in found.missing(nccl=not pin.brings_nccl)]
             remedy = "; then ".join([*first, f"hvdkit runtime build {name} --gpu"])

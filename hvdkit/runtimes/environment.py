@@ -41,11 +41,14 @@ def remove(name: str) -> None:
 
 def install_framework(name: str, gpu: bool, log: Log) -> None:
     """Install the pinned framework, what hvdkit needs, and Horovod's build tools. Raises RunError if pip fails."""
-    pin = pins.RUNTIMES[name]
+    pin = pins.ALL[name]
     python, constraints = store.python_of(name), store.folder(name) / "constraints.txt"
     constraints.write_text("\n".join(pin.constraints) + "\n", encoding="utf-8")
     command = pip(python, "install", "--progress-bar", "off", "--constraint", constraints, *pin.packages(gpu))
     log.run("installing the framework", command, environment=environment(python))
+    if pin.sources:
+        command = pip(python, "install", "--progress-bar", "off", "--no-deps", "--no-build-isolation", *pin.sources)
+        log.run(f"building {', '.join(pin.imports)}", command, environment={**environment(python), **pin.settings})
 
 
 def install_horovod(name: str, wheel: Path, log: Log) -> None:
@@ -66,7 +69,7 @@ def installed_versions(name: str) -> dict[str, str]:
 
     Starts no process. Raises RunError if one of them is missing.
     """
-    pin = pins.RUNTIMES[name]
+    pin = pins.ALL[name]
     modules = {**dict.fromkeys(pin.distributions, pin.module), "numpy": "numpy"}
     versions = {}
     for distribution in metadata.distributions(path=[str(site_packages(name))]):
@@ -91,8 +94,8 @@ def examine(runtime: Runtime) -> tuple[Runtime, list[Missing]]:
 
 
 def _probe(runtime: Runtime) -> dict[str, Any]:
-    pin = pins.RUNTIMES[runtime.name]
-    modules = (pin.module, pin.horovod_module, *pins.CORE_MODULES, "hvdkit")
+    pin = pins.ALL[runtime.name]
+    modules = (pin.module, pin.horovod_module, *pins.CORE_MODULES, *pin.imports, "hvdkit")
     return ask(runtime.python, OLDEST_PYTHON, _PROBE, *modules, keys=_KEYS, **runtime.environment)
 
 
@@ -121,11 +124,12 @@ def _faults(runtime: Runtime, found: Mapping[str, Any]) -> list[Missing]:
 
 def _remedy_for_added(name: str, python: Path, has_pip: bool, module: str, options: tuple[str, ...]) -> str:
     """The command that installs `module` into a user's own interpreter."""
-    pin, shown = pins.RUNTIMES[name], shlex.quote(str(python))
+    pin, shown = pins.ALL[name], shlex.quote(str(python))
     add = f"hvdkit runtime add {name} --python {shown}"
     if module == "hvdkit":
         return add
     if module.startswith("horovod"):
         return f"{add} --build"
     install = " ".join([pip_of(python, has_pip), "install", *options])
-    return f"{install} {pins.CORE_MODULES.get(module, pin.cpu_packages[0])}"
+    packages = pins.CORE_MODULES | dict(zip(pin.imports, pin.sources, strict=True))
+    return f"{install} {packages.get(module, pin.cpu_packages[0])}"

@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hvdkit.errors import RequestError
-from hvdkit.runtimes import cuda
+from hvdkit.runtimes import cuda, pins
 from hvdkit.runtimes.cuda import Missing
-from hvdkit.runtimes.pins import RUNTIMES
 from hvdkit.runtimes.process import output
 
 # What Horovod's CMake lists enable if the processor has it, by the names in /proc/cpuinfo.
@@ -90,7 +89,7 @@ def architecture() -> str:
 
 def python_for(name: str) -> Path | None:
     """The interpreter to build the runtime `name` with: this one if the pins allow it, or else one on PATH."""
-    versions = RUNTIMES[name].pythons
+    versions = pins.ALL[name].pythons
     if sys.version_info[:2] in versions:
         # Not sys.executable: in an environment, its links would tie the runtime to that environment.
         return Path(getattr(sys, "_base_executable", sys.executable))
@@ -121,7 +120,7 @@ def missing(names: Iterable[str]) -> list[Missing]:
     for name in names:
         python = python_for(name)
         if python is None:
-            wanted = " or ".join(f"{major}.{minor}" for major, minor in RUNTIMES[name].pythons)
+            wanted = " or ".join(f"{major}.{minor}" for major, minor in pins.ALL[name].pythons)
             what = f"Python {wanted} for the runtime '{name}' (this is {platform.python_version()})"
             faults.append(Missing(what, "put such a pythonX.Y on PATH"))
             continue
@@ -151,7 +150,7 @@ def decide_gpu(name: str, gpu: bool | None) -> bool:
     """
     if gpu is False:
         return False
-    found, pin = cuda.find(), RUNTIMES[name]
+    found, pin = cuda.find(), pins.ALL[name]
     # Without a request a GPU build is made only where the machine has all of it.
     faults = found.missing(nccl=not (gpu and pin.brings_nccl))
     if found.nvcc and found.nvcc.major != pin.cuda:

@@ -7,7 +7,8 @@ other dependencies of a CUDA build (its nvidia-* packages) stay as that build pi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HOROVOD_VERSION = "0.28.1"
@@ -47,7 +48,8 @@ class Pins:
     Horovod's build variables, `horovod_module` the Horovod binding. `pythons` are the Python versions that have all
     these releases, in order of preference. `gpu_packages` replaces `cpu_packages` if Horovod is built for CUDA and
     NCCL; `cuda` is the major version of the CUDA that they are for, and they include an NCCL if `brings_nccl`. `oldest`
-    is the first version of the framework that hvdkit builds Horovod for.
+    is the first version of the framework that hvdkit builds Horovod for. `sources` are packages whose modules `imports`
+    are built from source with the framework in place, under the variables `settings`.
     """
 
     module: str
@@ -61,6 +63,9 @@ class Pins:
     oldest: str
     cuda: int
     brings_nccl: bool = False
+    sources: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def version(self, gpu: bool) -> str:
         """The framework's pinned version."""
@@ -123,6 +128,23 @@ RUNTIMES: dict[str, Pins] = {
     ),
 }
 
+# Runtimes of baselines, which are built only where they are named. DeepSpeed has no wheel; its own C++ and CUDA kernels
+# are left out, which a CPU does not need.
+BASELINES: dict[str, Pins] = {
+    "deepspeed": replace(
+        RUNTIMES["pytorch"],
+        shared_packages=(
+            *RUNTIMES["pytorch"].shared_packages,
+            *("einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2", "py-cpuinfo==9.0.0", "tqdm==4.70.1"),
+        ),
+        sources=("deepspeed==0.19.8",),
+        imports=("deepspeed",),
+        settings={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
+    )
+}
+
+ALL = RUNTIMES | BASELINES
+
 # The runtime of each framework.
 FRAMEWORKS: dict[str, str] = {
     "pytorch": "pytorch",
@@ -130,3 +152,8 @@ FRAMEWORKS: dict[str, str] = {
     "keras": "tensorflow",
     "mxnet": "mxnet",
 }
+
+
+def framework_of(name: str) -> str:
+    """The framework of a runtime, the first of those that share it."""
+    return next(framework for framework, runtime in FRAMEWORKS.items() if ALL[runtime].module == ALL[name].module)

@@ -18,6 +18,7 @@ COSTS: dict[str, dict[str, float]] = {
     "mxnet": {CREATE: 4, INSTALL: 24, COMPILE: 60, PROVE: 9},
     "pytorch": {CREATE: 4, INSTALL: 38, COMPILE: 90, PROVE: 12},
     "tensorflow": {CREATE: 4, INSTALL: 45, COMPILE: 90, PROVE: 16},
+    "deepspeed": {CREATE: 4, INSTALL: 52, COMPILE: 90, PROVE: 12},
     "horovod": {COMPILE: 90, PROVE: 16},  # a wheel for an environment that is there
 }
 _USEFUL_CORES = 3  # more cores make a build of three runtimes hardly faster

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import hvdkit
 from hvdkit.errors import RequestError, RunError, nearest
 from hvdkit.files import open_lock, open_regular, read_bounded, write_atomic
-from hvdkit.runtimes.pins import FRAMEWORKS, RUNTIMES
+from hvdkit.runtimes import pins
 
 PACKAGE = Path(hvdkit.__file__).resolve().parent
 
@@ -141,23 +141,22 @@ def link_hvdkit(folder: Path | None = None) -> None:
 
 def installed() -> list[Runtime]:
     """All complete runtimes, in the order of pins.py."""
-    return [runtime for name in RUNTIMES if (runtime := load(name)) is not None]
+    return [runtime for name in pins.ALL if (runtime := load(name)) is not None]
 
 
-def find(framework: str) -> Runtime:
-    """The runtime of `framework`. Starts no process.
+def find(framework: str, baseline: str | None = None) -> Runtime:
+    """The runtime of `framework`, or the one of `pins.BASELINES` that a baseline needs. Starts no process.
 
     Raises RequestError if the framework is unknown, or its runtime is missing or incomplete.
     """
-    if framework not in FRAMEWORKS:
-        raise RequestError(unknown("framework", framework, FRAMEWORKS))
-    name = FRAMEWORKS[framework]
+    if framework not in pins.FRAMEWORKS:
+        raise RequestError(unknown("framework", framework, pins.FRAMEWORKS))
+    name = baseline or pins.FRAMEWORKS[framework]
     runtime, fault = inspect(name)
     if runtime is None:
         why = f"which is broken ({fault})" if fault else "which is not built"
-        raise RequestError(
-            f"framework '{framework}' needs the runtime '{name}', {why}; run `hvdkit runtime build {name}`"
-        )
+        who = "this baseline" if baseline else f"framework '{framework}'"
+        raise RequestError(f"{who} needs the runtime '{name}', {why}; run `hvdkit runtime build {name}`")
     return runtime
 
 

@@ -86,10 +86,10 @@ def runtime_ingredients(name: str, gpu: bool) -> dict[str, object]:
 
     The compiler's version is not included, so that its update does not rebuild a runtime that works.
     """
-    pin = pins.RUNTIMES[name]
+    pin = pins.ALL[name]
     pinned = Target(machine.python_for(name), {pin.module: pin.version(gpu)}, gpu)
     return _ingredients(pinned) | {
-        "packages": (*pin.packages(gpu), *pins.DATA_PACKAGES),
+        "packages": (*pin.packages(gpu), *pin.sources, *pins.DATA_PACKAGES),
         "constraints": pin.constraints,
     }
 

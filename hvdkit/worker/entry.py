@@ -131,7 +131,7 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
     if arguments.parity:
         from hvdkit.worker import parity
 
-        request = parity.Part(arguments.parity, arguments.steps, arguments.leads)
+        request = parity.Part(arguments.parity, arguments.steps, arguments.leads, arguments.precision)
         parity.take_part(adapter, script, recipe, request, heartbeat)
     elif arguments.profile:
         from hvdkit.worker import profile
@@ -198,6 +198,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit profile`")
     parser.add_argument("--own-profile", action="store_true", help="for --profile: the framework's own too")
     parser.add_argument("--leads", action="store_true", help="for --parity: leave the trace that others follow")
+    parser.add_argument("--precision", default="fp64", help="for --parity: fp32 for what cannot train in float64")
     parser.add_argument("--framework", help="refuse to run with another one")
     parser.add_argument("--rival", help="train with another method: see hvdkit/baselines/registry.py")
     return parser.parse_intermixed_args(argv)

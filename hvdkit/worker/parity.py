@@ -66,9 +66,9 @@ class Participant:
         self._adapter, self._mesh, self._dataset = setup.adapter, setup.mesh, setup.dataset
         self._task, self._architecture, self._part = setup.task, setup.architecture, part
         self._recipe, self._heartbeat = recipe, heartbeat
-        exact, single = (recipe.model_copy(update={"precision": each}) for each in ("fp64", "fp32"))
+        exact, single = (recipe.model_copy(update={"precision": each}) for each in (part.precision, "fp32"))
         self._exact = setup.session(exact, setup.strategy(exact))
-        self._single = setup.session(single, setup.strategy(single))
+        self._single = self._exact if exact == single else setup.session(single, setup.strategy(single))
         self._plan = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size)
         self._steps = self._plan.total_steps
         self._initial = self._exact.state()
@@ -141,9 +141,10 @@ class Participant:
             "framework": adapter.NAME,
             "versions": adapter.versions(),
             "steps": self._steps,
+            "precision": part.precision,
             "exact_sums": "exact-sums" in adapter.CAPABILITIES,
             "batches_equal": batches == expected.batches,
-            "initial_weights_equal": same(self._initial, start),
+            "initial_weights_equal": same(self._initial, _as_dtype_of(self._initial, start)),
             "logits_f64": error(exact.outputs, reference.outputs),
             "gradients_f64": self._in_network_order(exact.own, reference.own),
             "applied_f64": applied,
@@ -151,6 +152,7 @@ class Participant:
             "weights_f64": errors(weights(first), weights(after)),
             "losses_f64": losses,
             "step_f64": [max(each.values()) for each in forced],
+            "step_tensors_f64": forced if part.precision == "fp32" else [],
             "evaluation_f64": max(eval_logits, *apart),
             "logits_f32": logits_f32,
             "gradients_f32": gradients_f32,
@@ -159,6 +161,8 @@ class Participant:
             "correct": round(found_metrics.get("accuracy", 0.0) * total),
             "total": total,
         }
+        if part.precision == "fp32":  # rounding deviates everywhere
+            return found | {"first_deviation": None, "likely_cause": None}
         evidence = deviation.Evidence(
             recipe=self._recipe,
             architecture=self._architecture,
@@ -283,6 +287,10 @@ class Participant:
         return self._exact.predict(self._first_batch().inputs)
 
 
+def _as_dtype_of(own: Arrays, arrays: Arrays) -> Arrays:
+    return {name: array.astype(own[name].dtype) if name in own else array for name, array in arrays.items()}
+
+
 @dataclass(frozen=True)
 class _FirstOf:
     split: Split
@@ -296,8 +304,8 @@ class _FirstOf:
 
 
 def take_part(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartbeat: Heartbeat) -> None:
-    """Run one rank of `hvdkit parity` in float64. Raises the same errors as `Participant`."""
-    recipe = recipe.model_copy(update={"precision": "fp64"})
+    """Run one rank of `hvdkit parity`, in the part's precision. Raises the same errors as `Participant`."""
+    recipe = recipe.model_copy(update={"precision": part.precision})
     setup = start(adapter, script, recipe)
     setup.check_trainable()
     Participant(setup, part, heartbeat).take_part()

@@ -23,11 +23,15 @@ INCOMPARABLE = 1e300  # the error where a value is NaN or infinite; JSON cannot 
 
 @dataclass(frozen=True)
 class Part:
-    """The request to a rank: the folder of the trace, the number of steps, and whether this rank leads."""
+    """The request to a rank: the folder of the trace, the number of steps, and whether this rank leads.
+
+    `precision` is the recipe's key: a rank that follows in `fp32` is compared with the trace in float64 all the same.
+    """
 
     folder: Path
     steps: int
     leads: bool
+    precision: str = "fp64"
 
     def probe(self, batch: int) -> Path:
         """The file with a batch's logits, loss and gradients at the initial weights, in float64."""
@@ -44,7 +48,7 @@ class Part:
 
     def findings(self, framework: str) -> Path:
         """The file with a framework's findings."""
-        return self.folder / f"{framework}.json"
+        return self.folder / f"{framework}{'' if self.precision == 'fp64' else '-' + self.precision}.json"
 
 
 @dataclass

@@ -94,7 +94,7 @@ def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | N
     each = threads_per_rank(threads, world.local_size)
     usage.pin_where_asked(world.local_rank, world.local_size, each)
     adapter.seed(seed_of(recipe, world.rank))
-    check_can(adapter, recipe, world)
+    check_can(adapter, recipe if rival_of(adapter) is None else recipe.model_copy(update={"sharding": "none"}), world)
     check_alike(adapter, world, flat(recipe))
     task = script.task(recipe)
     dataset = task.open_data(mesh.shard) if dataset is None else dataset

@@ -1,0 +1,111 @@
+"""DistributedDataParallel, and its optimizer with shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hvdkit.adapters.pytorch.training import TrainableModel
+from hvdkit.baselines.pytorch.process_group import ProcessGroup
+from hvdkit.baselines.pytorch.sessions import ByHandSession, TorchOptimSession, torch_optimizer
+from hvdkit.core.mesh import Mesh
+from hvdkit.core.owned import Owned
+from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Session
+from hvdkit.core.strategy import Strategy
+from hvdkit.recipe.schema import Optimizer, Recipe
+
+if TYPE_CHECKING:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+
+class _DdpSession(ByHandSession):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.trainable.forward = DistributedDataParallel(self.trainable.model, broadcast_buffers=False)
+
+    def _without_communication(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.trainable.forward.no_sync()
+        return context
+
+
+class Ddp(ProcessGroup):
+    """DistributedDataParallel with its default settings.
+
+    The exception is `broadcast_buffers=False`: as in the recipe, each rank keeps its own running statistics, and no
+    time is spent on sending them in each step.
+    """
+
+    session_class = _DdpSession
+
+
+class _WholeTensors(Owned):
+    """Each parameter is updated by one rank, its owner, as ZeroRedundancyOptimizer divides them."""
+
+    in_place = False
+
+    def __init__(self, adapter: Adapter, parameters: Mapping[str, torch.Tensor], owners: dict[str, int]) -> None:
+        super().__init__(adapter, parameters)
+        self._owners = owners
+        self.shapes = {name: shape for name, shape in self.shapes.items() if owners[name] == dist.get_rank()}
+
+    def variables(self) -> dict[str, torch.Tensor]:
+        return {name: self.adapter.tensors.variable(self.parameters[name]) for name in self.shapes}
+
+    def whole(self, pieces: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.parameters.items():
+            tensor = pieces[name] if name in pieces else torch.empty_like(parameter)
+            dist.broadcast(tensor, self._owners[name])
+            yield name, tensor
+
+    def cut(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: arrays[name] for name in self.shapes}
+
+
+class _ShardedOptimizer(Strategy):
+    """Has the session's ZeroRedundancyOptimizer, which decides what each rank owns."""
+
+    zero: ZeroRedundancyOptimizer
+
+    def owned(self, session: Session, settings: Optimizer) -> Owned:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import: not for the others
+
+        assert isinstance(session.trainable, TrainableModel)
+        trained = session.trainable.trained
+        found = torch_optimizer(settings, list(trained.values()))
+        assert found, "registry.check_recipe refuses the other optimizers"
+        optimizer_class, groups, options = found
+        self.zero = ZeroRedundancyOptimizer(groups, optimizer_class, **options)
+        names = {parameter: name for name, parameter in trained.items()}
+        mine = [names[parameter] for group in self.zero.optim.param_groups for parameter in group["params"]]
+        ranks = session.adapter.allgather_object(mine, name="zero_redundancy.owners")
+        owners = {name: rank for rank, owned in enumerate(ranks) for name in owned}
+        return _WholeTensors(session.adapter, session.trainable.parameters, owners)
+
+
+class _ZeroRedundancySession(_DdpSession, TorchOptimSession):
+    strategy: _ShardedOptimizer
+
+    def __init__(self, adapter: Adapter, model: Any, optimizer: Optimizer, *others: Any) -> None:
+        super().__init__(adapter, model, optimizer, *others)
+        self.settings = optimizer
+
+    def _step(self) -> None:
+        self._gradient_bytes = self._bytes_of(self.trainable.gradients())
+        zero = self.strategy.zero
+        self._step_by(zero, zero.optim.state)
+
+
+class ZeroRedundancy(Ddp):
+    """DistributedDataParallel with `ZeroRedundancyOptimizer`: each rank updates some parameters and broadcasts them."""
+
+    session_class = _ZeroRedundancySession
+
+    def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
+        return _ShardedOptimizer()

@@ -1,0 +1,76 @@
+"""What the baselines share whose ranks hold shares of the parameters: tensors that are gathered when they are read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hvdkit.baselines.pytorch.sessions import ByHandSession
+from hvdkit.core.owned import Owned
+from hvdkit.core.session import Gradients
+from hvdkit.data.dataset import Batch
+
+
+class Share(ABC):
+    """A tensor of which this rank holds a share of `nbytes`. `shape` and `dtype` are those of the whole.
+
+    It has as much of `torch.Tensor` as reading and setting a state needs; all ranks read it together.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    nbytes: int
+
+    @abstractmethod
+    def detach(self) -> torch.Tensor:
+        """The whole tensor; collective."""
+
+    @abstractmethod
+    def copy_(self, whole: torch.Tensor) -> None:
+        """Set this rank's share from the whole tensor, which every rank has."""
+
+
+class Slots(Owned):
+    """Each rank has a share of every parameter, and of every slot of its optimizer."""
+
+    keeps_model = in_place = False
+
+    def model(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.whole(self.parameters)
+
+    def whole(self, pieces: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, slot in pieces.items():
+            yield name, slot.detach()
+
+
+class SharesSession(ByHandSession):
+    """A session whose parameters and slots are `Share`s."""
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """Own gradients by one pass for each rank, in which the other ranks' losses count nothing; then averaged ones.
+
+        Nothing else shows a rank's own gradients, as backward reduces them.
+        """
+        size, buffers = dist.get_world_size(), self.trainable.buffers.values()
+        statistics = [buffer.clone() for buffer in buffers]
+        mine: dict[str, np.ndarray] = {}
+        for rank in range(size):
+            found = self._reduced(batch, float(size) if rank == dist.get_rank() else 0.0)
+            arrays = self._arrays(found[2])  # gathered on all ranks, kept on one
+            mine = arrays if rank == dist.get_rank() else mine
+            for buffer, before in zip(buffers, statistics, strict=True):
+                buffer.copy_(before)  # the next pass must not update them again
+        logits, loss, averaged = self._reduced(batch, 1.0)
+        return Gradients(self.adapter.to_numpy(logits), float(loss), mine, self._arrays(averaged))
+
+    def _reduced(self, batch: Batch, weight: float) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Outputs, loss, and the mean over all ranks of the gradients of the weighted loss."""
+        raise NotImplementedError
+
+    def _bytes_of(self, tensors: Mapping[str, Any]) -> int:
+        return sum(each.nbytes for each in tensors.values())
