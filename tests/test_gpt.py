@@ -63,12 +63,14 @@ def test_published_sizes(name: Any, parameters: int) -> None:
 
 
 @pytest.mark.check
-def test_initial_weights_have_the_published_deviations() -> None:
-    table = gpt.architecture(schema.GPT(name="gpt", layers=8, heads=2, width=64, context=32))
+@pytest.mark.parametrize(("keys", "deviation"), [({}, 0.02), ({"initializer_range": 0.08}, 0.08)])
+def test_initial_weights_have_the_stated_deviations(keys: dict[str, float], deviation: float) -> None:
+    table = gpt.architecture(schema.GPT(name="gpt", layers=8, heads=2, width=64, context=32, **keys))
     state = table.initial_state(1)
     assert {name: array.shape for name, array in state.items()} == table.parameter_shapes()
-    assert state["transformer.h.3.mlp.c_fc.weight"].std() == pytest.approx(0.02, rel=0.03)
-    assert state["transformer.h.3.mlp.c_proj.weight"].std() == pytest.approx(0.02 / 4, rel=0.03)
+    assert state["transformer.h.3.mlp.c_fc.weight"].std() == pytest.approx(deviation, rel=0.03)
+    assert state["transformer.h.3.mlp.c_proj.weight"].std() == pytest.approx(deviation / 4, rel=0.03)
+    assert table.transformers_config()["initializer_range"] == deviation
     assert not state["transformer.h.3.attn.c_attn.bias"].any() and (state["transformer.ln_f.weight"] == 1).all()
 
 

@@ -86,6 +86,12 @@ class GPT(Strict):
     width: int | None = Field(None, ge=1, le=100_000, description="size of a token's vector; for gpt")
     context: int | None = Field(None, ge=1, le=1_000_000, description="tokens of a sample; for gpt")
     vocabulary: int | None = Field(None, ge=2, le=1_000_000, description="different tokens; for gpt: 256 if not given")
+    initializer_range: float = Field(
+        0.02,
+        gt=0,
+        le=1,
+        description="standard deviation of the initial weights: 0.02 in GPT-2; narrow models learn faster with more",
+    )
     weights: str | None = Field(None, description="safetensors file to start from, with Hugging Face's names")
 
     @model_validator(mode="after")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from hvdkit.recipe.schema import GPT as Model
 
-_DEVIATION = 0.02  # of the initial weights
 # name -> (layers, heads, width); all have 1,024 positions and 50,257 tokens
 _PUBLISHED = {
     "gpt2": (12, 12, 768),
@@ -37,6 +36,7 @@ VOCABULARY = 50_257
 class GPT:
     """`layers` blocks of attention with `heads` heads and an MLP, on vectors of size `width`.
 
+    `initializer_range` is the standard deviation of the initial weights.
     `dtype` is that of the parameters, `compute_dtype` that of everything between the vectors of the tokens and the last
     layer norm, except layer norms, which are computed in the parameters' dtype. With `recompute` each block stores only
     its input. A framework that casts models itself need not read these.
@@ -48,6 +48,7 @@ class GPT:
     width: int
     context: int
     vocabulary: int
+    initializer_range: float = 0.02
     dtype: str = "float32"
     compute_dtype: str = "float32"
     recompute: bool = False
@@ -134,6 +135,7 @@ class GPT:
             "n_head": self.heads,
             "activation_function": "gelu_new",
             "layer_norm_epsilon": self.norm_epsilon,
+            "initializer_range": self.initializer_range,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
             **dict.fromkeys(("bos_token_id", "eos_token_id"), end),
             "tie_word_embeddings": True,
@@ -170,8 +172,9 @@ class GPT:
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters, float32: the same bits for every framework and rank.
 
-        Weights are normal with standard deviation 0.02, those of the layers that add to the residual stream with
-        0.02 / sqrt(2 × layers) (Radford et al. 2019, section 2.3), biases are 0. Each tensor has its own random stream.
+        Weights are normal with standard deviation `initializer_range`, those of the layers that add to the residual
+        stream with 1 / sqrt(2 × layers) of it (Radford et al. 2019, section 2.3), biases are 0. Each tensor has its own
+        random stream.
         """
         import numpy as np  # imported here because the command line counts parameters and starts without NumPy
 
@@ -180,7 +183,7 @@ class GPT:
             if len(shape) == 2:
                 random = np.random.default_rng([seed, zlib.crc32(name.encode())])
                 share = math.sqrt(2 * self.layers) if name.endswith("c_proj.weight") else 1.0
-                state[name] = random.standard_normal(shape, np.float32) * np.float32(_DEVIATION / share)
+                state[name] = random.standard_normal(shape, np.float32) * np.float32(self.initializer_range / share)
             else:
                 state[name] = np.full(shape, 0.0 if name.endswith(".bias") else 1.0, np.float32)
         return state
@@ -198,6 +201,8 @@ def published(name: str) -> GPT:
 def architecture(model: Model) -> GPT:
     """The table of a recipe's model."""
     if model.name in _PUBLISHED:
-        return GPT(model.name, *_PUBLISHED[model.name], 1024, model.classes)
-    assert model.layers and model.heads and model.width and model.context
-    return GPT(model.name, model.layers, model.heads, model.width, model.context, model.classes)
+        sizes = *_PUBLISHED[model.name], 1024
+    else:
+        assert model.layers and model.heads and model.width and model.context
+        sizes = model.layers, model.heads, model.width, model.context
+    return GPT(model.name, *sizes, model.classes, model.initializer_range)
