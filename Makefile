@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test prove cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -88,6 +88,9 @@ check: lint ## Check style and types, and run the tests that start no ranks: und
 
 test: runtimes programs ## Run every test, over real processes
 	@$(BIN)/python scripts/run_tests.py
+
+prove: runtimes programs ## Run every test ten times, three of them on a busy machine, one under nohup: benchmarks/suite.md; resumable
+	@$(BIN)/python scripts/prove_tests.py
 
 cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and run the tests of launchers with them
 	@$(PYTHON) scripts/test_programs.py --clusters

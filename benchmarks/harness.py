@@ -156,7 +156,7 @@ def publish(name: str, outcome: Mapping[str, Any], folder: Path) -> None:
     """
     from hvdkit.results.machine import this_machine
 
-    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    command = " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(HERE.parent)), *sys.argv[1:]])
     measured = time.strftime("%-d %B %Y", time.gmtime())
     facts = {"command": command, "measured": measured, "machine": this_machine().model_dump()}
     text = json.dumps(facts | dict(outcome), indent=2, ensure_ascii=False)

@@ -38,8 +38,12 @@ GONE_S = 10.0  # for helpers that end by themselves once their parent is gone
 
 
 def streams() -> int:
-    """How many tests with ranks run at once: most start two ranks, and wait often enough to share two cores."""
-    return max(2, len(os.sched_getaffinity(0)) // 2)
+    """How many tests with ranks run at once: most start two ranks, and wait a third of the time.
+
+    Three on two cores, fewer where there is little memory.
+    """
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    return max(2, min(3 * len(os.sched_getaffinity(0)) // 2, memory_gib // 5))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One rank of two that tries every collective of bfloat16: `python bfloat16_rank.py torch|tensorflow`.
+"""One rank of two that tries every collective of bfloat16: `python bfloat16_rank.py RUNTIME torch|tensorflow`.
 
 What a collective gives is compared, bit for bit, with NumPy's float32 rounded to nearest even. Prints `right COUNT`.
 """
@@ -120,4 +120,4 @@ def in_place_and_trained(framework: str, hvd: Any, put: Any, same: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[2])

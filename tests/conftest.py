@@ -46,9 +46,10 @@ CHECK = {
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the
 # others are done.
 LONGEST = (
-    "train", "faults", "checkpoint_runs", "elastic", "contract", "rivals", "launch_horovod", "run_tests", "parity",
-    "horovod_front_ends", "profile_runs", "package_install", "plain", "data_runs", "examples", "events", "export",
-    "link", "report",
+    "contract", "faults", "elastic", "train", "horovod_front_ends", "checkpoint_runs", "rivals", "parity", "own_images",
+    "horovod_scripts", "profile_runs", "package_install", "export", "own_task", "python", "tracking", "run_tests",
+    "data_runs", "plain", "launch_horovod", "gpt", "debugging", "link", "runtimes_build", "own_hosts", "process_sets",
+    "examples", "horovod_wheel", "events", "report",
 )  # fmt: skip
 
 Hvdkit = Callable[..., subprocess.CompletedProcess[str]]
@@ -164,11 +165,12 @@ def recipe() -> Path:
 
 
 @pytest.fixture(scope="session")
-def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
+def checkpoint_40(tmp_path_factory: pytest.TempPathFactory, recipe: Path, warm_runtimes: Path) -> Path:
     """A checkpoint behind step 40 of a real run of one rank under MXNet; to be read only."""
     folder = tmp_path_factory.mktemp("checkpoint")
     command = [sys.executable, "-m", "hvdkit", "train", str(recipe), "--framework", "mxnet", "--out", "run", "steps=40"]
-    done = run([*command, "checkpoint={}"], 120, cwd=folder)
+    environment = os.environ | {"HVDKIT_RUNTIMES": str(warm_runtimes)}
+    done = run([*command, "checkpoint={}"], 120, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return folder / "run" / "checkpoints" / "step-00000040"
 
@@ -203,9 +205,9 @@ def no_ranks_in_a_check(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         monkeypatch.setenv("HVDKIT_RUNTIMES", str(request.getfixturevalue("hollow_runtimes")))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warm_runtimes() -> Iterator[Path]:
-    """Runtimes whose frameworks are imported once for the module (tests/warm)."""
+    """Runtimes whose frameworks are imported once for all files (tests/warm)."""
     with warming.runtimes() as folder:
         yield folder
 

@@ -21,6 +21,7 @@ from hvdkit.launch.agent_command import AgentCommand
 from hvdkit.launch.hosts import parse_hosts
 from hvdkit.launch.job import Job, prepare
 from hvdkit.launch.supervise import supervise
+from hvdkit.runtimes.store import find
 
 MARK = "HVDKIT_TEST_MARK"
 # How long to wait for what must happen: only a limit, far longer than any machine takes. Ranks that are to be ended
@@ -61,6 +62,14 @@ def record(kind, message, step=None, at=None):
         json.dump({"rank": rank, "host": "localhost", "time": time.time(), "clock": at or time.monotonic(),
                    "step": step, "kind": kind, "message": message}, file)
 """
+
+
+def framework_job(framework: str, folder: Path, *arguments: object, np: int = 2, **environment: str) -> Job:
+    """A job whose ranks run a script in the framework's runtime; each on one thread, as two of them share two cores."""
+    runtime = find(framework)
+    variables = {"OMP_NUM_THREADS": "1", "HOROVOD_IDLE_CYCLE_TIME": "100"}  # Horovod's thread sleeps, as in training
+    words = [str(each) for each in arguments]
+    return Job(runtime.python, words, np, parse_hosts(None, np), runtime.environment | variables | environment, folder)
 
 
 def job(folder: Path, script: str, np: int = 2, mark: str = "", python: str = sys.executable) -> Job:

@@ -3,9 +3,9 @@
 usage: PYTHONPATH=. python tests/repeat_blame.py N LAUNCHER [FRAMEWORK] [COUNTS.jsonl]
 
 Two ranks reduce; one of them, rank 0 and rank 1 in turn, fails in one of the ways of FAULTS, in turn too; the other
-loses it. N repeats under LAUNCHER (direct or horovodrun) with FRAMEWORK (mxnet, which starts soonest, or pytorch). Each
-repeat adds a line to COUNTS.jsonl, and those that are there count: an interrupted series goes on. A busy machine is
-part of the point: run it beside something else. The exit status is 1 where a verdict was wrong.
+loses it. N repeats under LAUNCHER (direct or horovodrun), AT_ONCE of them at a time, with FRAMEWORK: bare (Horovod
+alone, which starts soonest), mxnet or pytorch. Each repeat adds a line to COUNTS.jsonl, and those that are there count:
+an interrupted series goes on. The exit status is 1 where a verdict was wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
 
+AT_ONCE = 4  # of two ranks each: more than two cores do at once, since a busy machine is part of the point
 REDUCE = {
+    "bare": f"""
+sys.path.append({str(Path(__file__).parent)!r})
+import bare_horovod as hvd
+def reduce():
+    hvd.allreduce(1)
+""",
     "mxnet": """
 import mxnet as mx, horovod.mxnet as hvd
 def reduce():
@@ -77,7 +85,7 @@ def repeat(number: int, launcher: str, framework: str) -> dict[str, Any]:
     fault = list(FAULTS)[number % len(FAULTS)]
     guilty = number // len(FAULTS) % 2
     expected = (guilty, *FAULTS[fault][3])
-    runtime = find(framework)
+    runtime = find("mxnet" if framework == "bare" else framework)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["-c", script(framework, fault, guilty)]
@@ -91,27 +99,30 @@ def repeat(number: int, launcher: str, framework: str) -> dict[str, Any]:
         logs = {path.name: path.read_text(errors="replace")[-3000:] for path in job.log_dir.glob("*.log")}
         ends = json.loads((job.log_dir / "exits.json").read_text())
     right = named == expected
-    facts = {"fault": fault, "guilty": guilty, "launcher": launcher, "framework": framework, "right": right}
+    facts = {"number": number, "fault": fault, "guilty": guilty, "launcher": launcher}
+    facts |= {"framework": framework, "right": right}
     seconds = round(time.monotonic() - started, 1)
     return facts | {"seconds": seconds, "said": said, "exits": ends} | ({} if right else {"logs": logs})
 
 
 def main() -> int:
     """The exit status."""
-    count, launcher, framework, *rest = *sys.argv[1:3], *(sys.argv[3:] or ["mxnet"])
+    count, launcher, framework, *rest = *sys.argv[1:3], *(sys.argv[3:] or ["bare"])
     counts = Path(rest[0] if rest else f"repeat-blame-{launcher}-{framework}.jsonl")
     rows = [json.loads(line) for line in counts.read_text().splitlines()] if counts.exists() else []
-    while len(rows) < int(count):
-        rows.append(repeat(len(rows), launcher, framework))
-        with counts.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
-        last = rows[-1]
-        verdict = "right" if last["right"] else "WRONG"
-        first_line = re.sub(r"; all ranks were ended.*", "", last["said"], flags=re.DOTALL)
-        print(
-            f"{len(rows)}: {verdict}, {last['seconds']} s: rank {last['guilty']} {last['fault']}: {first_line}",
-            flush=True,
-        )
+    missing = sorted(set(range(int(count))) - {row["number"] for row in rows})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done in as_completed([pool.submit(repeat, number, launcher, framework) for number in missing]):
+            last = done.result()
+            rows.append(last)
+            with counts.open("a") as file:
+                file.write(json.dumps(last) + "\n")
+            verdict = "right" if last["right"] else "WRONG"
+            first_line = re.sub(r"; all ranks were ended.*", "", last["said"], flags=re.DOTALL)
+            print(
+                f"{len(rows)}: {verdict}, {last['seconds']} s: rank {last['guilty']} {last['fault']}: {first_line}",
+                flush=True,
+            )
     right = collections.Counter(row["fault"] for row in rows if row["right"])
     wrong = collections.Counter(row["fault"] for row in rows if not row["right"])
     for fault in FAULTS:

@@ -8,15 +8,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from conftest import ROOT
-from launching import wait_until
+from launching import framework_job, wait_until
 
 from hvdkit.errors import HvdkitError
 from hvdkit.files import write_atomic
-from hvdkit.launch.hosts import Host
 from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.runtimes.store import find
@@ -28,18 +28,12 @@ class Ranks:
     """As many ranks as `np`, under the direct launcher, in the runtime of `framework`."""
 
     def __init__(self, framework: str, folder: Path, np: int = 2) -> None:
-        runtime, self.np, self.cases, self.asked = find(framework), np, folder / "cases", 0
+        self.np, self.cases, self.asked = np, folder / "cases", 0
         self.cases.mkdir(parents=True)
         self.failure: HvdkitError | None = None
-        job = Job(
-            python=runtime.python,
-            arguments=[str(ROOT / "tests" / "resident" / "rank.py"), str(self.cases)],
-            np=np,
-            hosts=[Host("localhost", np)],
-            environment=runtime.environment | {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "5"},
-            log_dir=folder / "logs",
-            stall_timeout_s=0,  # they wait for cases
-        )
+        script = ROOT / "tests" / "resident" / "rank.py"
+        job = framework_job(framework, folder / "logs", script, framework, self.cases, np=np)
+        job = replace(job, stall_timeout_s=0)  # they wait for cases
         self.thread = threading.Thread(target=self._run, args=(job,))
         self.thread.start()
 

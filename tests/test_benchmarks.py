@@ -22,12 +22,12 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import harness
 
     yield harness
-    for name in ("harness", "hosts", "launchers", "memory", "simulator", "slurm_daemons"):
+    for name in ("harness", "hosts", "launchers", "memory", "prove_tests", "simulator", "slurm_daemons"):
         sys.modules.pop(name, None)
 
 
 # Those that are measured by who has the machine for it.
-MADE_ELSEWHERE = ("validation", "launchers", "gpt", "gpt_loss")
+MADE_ELSEWHERE = ("validation", "launchers", "gpt", "gpt_loss", "suite")
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in MADE_ELSEWHERE])
@@ -88,6 +88,32 @@ def test_memory_that_grows_is_told_from_memory_that_moves(harness: ModuleType) -
     assert abs(moving["growth_percent"]) < 0.5 and (moving["least_mib"], moving["most_mib"]) == (300.0, 302.0)
     leaking = growth([(step, 300.0 + step / 128) for step in steps])
     assert leaking["kib_per_step"] == pytest.approx(8.0) and leaking["growth_percent"] > 2
+
+
+def test_a_series_of_the_suite_goes_on_behind_its_last_row(
+    harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import prove_tests
+
+    suite = "import os, signal, sys; ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN; "
+    suite += "ignored and print('not passed: test_a.py::test_b'); print(f'{5 - ignored} passed, {+ignored} failed'); "
+    suite += "sys.exit(ignored)"
+    for name, value in (("ROOT", tmp_path), ("SUITE", [sys.executable, "-c", suite]), ("committed", lambda: "abc")):
+        monkeypatch.setattr(prove_tests, name, value)
+    statuses = []
+    for runs in ("3", "4", "4"):
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "x.py"), "--runs", runs, "--out", str(tmp_path)])
+        statuses.append(prove_tests.main())
+    rows = json.loads((tmp_path / "suite.json").read_text())["rows"]
+    assert statuses == [0, 1, 1] and len(list((tmp_path / "runs").rglob("*.log"))) == 4
+    counted = [(row["condition"], row["passed"], row["failed"], row["not_passed"]) for row in rows]
+    assert counted == [("plain", 5, 0, []), ("busy", 5, 0, []), ("plain", 5, 0, []),
+                       ("nohup", 4, 1, ["test_a.py::test_b"])]  # fmt: skip
+    assert "| 4 | abc | nohup | 4 | 1 | 0 | 0 | 0.0 |" in (tmp_path / "suite.md").read_text()
+    monkeypatch.setattr(prove_tests, "SUITE", [sys.executable, "-c", "print('no tests')"])
+    with pytest.raises(harness.RunError, match="and without its summary"):
+        prove_tests.one_run(5, "plain")
 
 
 def test_the_page_of_the_launchers_has_a_row_for_each(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run
+from launching import framework_job
 
+from hvdkit.launch.launchers import direct
 from hvdkit.runtimes.store import find
 
 RANK = ROOT / "tests" / "bfloat16_rank.py"
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("runtime", "module", "count"), [("pytorch", "torch", "20"), ("tensorflow", "tensorflow", "21")]
@@ -22,10 +24,11 @@ RANK = ROOT / "tests" / "bfloat16_rank.py"
 def test_every_collective_takes_bfloat16(tmp_path: Path, runtime: str, module: str, count: str) -> None:
     """Over Gloo, and over MPI where Horovod was built with it."""
     found = find(runtime)
-    assert "gloo" in found.controllers
-    for controller in found.controllers:
-        command = [found.python.parent / "horovodrun", f"--{controller}", "-np", "2", found.python, RANK, module]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=140)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    job = framework_job(runtime, tmp_path / "gloo", RANK, runtime, module)
+    direct.run(job)
+    said = job.log(0).read_text() + job.log(1).read_text()
+    assert re.findall(r"^right (\d+)$", said, re.MULTILINE) == [count, count]
+    for controller in {*found.controllers} - {"gloo"}:
+        command = [found.python.parent / "horovodrun", f"--{controller}", "-np", "2", *job.command()]
+        done = run([str(word) for word in command], 140, cwd=tmp_path, env=os.environ | job.environment)
         assert re.findall(r"right (\d+)$", done.stdout, re.MULTILINE) == [count, count], controller

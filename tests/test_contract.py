@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import FRAMEWORKS, ROOT
+from launching import framework_job
 
 from hvdkit import adapters
 from hvdkit.adapters.capabilities import CAPABILITIES as DECLARED
@@ -21,11 +22,8 @@ from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import Tensors
 from hvdkit.core.topology import Topology
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Loss, Optimizer, Sgd
-from hvdkit.runtimes.store import find
 from hvdkit.strategies.dense import Dense
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
@@ -39,21 +37,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def outcome(framework: str) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
-        folder, runtime = tmp_path_factory.mktemp(framework), find(framework.partition("-")[0])
-        job = Job(
-            python=runtime.python,
-            arguments=[str(ROOT / "tests" / "contract" / "rank.py"), framework, str(folder / "report.json")],
-            np=2,
-            hosts=[Host("localhost", 2)],
-            environment=runtime.environment | {"OMP_NUM_THREADS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
-            log_dir=folder / "logs",
-        )
+        folder = tmp_path_factory.mktemp(framework)
+        asked = (ROOT / "tests" / "contract" / "rank.py", framework, folder / "report.json")
+        job = framework_job(framework.partition("-")[0], folder / "logs", *asked, HOROVOD_DYNAMIC_PROCESS_SETS="1")
         LAUNCHERS["direct"].run(job)
         return json.loads((folder / "report.json").read_text()), dict(np.load(folder / "report.npz"))
 
     return outcome
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("framework", (*FRAMEWORKS, "pytorch-overlapped"))
 def test_two_ranks(framework: str, name: str, report: Any) -> None:
@@ -61,6 +54,7 @@ def test_two_ranks(framework: str, name: str, report: Any) -> None:
     assert told["cases"][name] == [], "\n".join(told["cases"][name])
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("capability", PROBED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_is_declared_works_and_what_is_not_fails(framework: str, capability: str, report: Any) -> None:
@@ -79,6 +73,7 @@ def test_every_adapter_has_what_is_declared_for_it() -> None:
         assert f'NAME = "{name}"\nCAPABILITIES = capabilities.CAPABILITIES[NAME]\n' in source, name
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_trains_is_declared(framework: str, report: Any) -> None:
     told, _ = report(framework)
@@ -155,6 +150,7 @@ def test_a_case_finds_out_what_is_wrong(function: str, wrong: Any, name: str, mo
         CASES[name](local, Topology(), local_session)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", ("tensorflow", "keras", "mxnet"))
 def test_one_step_is_the_same_as_pytorchs(framework: str, report: Any) -> None:
     """Weights, buffers and velocities after one step on two ranks. A biased running variance (0.8 % off in the last
@@ -167,6 +163,7 @@ def test_one_step_is_the_same_as_pytorchs(framework: str, report: Any) -> None:
     assert errors[worst] < 1e-3, f"{worst}: {errors[worst]:.2e}"
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", adapters.NAMES)
 def test_signatures_are_the_protocols(framework: str, report: Any) -> None:
     if framework == "local":

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FRAMEWORKS, ROOT
+from launching import framework_job
 from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.errors import RunError
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
-from hvdkit.runtimes.store import find
 from hvdkit.tasks.image_classification import cross_entropy
 
 ACCURACY = 0.9  # of 360 digits after ten epochs; a small model that has learned nothing has 0.1
@@ -28,17 +26,10 @@ def example(framework: str) -> Path:
     return ROOT / "examples" / f"own_model_{framework}.py"
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_own_network_learns_on_two_ranks(framework: str, tmp_path: Path) -> None:
-    runtime = find(framework)
-    job = Job(
-        python=runtime.python,
-        arguments=[str(example(framework)), str(tmp_path / "new" / "own.safetensors")],
-        np=2,
-        hosts=[Host("localhost", 2)],
-        environment=runtime.environment | {"OMP_NUM_THREADS": "1"},
-        log_dir=tmp_path,
-    )
+    job = framework_job(framework, tmp_path, example(framework), tmp_path / "new" / "own.safetensors")
     LAUNCHERS["direct"].run(job)
     epochs = EPOCH.findall(job.log(0).read_text())
     assert len(epochs) == 10

@@ -63,6 +63,7 @@ def failed(framework: str, fault: str, folder: Path, recipe: Path, mark: str, la
 FRAMEWORKS = ("pytorch", "mxnet")  # one whose calls return at once when they are done, one that works behind them
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
     ("fault", "parts"),
@@ -164,6 +165,7 @@ def test_a_command_that_is_ended_leaves_no_orphan(
     assert not list(tmp_path.rglob(".*.json*"))
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_runs_into_one_folder(tmp_path: Path, recipe: Path, mark: str, hvdkit: Hvdkit) -> None:
     arguments = ["train", str(recipe), "--framework", "mxnet", "-np", "1", "--out", "run", "--overwrite"]
     arguments.append("epochs=1000")
@@ -184,6 +186,7 @@ def test_two_runs_into_one_folder(tmp_path: Path, recipe: Path, mark: str, hvdki
         first.wait(60)
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_taken_port_in_the_environment_does_no_harm(hvdkit: Hvdkit, recipe: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         environment = {"HOROVOD_GLOO_RENDEZVOUS_PORT": str(taken.getsockname()[1])}

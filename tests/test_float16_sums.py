@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from launching import framework_job
 
-from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
-from hvdkit.runtimes.store import find
 
 # Rank 0 has every positive finite float16, rank 1 what makes the sum the float16 nearest to the first one's own bits,
 # taken as a number. As released, Gloo then left the first one where the sum belongs.
@@ -31,10 +29,12 @@ adapter.shutdown()
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("framework", ["pytorch", "mxnet"])
 def test_sums_of_float16_are_right_for_every_number(tmp_path: Path, framework: str) -> None:
-    job = Job(find(framework).python, ["-c", RANK, framework], 2, parse_hosts(None, 2), {}, tmp_path)
+    (tmp_path / "halves.py").write_text(RANK)
+    job = framework_job(framework, tmp_path, tmp_path / "halves.py", framework)
     direct.run(job)
     for rank in range(2):
         told = [line for line in job.log(rank).read_text().splitlines() if line.startswith("wrong")]

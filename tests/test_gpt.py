@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
 from conftest import run as run_command
+from launching import framework_job
 from safetensors.numpy import load_file
 
 from hvdkit.commands import parity
 from hvdkit.data.text import open_text
 from hvdkit.data.tokens import open_tokens
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
@@ -88,22 +87,17 @@ def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def planted(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The findings of a sound reference about each planted fault: two ranks of PyTorch, once for all of them."""
     folder = tmp_path_factory.mktemp("planted")
     checked = schema.load(RECIPE, SMALL)
     (folder / "recipe.yaml").write_text(schema.dump(checked))
     (folder / "trace").mkdir()
-    script = str(ROOT / "tests" / "parity" / "rank.py")
-    job = Job(
-        python=find("pytorch").python,
-        arguments=[script, "pytorch", str(folder / "recipe.yaml"), str(folder / "trace"), "--leads"],
-        np=2,
-        hosts=[Host("localhost", 2)],
-        environment=find("pytorch").environment | {"OMP_NUM_THREADS": "1"},
-        log_dir=folder / "logs",
-    )
-    LAUNCHERS["direct"].run(job)
+    script = ROOT / "tests" / "parity" / "rank.py"
+    asked = (script, "pytorch", folder / "recipe.yaml", folder / "trace", "--leads")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
+        LAUNCHERS["direct"].run(framework_job("pytorch", folder / "logs", *asked))
 
     def verdict(fault: str) -> Parity:
         findings = json.loads((folder / "trace" / f"pytorch-{fault}.json").read_text())

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from launching import framework_job
 
-from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
-from hvdkit.runtimes.store import find
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 COMMON = """
 import sys, time
@@ -21,9 +21,9 @@ from pathlib import Path
 import mxnet
 import horovod.mxnet as hvd
 
-LOGS = Path(sys.argv[1])
+LOGS = Path(sys.argv[2])
 pair = hvd.ProcessSet([1, 2])
-hvd.init(process_sets=[pair] if sys.argv[2] == "3" else None)
+hvd.init(process_sets=[pair] if sys.argv[3] == "3" else None)
 rank = hvd.rank()
 
 def reduced(name, **options):
@@ -52,7 +52,7 @@ if rank:
 # The first rank to leave shuts Horovod down.
 LEFT = """
 print("done")
-for other in range(int(sys.argv[2])):
+for other in range(int(sys.argv[3])):
     wait_for(other, lambda log: "done" in log)
 """
 
@@ -85,9 +85,9 @@ wait_for(0, lambda log: "failed: True" in log)
 
 def _run(folder: Path, script: str, np: int, **times: str) -> str:
     """Rank 0's log."""
+    (folder / "rank.py").write_text(COMMON + script + LEFT)
     variables = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", **times}
-    arguments = ["-c", COMMON + script + LEFT, str(folder), str(np)]
-    job = Job(find("mxnet").python, arguments, np, parse_hosts(f"localhost:{np}", np), variables, folder)
+    job = framework_job("mxnet", folder, folder / "rank.py", "mxnet", folder, np, np=np, **variables)
     direct.run(job)
     return job.log(0).read_text()
 

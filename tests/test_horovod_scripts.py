@@ -27,7 +27,7 @@ def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str) -> None:
     python = find(RUNTIMES[script]).python
     path = ROOT / "tests" / "horovod_scripts" / f"train_{script}.py"
     command = [python.parent / "horovodrun", "--gloo", "-np", "2", python, path]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_IDLE_CYCLE_TIME": "100"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = dict(re.findall(r"trained (\d) (\S+ \S+)$", done.stdout, re.MULTILINE))

@@ -87,12 +87,13 @@ def test_the_five_commands_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_runtimes: Path) -> Path:
     """A folder with `photos`, and `run`, which was trained on them under plain script and two epochs only."""
     place = tmp_path_factory.mktemp("trained")
     photos(place / "photos", 20)
     words = ["train", "resnet20-folder", "data.path=photos", "model.name=resnet8", "epochs=2", "--out", "run"]
-    done = run([sys.executable, "-m", "hvdkit", *words, "schedule.warmup_epochs=0"], 120, cwd=place)
+    environment = os.environ | {"HVDKIT_RUNTIMES": str(warm_runtimes)}
+    done = run([sys.executable, "-m", "hvdkit", *words, "schedule.warmup_epochs=0"], 120, cwd=place, env=environment)
     assert done.returncode == 0, done.stderr
     return place
 
@@ -142,6 +143,7 @@ def test_every_framework_says_what_evaluation_counts(
     assert float(np.mean(losses)) == pytest.approx(evaluated.loss, rel=1e-4)
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_resumed_run_has_the_same_validation_images_and_refuses_others(trained: Path, tmp_path: Path) -> None:
     words = ["train", "resnet20-folder", "model.name=resnet8", "epochs=1", "schedule.warmup_epochs=0", "--out", "run"]
 

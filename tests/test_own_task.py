@@ -95,6 +95,7 @@ def test_a_script_that_is_not_there_and_a_parity_that_cannot_be(hvdkit: Hvdkit) 
     assert done.returncode == 2 and "model own: parity needs the same model under every framework" in done.stderr
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_regression_learns_on_two_ranks_is_resumed_and_evaluated(hvdkit: Hvdkit, tmp_path: Path) -> None:
     words = ("train", REGRESSION, "--framework", "pytorch", "-np", 2, "--out", "run", "checkpoint={keep: 9}")
     words = (*words, f"model.script={ROOT / 'examples' / 'regression_pytorch.py'}", "threads=1", "check_ranks=5")
@@ -236,6 +237,7 @@ def test_a_loss_is_one_value(loss: Any, got: str) -> None:
     assert one_value(lambda outputs, targets: np.ones((1,)))(None, None) == 1
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("name", "framework", "least"), [("pairs", "keras", 0.85), ("dropout", "mxnet", 0.9)])
 def test_the_other_examples_learn_on_two_ranks(
     name: str, framework: str, least: float, hvdkit: Hvdkit, tmp_path: Path

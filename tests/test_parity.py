@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit
+from launching import framework_job
 
 from hvdkit.commands import parity
 from hvdkit.errors import RequestError
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.launch.placement import Placement
 from hvdkit.recipe import schema
 from hvdkit.results.parity import Parity
-from hvdkit.runtimes.store import find
 
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
 
@@ -44,10 +42,10 @@ PLANTED = [("pytorch", fault) for fault in TOLD] + [
 @pytest.mark.usefixtures("warm")
 def test_four_frameworks_compute_the_same(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     settings = ("batch_size=8", "loss.label_smoothing=0.1", "optimizer.decay=weights", "optimizer.nesterov=true")
-    done = hvdkit("parity", recipe, "--steps", 5, "--out", "run", *settings, timeout=300)
+    done = hvdkit("parity", recipe, "--steps", 3, "--out", "run", *settings, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     result = Parity.model_validate_json((tmp_path / "run" / "parity.json").read_text())
-    assert result.passed and result.reference == "pytorch" and (result.np, result.steps) == (2, 5)
+    assert result.passed and result.reference == "pytorch" and (result.np, result.steps) == (2, 3)
     assert list(result.frameworks) == list(FRAMEWORKS)
     for name, each in result.frameworks.items():
         assert each.passed and each.missed == [], name
@@ -86,15 +84,7 @@ def planted(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
             ran("pytorch")
         arguments = [str(ROOT / "tests" / "parity" / "rank.py"), framework, str(folder / "recipe.yaml")]
         arguments += [str(folder / "trace"), *(["--leads"] if framework == "pytorch" else [])]
-        job = Job(
-            python=find(framework).python,
-            arguments=arguments,
-            np=2,
-            hosts=[Host("localhost", 2)],
-            environment=find(framework).environment | {"OMP_NUM_THREADS": "1"},
-            log_dir=folder / "logs" / framework,
-        )
-        LAUNCHERS["direct"].run(job)
+        LAUNCHERS["direct"].run(framework_job(framework, folder / "logs" / framework, *arguments))
 
     def verdict(framework: str, fault: str) -> Parity:
         ran(framework)

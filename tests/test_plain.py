@@ -8,30 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FRAMEWORKS, ROOT
+from launching import framework_job
 
 from hvdkit.data.batches import ArraySplit, open_dataset
-from hvdkit.launch.hosts import Host
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import LAUNCHERS
 from hvdkit.recipe.schema import Digits
-from hvdkit.runtimes.store import find
 
 BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_steps_on_two_ranks(framework: str, tmp_path: Path) -> None:
-    runtime = find(framework)
-    out = tmp_path / "result.json"
-    job = Job(
-        python=runtime.python,
-        arguments=[str(BENCHMARKS / "plain" / f"{framework}.py"), "--steps", "2", "--out", str(out)],
-        np=2,
-        hosts=[Host("localhost", 2)],
-        environment=runtime.environment | {"OMP_NUM_THREADS": "1"},
-        log_dir=tmp_path,
-    )
-    LAUNCHERS["direct"].run(job)
+    out, script = tmp_path / "result.json", BENCHMARKS / "plain" / f"{framework}.py"
+    LAUNCHERS["direct"].run(framework_job(framework, tmp_path, script, "--steps", 2, "--out", out))
     result = json.loads(out.read_text())
     assert result["parameters"] == 272_474
     assert result["steps"] == 2

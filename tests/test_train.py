@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -63,22 +64,16 @@ def test_a_start_counts_from_the_command() -> None:
     assert before - 0.05 < began < here + 0.05 and abs(alone - began) < 0.05 and told == 7.5
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_plain_horovodrun(framework: str, recipe: Path, tmp_path: Path) -> None:
+    """The ranks' import is shared; test_two_steps_on_two_ranks has its own."""
     bin_folder = find(framework).python.parent
     script = ROOT / "recipes" / framework / "resnet.py"
-    command = [
-        bin_folder / "horovodrun",
-        "-np",
-        "2",
-        bin_folder / "python",
-        script,
-        recipe,
-        "--out",
-        tmp_path,
-        *TWO_STEPS,
-    ]
-    done = run([str(word) for word in command], timeout=180, cwd=tmp_path)
+    ranks = (bin_folder / "python", script, recipe, "--out", tmp_path, *TWO_STEPS)
+    command = [str(word) for word in (bin_folder / "horovodrun", "-np", 2, *ranks)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    done = run(command, timeout=180, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     result = TrainResult.model_validate_json((tmp_path / "result.json").read_text())
     assert (result.framework, result.np, result.launcher) == (framework, 2, "horovodrun")
@@ -97,6 +92,7 @@ def test_one_process_without_launcher(recipe: Path, tmp_path: Path) -> None:
     assert "images/s, step" in done.stdout.splitlines()[-1] and "--out FOLDER keeps" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("warm")
 def test_hvdkit_train_by_horovodrun(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     arguments = ("--framework", "mxnet", "-np", 2, "--launcher", "horovodrun", "--out", "run")
     done = hvdkit("train", recipe, *arguments, *TWO_STEPS)
@@ -237,6 +233,7 @@ def test_a_missing_recipe_and_a_missing_command(hvdkit: Hvdkit) -> None:
     assert hvdkit("trian").returncode == 2
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_only_a_rank_can_find_leaves_nothing_either(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """The folder is gone, or has what it had, so the corrected command runs as it is."""
     (tmp_path / "wrong.py").write_text("def open_pipeline(job):\n    return 3\n")
@@ -276,6 +273,7 @@ def test_compare_tells_what_any_framework_cannot_do_before_the_first_starts(
     assert done.returncode == 2 and "precision" not in done.stderr
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", ("pytorch", "keras"))
 def test_one_value_a_channel_is_one_line(framework: str, recipe: Path, tmp_path: Path) -> None:
     """What the command line makes of such a refusal is tested above."""

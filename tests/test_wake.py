@@ -9,11 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from launching import framework_job
 
-from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
-from hvdkit.runtimes.store import find
 
 TURNS, HOUR_MS = 6, 3_600_000
 
@@ -34,12 +32,13 @@ print("left")
 """
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("framework", ["pytorch", "mxnet"])
 def test_a_tensor_wakes_horovod(tmp_path: Path, framework: str) -> None:
     times = {"HOROVOD_CYCLE_TIME": str(HOUR_MS), "HOROVOD_IDLE_CYCLE_TIME": str(HOUR_MS)}
-    hosts = parse_hosts(None, 2)
-    job = Job(find(framework).python, ["-c", RANK, framework], 2, hosts, times, tmp_path)
+    (tmp_path / "turns.py").write_text(RANK)
+    job = framework_job(framework, tmp_path, tmp_path / "turns.py", framework, **times)
     direct.run(job)
     for rank in range(2):
         assert [line for line in job.log(rank).read_text().splitlines() if line in ("turned", "left")] == [

@@ -8,18 +8,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without(package: str) -> Iterator[None]:
-    """A context in which importing the package fails as if it were not installed.
+def without(*packages: str) -> Iterator[None]:
+    """A context in which importing the packages fails as if they were not installed.
 
-    Keras, which TensorFlow loads, imports scikit-learn if it is installed, for wrappers that training does not need.
-    Importing TensorFlow 2.21 took 4.4 s of CPU time with it and 3.2 s without (medians of 5). Afterwards the package
-    can be imported as usual. Nothing changes if it has been imported before.
+    Afterwards they can be imported as usual. Nothing changes for a package that has been imported before. CPU time of
+    an import, two cores, medians of 5:
+
+    - TensorFlow 2.21: 3.2 s instead of 4.4 s without scikit-learn, which Keras imports for wrappers that training does
+      not need;
+    - MXNet 1.9.1: 1.1 s instead of 1.4 s without scikit-learn and `scipy.stats`, which it imports for the deprecated
+      class FeedForward, its test helpers and the entropy mode of quantization.
     """
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]  # makes Python raise ModuleNotFoundError
+    blocked = [package for package in packages if package not in sys.modules]
+    for package in blocked:
+        sys.modules[package] = None  # type: ignore[assignment]  # makes Python raise ModuleNotFoundError
     try:
         yield
     finally:
-        del sys.modules[package]
+        for package in blocked:
+            del sys.modules[package]

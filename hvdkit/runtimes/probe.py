@@ -59,8 +59,8 @@ def main() -> None:
     # The folder of this file is first on the path; its modules must not hide those of the runtime.
     del sys.path[0]
     framework, horovod, *modules = sys.argv[1:]
-    # Keras imports scikit-learn if it is installed, which takes a second; ranks avoid that too (adapters/loading.py).
-    sys.modules["sklearn"] = None  # type: ignore[assignment]
+    # Keras and MXNet import them if they are installed, which takes a second; ranks do without (adapters/loading.py).
+    sys.modules |= {"sklearn": None, "scipy.stats": None}  # type: ignore[dict-item]
     gc.disable()  # it frees nothing during an import, and takes a tenth of the time
     with contextlib.redirect_stdout(io.StringIO()):
         found = probe(framework, horovod, modules)

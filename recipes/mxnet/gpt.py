@@ -11,13 +11,14 @@ if __name__ == "__main__":
 import math
 import sys
 
-import mxnet as mx
 import numpy as np
-from mxnet.gluon import nn
 
 from hvdkit.adapters import mxnet as adapter
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
+
+import mxnet as mx  # isort: skip  # after the adapter, which makes MXNet's start-up faster
+from mxnet.gluon import nn  # isort: skip
 
 _TWICE = 2 * math.sqrt(2 / math.pi)
 

@@ -1,4 +1,6 @@
-"""A rank that stays and takes cases one by one, from tests/residents.py: `python tests/resident/rank.py CASES`.
+"""A rank that stays and takes cases one by one, from tests/residents.py.
+
+usage: python tests/resident/rank.py FRAMEWORK CASES      (FRAMEWORK is for tests/warm, which shares its import)
 
 CASES is a folder: `<n>.json` asks all ranks for one of `WORK`, `<n>.rank-<r>.json` answers with its value, with the
 request that it refuses or with its fault; null ends them. Horovod is entered by the first case and not left between
@@ -114,4 +116,4 @@ def main(cases: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[2]))

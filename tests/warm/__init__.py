@@ -1,8 +1,9 @@
 """Runtimes whose frameworks are imported once: each rank is a fresh process, forked where the import is done already.
 
 For tests of what ranks compute, which start many of them. They are real processes over real Horovod, below hvdkit's own
-rank agents; only the import is shared. Tests of how ranks start, hang and end use the runtimes themselves: a rank here
-is no child of its agent, and its command line and environment in /proc are the server's.
+rank agents; only the import is shared. The environment that /proc shows is a rank's own, so a mark in it finds ranks.
+Tests of how they start and hang use the runtimes themselves: a rank here is no child of its agent, and its command line
+in /proc is the server's.
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import hygiene
+
 from hvdkit import paths
 from hvdkit.runtimes import pins, store
 from warm.client import variables
+from warm.server import ROOM
 
 HERE = Path(__file__).resolve().parent
+ROOM_BYTES = 1 << 15  # more than the environment of any rank
 
 
 @contextmanager
 def runtimes() -> Iterator[Path]:
     """A folder for HVDKIT_RUNTIMES, in the place of the one in force. The servers end with this."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # of each of two ranks on two cores
+    environment.pop(hygiene.MARK, None)  # the servers outlive the file that asks for them first
+    environment[ROOM] = "." * ROOM_BYTES
     with ExitStack() as stack:
         # not in pytest's own folder: the path of a socket is short
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdkit-warm-")))
@@ -40,6 +47,7 @@ def runtimes() -> Iterator[Path]:
             words = [sys.executable, "-IS", str(HERE / "client.py"), str(runtime.python), str(folder)]
             made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             made.chmod(0o755)
+            made.with_name("horovodrun").symlink_to(runtime.python.with_name("horovodrun"))
             record = runtime.model_copy(update={"python": made})
             (folder / name / "runtime.json").write_text(record.model_dump_json())
         for framework, name in pins.FRAMEWORKS.items():

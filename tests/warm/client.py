@@ -2,9 +2,9 @@
 
     python -IS client.py PYTHON FOLDER ARGUMENTS...
 
-A script that lies in a framework's folder or has its name as first argument runs in a process that the server at
-FOLDER/<framework>.socket forks. Anything else runs under PYTHON itself, and so does a script in whose environment the
-import would have been another one.
+A script that lies in a framework's folder, imports its adapter or has its name as first argument runs in a process that
+the server at FOLDER/<framework>.socket forks. Anything else runs under PYTHON itself, and so does a script in whose
+environment the import would have been another one.
 """
 
 import array
@@ -31,7 +31,9 @@ def server(folder: str, arguments: "list[str]") -> "str | None":
     """The socket of the script's framework; None where it is not known or it is no script."""
     if not arguments or not arguments[0].endswith(".py"):
         return None
-    for word in (Path(arguments[0]).parent.name, *arguments[1:2]):
+    script = Path(arguments[0])
+    imports = script.read_text().partition("\nfrom hvdkit.adapters import ")[2] if script.exists() else ""
+    for word in (script.parent.name, *imports.split(maxsplit=1)[:1], *arguments[1:2]):
         path = Path(folder, word.partition("-")[0] + ".socket")
         if path.exists():
             return str(path)

@@ -9,9 +9,13 @@ from dataclasses import replace
 with contextlib.suppress(ImportError):
     import PIL._imaging  # noqa: F401 - imported to load its library
 
+from hvdkit.adapters.loading import without
+
+with without("sklearn", "scipy.stats"):
+    import mxnet as mx
+
 import horovod
 import horovod.mxnet as hvd
-import mxnet as mx
 import numpy as np
 
 from hvdkit.adapters import capabilities

@@ -14,6 +14,7 @@ from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
 
+_PROGRAM = Path(__file__).with_name("horovodrun_program.py")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
 
@@ -33,13 +34,13 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     RunError (a rank or horovodrun failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
     """
     horovodrun = job.python.with_name("horovodrun")
-    if not os.access(horovodrun, os.X_OK):
+    if not os.access(horovodrun, os.X_OK):  # Horovod is not in this environment
         raise RequestError(f"{horovodrun}: no horovodrun there; use --launcher direct or `hvdkit runtime build`")
     if not job.here and not _PLAIN_PATH.fullmatch(str(Path.cwd())):
         # horovodrun writes `cd <here>` unquoted into the command line of the remote shell.
         raise RequestError(f"{Path.cwd()}: horovodrun cannot run from a folder with such a name; change to another one")
     prepare(job)
-    command = _command(job, horovodrun)
+    command = _command(job)
     with home.served(job, [host.name for host in job.hosts if not host.here]) as of_home:
         launcher = AgentCommand(None, command, _environment(job) | of_home)
         if job.elastic is not None:
@@ -48,12 +49,11 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
             supervise(job, [launcher], on_tick)
 
 
-def _command(job: Job, horovodrun: Path) -> list[str]:
+def _command(job: Job) -> list[str]:
     """horovodrun's command line: each rank runs under an agent."""
     return [
-        # Through the interpreter: a script's first line breaks where a path is long or has a space.
         str(job.python),
-        str(horovodrun),
+        str(_PROGRAM),
         *("-np", str(job.np)),
         *_places(job),
         "--gloo",
