@@ -96,7 +96,8 @@ def _train(
     else:
         if place and keeps:
             check_fresh(adapter, mesh.world, place)
-        session.broadcast_state()
+        if mesh.world.size > 1:  # packing the state takes memory
+            session.broadcast_state()
     first_step = progress.step
 
     checkpoints = None
