@@ -85,7 +85,7 @@ def large(folder: Path) -> None:
     figures = {"median": 1.2, "low": 1.1, "high": 1.3, "rounds": ROUNDS, "confidence": 0.9375, "verdict": "faster"}
     for number, result, name in itertools.product(range(1, ROUNDS + 1), real, [None, *RIVALS]):
         framework, np = result["framework"], result["np"]
-        if name and (np != 2 or framework not in RIVALS[name].frameworks):
+        if name and (np != 2 or framework not in RIVALS[name].frameworks or RIVALS[name].runtime):
             continue
         place = folder / "runs" / f"{framework}-np{np}{f'-{name}' if name else ''}-round{number}"
         shutil.copytree(SMALL / "runs" / f"{framework}-np{np}", place)

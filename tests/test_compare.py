@@ -231,6 +231,15 @@ def test_tables_tell_rivals_intervals_ties_and_noise() -> None:
     assert "confidence is at most 75 %; with 6 or more it is 95 %" in text and len(comparison_tables(found)) == 2
 
 
+def test_the_models_state_is_shown_where_a_run_shards() -> None:
+    held = {"parameters": 2 << 20, "gradients": 1 << 20, "optimizer": 1 << 19}
+    runs = rounds({(2, None): [200], (2, "fsdp"): [100], (2, "ddp"): [100]})
+    runs = [run.model_copy(update={"state_bytes": None if run.rival == "ddp" else held}) for run in runs]
+    text = comparison_markdown(comparison(runs))
+    assert "| model's state |" in text and text.count("| 3.50 MiB |") == 2
+    assert "model's state" not in comparison_markdown(comparison([run for run in runs if run.rival != "fsdp"]))
+
+
 def test_load_is_what_others_used() -> None:
     earlier, later = usage.Snapshot(1.0, 100.0, 400.0), usage.Snapshot(3.0, 110.0, 420.0)
     mine = later.since(earlier)

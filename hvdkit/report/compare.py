@@ -67,6 +67,7 @@ def _main(comparison: Comparison, leave_out: Collection[str] = ()) -> Table:
         "accuracy": lambda group: _percent(group.middle("val_accuracy"), 2),
         **{titled(name): partial(_score, name) for name in own_metrics(run for group in groups for run in group.runs)},
         "peak memory": lambda group: _number(group.middle("peak_rss_mib"), " MiB", 0),
+        "model's state": partial(_state, sharded=any(map(_is_sharded, groups))),
         "others' load": _load,
         "parity": lambda group: "none" if group.rival == "independent" else verdict(comparison.parity, group.label),
     }
@@ -115,6 +116,17 @@ def _baseline(rows: list[BaselineRow]) -> Table:
         "verdict": lambda row: row.verdict,
     }
     return Table.of("", rows, columns)
+
+
+def _is_sharded(group: Group) -> bool:
+    """Whether its ranks share the model's state; of baselines, only those that do count it."""
+    return group.first.sharding != "none" or bool(group.rival and group.first.state_bytes)
+
+
+def _state(group: Group, sharded: bool) -> str:
+    """The size of parameters, gradients and the optimizer's state on the largest rank, where any of the runs shards."""
+    held = group.first.state_bytes
+    return _number(sum(held.values()) / 2**20 if held and sharded else None, " MiB", 2)
 
 
 def _load(group: Group) -> str:
