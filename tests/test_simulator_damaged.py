@@ -1,6 +1,6 @@
 """Damaged profiles and cluster files: each is refused in lines that a user can read, or is still a sound file.
 
-`make check-simulator` damages 1,000 of them, `make test` a few; they are the same each time.
+`make check-simulator` damages 4,000 of them, `make test` a few; they are the same each time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every prediction must obey, over random workloads, clusters, policies and settings.
 
-`make check-simulator` tries several thousand examples of each, `make test` a few; the examples are the same each time.
+`make check-simulator` tries 4,000 examples of each, `make test` a few; the examples are the same each time.
 
 The tie rule: under `horovod` a cycle fuses what is ready when it begins. Whatever moves cycles against gradients (a
 faster link or device, fewer bytes) can leave a gradient to the next cycle, so it may lengthen a step by a cycle with
