@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from launching import framework_job
 
-from hvdkit.launch.hosts import parse_hosts
-from hvdkit.launch.job import Job
 from hvdkit.launch.launchers import direct
-from hvdkit.runtimes.store import find
 
 FOLDER = ROOT / "tests" / "horovod_front_ends"
 FRONT_ENDS = {
@@ -31,13 +29,15 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], str]]:
+def outcomes(warm_runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], str]]:
     """For each rank, what became of each case of each front end."""
     folder = tmp_path_factory.mktemp("front-ends")
     # Where a case fails on one rank only, the other one does not wait for it for ever.
     limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "60", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "120"}
-    environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | limits
-    direct.run(Job(find("tensorflow").python, [str(FOLDER / "rank.py")], 2, parse_hosts(None, 2), environment, folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HVDKIT_RUNTIMES", str(warm_runtimes))
+        job = framework_job("keras", folder, FOLDER / "rank.py", "keras", HOROVOD_DYNAMIC_PROCESS_SETS="1", **limits)
+    direct.run(job)
     return [_outcomes(folder / f"rank-{rank}.log") for rank in range(2)]
 
 

@@ -1,4 +1,7 @@
-"""Plain scripts in the steps of Horovod's documentation train under `horovodrun`, one for each framework."""
+"""Plain scripts in the steps of Horovod's documentation train under horovodrun, one for each framework.
+
+horovodrun is started as `--launcher horovodrun` does, which saves an import; tests/test_train.py starts it as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from hvdkit.launch.launchers import horovodrun
 from hvdkit.runtimes.store import find
 
 RUNTIMES = {
@@ -26,7 +30,7 @@ RUNTIMES = {
 def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str) -> None:
     python = find(RUNTIMES[script]).python
     path = ROOT / "tests" / "horovod_scripts" / f"train_{script}.py"
-    command = [python.parent / "horovodrun", "--gloo", "-np", "2", python, path]
+    command = [python, horovodrun.PROGRAM, "--gloo", "-np", "2", python, path]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_IDLE_CYCLE_TIME": "100"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

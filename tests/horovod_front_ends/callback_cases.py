@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from cases import case, data, fit, model, once, raises, same
+from cases import case, data, fit, its_share, model, once, raises, same
 from keras import optimizers
 
 
@@ -131,7 +131,7 @@ def the_learning_rate_follows_its_schedule(hvd: types.ModuleType) -> None:
 @case
 def warmup_corrects_the_momentum(hvd: types.ModuleType) -> None:
     """The gradient is 1 at each step, so weight and velocity are known."""
-    for momentum_correction in (True, False):
+    for momentum_correction in its_share(hvd, [True, False]):
         rates = Rates()
         made = keras.Sequential(
             [keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
@@ -168,23 +168,23 @@ def the_best_model_is_saved(hvd: types.ModuleType) -> None:
     folder = Path(tempfile.mkdtemp(dir=os.environ["HVDKIT_RANK_DIR"]))
     with raises(ValueError, match="filepath"):
         fit(model(optimizers.SGD(0.1)), 0, callbacks=[hvd.callbacks.BestModelCheckpoint(monitor="loss")])
-    for weights_only, name in ((False, "best.keras"), (True, "best.weights.h5")):
-        for later in (True, False):
-            given = {} if later else {"filepath": str(folder / name)}
-            best = hvd.callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=weights_only, **given)
-            if later:
-                best.filepath = str(folder / name)
-            made = model(hvd.DistributedOptimizer(optimizers.SGD(0.01)))
-            weights = Weights()
-            worse = hvd.callbacks.LearningRateScheduleCallback(0.01, multiplier=lambda epoch: 1 if epoch == 0 else -9)
-            losses = fit(made, hvd.rank(), 3, callbacks=[worse, best, weights]).history["loss"]
-            other = model(optimizers.SGD(0.01), seed=9)
-            if weights_only:
-                other.load_weights(folder / name)
-            else:
-                other = keras.models.load_model(folder / name)
-            same(other.get_weights(), weights.by_epoch[int(np.argmin(losses))])
-            (folder / name).unlink()
+    whole, weights_alone = (False, "best.keras"), (True, "best.weights.h5")
+    variants = [(*whole, True), (*whole, False), (*weights_alone, False), (*weights_alone, True)]
+    for weights_only, name, later in its_share(hvd, variants):
+        given = {} if later else {"filepath": str(folder / name)}
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=weights_only, **given)
+        if later:
+            best.filepath = str(folder / name)
+        made = model(hvd.DistributedOptimizer(optimizers.SGD(0.01)))
+        weights = Weights()
+        worse = hvd.callbacks.LearningRateScheduleCallback(0.01, multiplier=lambda epoch: 1 if epoch == 0 else -9)
+        losses = fit(made, hvd.rank(), 3, callbacks=[worse, best, weights]).history["loss"]
+        other = model(optimizers.SGD(0.01), seed=9)
+        if weights_only:
+            other.load_weights(folder / name)
+        else:
+            other = keras.models.load_model(folder / name)
+        same(other.get_weights(), weights.by_epoch[int(np.argmin(losses))])
 
 
 @case

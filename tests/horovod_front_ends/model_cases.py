@@ -155,11 +155,12 @@ def training_goes_on_from_a_file_bit_for_bit(hvd: types.ModuleType) -> None:
 
 @case
 def a_saved_model_needs_no_horovod(hvd: types.ModuleType) -> None:
-    for make, custom in (
+    variants: list[tuple[Callable[[], Any], dict[str, Any]]] = [
         (lambda: optimizers.Adam(0.01), {}),
         (lambda: Registered(0.01), {}),
         (lambda: Unregistered(0.5, learning_rate=0.01), {"Unregistered": Unregistered}),
-    ):
+    ]
+    for make, custom in its_share(hvd, variants):
         together = model(hvd.DistributedOptimizer(make()))
         fit(together, hvd.rank())
         for ending in ("keras", "h5"):

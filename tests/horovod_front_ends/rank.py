@@ -1,10 +1,11 @@
-"""One rank of two that tries Horovod's TensorFlow and Keras front ends: `python rank.py [CASE ...]`.
+"""One rank of two that tries Horovod's TensorFlow and Keras front ends: `python rank.py keras [CASE ...]`.
 
 Prints a line `case FRONT_END NAME OUTCOME` for each case: `passed`, or the failure.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import time
@@ -18,7 +19,9 @@ for file in sorted(Path(__file__).parent.glob("*_cases.py")):
 
 
 def main() -> None:
-    chosen = sys.argv[1:]
+    gc.freeze()  # tracing makes many objects; the frameworks' own need not be looked at each time
+    gc.enable()
+    chosen = sys.argv[2:]
     for name in ("horovod.tensorflow", "horovod.keras", "horovod.tensorflow.keras"):
         front_end = importlib.import_module(name)
         front_end.init()

@@ -14,7 +14,7 @@ from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import elastic
 from hvdkit.launch.supervise import supervise
 
-_PROGRAM = Path(__file__).with_name("horovodrun_program.py")
+PROGRAM = Path(__file__).with_name("horovodrun_program.py")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@%=:,-]*")
 
@@ -53,7 +53,7 @@ def _command(job: Job) -> list[str]:
     """horovodrun's command line: each rank runs under an agent."""
     return [
         str(job.python),
-        str(_PROGRAM),
+        str(PROGRAM),
         *("-np", str(job.np)),
         *_places(job),
         "--gloo",
