@@ -149,7 +149,7 @@ class Block(Protocol):
 
 
 class Uses(Protocol):
-    """Is told when the parameters of a block are used."""
+    """Is called before and after each use of a block's parameters."""
 
     def begin(self, block: str, phase: Phase) -> None:
         """Before the block's forward pass, or its backward pass, which may be repeated."""
