@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Hvdkit
+from conftest import ROOT, Hvdkit, run
 from safetensors.numpy import load_file
 
 from hvdkit.commands import parity
@@ -17,9 +18,10 @@ from hvdkit.runtimes import pins, store
 
 RECIPE = ROOT / "recipes" / "gpt-tiny.yaml"
 SMALL = ("model.layers=2", "model.width=32", "model.heads=2", "data.validation=0.001", "threads=1")
+TRAIN = ("--framework", "pytorch", "-np", "2", "accumulate=2", "checkpoint={}", *SMALL)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def deepspeed() -> None:
     if store.load("deepspeed") is None:
         pytest.skip("needs DeepSpeed: hvdkit runtime build deepspeed")
@@ -73,31 +75,41 @@ def test_deepspeed_computes_what_hvdkit_computes(hvdkit: Hvdkit, tmp_path: Path)
     assert done.returncode == 2 and "its verdict does not match its errors and limits" in done.stderr
 
 
-@pytest.mark.usefixtures("deepspeed")
+@pytest.fixture(scope="module")
+def own(deepspeed: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of hvdkit itself."""
+    folder = tmp_path_factory.mktemp("own")
+    done = run(
+        [sys.executable, "-m", "hvdkit", "train", str(RECIPE), *TRAIN, "--out", "run", "steps=3"], 120, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("rival", "sharding"),
-    [("deepspeed", "optimizer"), ("deepspeed", "gradients"), ("deepspeed", "parameters"),
-     ("deepspeed_offload", "gradients"), ("deepspeed_offload", "parameters")],
-)  # fmt: skip
-def test_each_stage_trains_alike_and_holds_its_share(rival: str, sharding: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
-    """With accumulation; evaluated, and written as one checkpoint from which hvdkit goes on."""
-    words = ("--framework", "pytorch", "-np", 2, "accumulate=2", "checkpoint={}", *SMALL)
-    for out, more in (("own", ()), ("run", ("--rival", rival, f"sharding={sharding}"))):
-        done = hvdkit("train", RECIPE, *words, "--out", out, *more, "steps=3", timeout=200)
-        assert done.returncode == 0, done.stderr
-    own, run = (TrainResult.model_validate_json((tmp_path / out / "result.json").read_text()) for out in ("own", "run"))
-    assert run.framework_version.endswith("with DeepSpeed 0.19.8")
-    assert [run.train_loss, run.val_loss] == pytest.approx([own.train_loss, own.val_loss], rel=1e-5)
-    whole, held = 4 * own.parameters, run.state_bytes
+    [("deepspeed", "optimizer"), ("deepspeed", "parameters"), ("deepspeed_offload", "gradients")],
+)
+def test_each_stage_trains_alike_and_holds_its_share(
+    rival: str, sharding: str, hvdkit: Hvdkit, tmp_path: Path, own: Path
+) -> None:
+    """With accumulation; evaluated, and written as one checkpoint."""
+    words = ("--rival", rival, "--out", "run", "steps=3", f"sharding={sharding}")
+    done = hvdkit("train", RECIPE, *TRAIN, *words, timeout=200)
+    assert done.returncode == 0, done.stderr
+    wanted, found = (
+        TrainResult.model_validate_json((each / "result.json").read_text()) for each in (own, tmp_path / "run")
+    )
+    assert found.framework_version.endswith("with DeepSpeed 0.19.8")
+    assert [found.train_loss, found.val_loss] == pytest.approx([wanted.train_loss, wanted.val_loss], rel=1e-5)
+    whole, held = 4 * wanted.parameters, found.state_bytes
     assert held is not None
     shares = {"parameters": sharding == "parameters", "gradients": True, "optimizer": True}
     for part, slots in (("parameters", 1), ("gradients", 1), ("optimizer", 3)):  # a copy of the weights, two moments
         share = 0.5 if shares[part] else 1.0
         assert slots * share * whole <= held[part] <= slots * share * whole + 1000, part
-    states = [load_file(next((tmp_path / out).glob("checkpoints/step-*/*.safetensors"))) for out in ("own", "run")]
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        assert np.linalg.norm(states[1][name] - value) <= 1e-3 * max(1.0, float(np.linalg.norm(value))), name
-    done = hvdkit("train", RECIPE, *words, "--out", "run", "--resume", "steps=4", timeout=200)
-    assert done.returncode == 0, done.stderr
+    mine, theirs = (load_file(next(each.glob("checkpoints/step-*/*.safetensors"))) for each in (own, tmp_path / "run"))
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert np.linalg.norm(theirs[name] - value) <= 1e-3 * max(1.0, float(np.linalg.norm(value))), name
