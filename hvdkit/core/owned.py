@@ -19,8 +19,9 @@ class Owned:
     `shapes` has the shape of the parameter that each piece belongs to. The optimizer's slots are pieces too.
     """
 
+    stores_after_kernels = False  # whether `weights` that a framework's kernel has changed must be stored
     keeps_model = True  # whether this rank has all parameters between two steps
-    in_place = True  # whether `weights` are the parameters themselves, so that a framework's kernel may change them
+    in_place = True  # whether `weights` are the parameters themselves
 
     def __init__(self, adapter: Adapter, parameters: Mapping[str, Tensor]) -> None:
         self.adapter, self.parameters = adapter, parameters
@@ -32,8 +33,8 @@ class Owned:
         return self.parameters
 
     def model(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter's name and whole tensor, as `whole` gives them; collective if ranks hold shares of them."""
-        yield from self.parameters.items()
+        """Each parameter's name and whole tensor, sorted by name; collective if ranks hold shares of them."""
+        yield from sorted(self.parameters.items(), key=lambda item: item[0])
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the parameters from arrays in their shapes and dtype."""

@@ -7,6 +7,7 @@ Frameworks that trace (TensorFlow, Keras) compile the methods of this class; the
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -253,8 +254,17 @@ class Session:
 
     def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts; collective, and with `keep`, as `state`."""
-        parameters = {name: self._array(tensor) for name, tensor in self.update.owned.model() if keep}
-        return parameters | self.buffers() if keep else {}
+        return dict(self.model_arrays(keep))
+
+    def model_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
+        """The arrays of `model_state` one after the other, sorted by name; collective.
+
+        A rank that shares parameters has those of one bucket in memory. One that does not `keep` them gets none.
+        """
+        buffers = sorted(self.trainable.buffers.items())
+        for name, tensor in heapq.merge(self.update.owned.model(), buffers, key=lambda item: item[0]):
+            if keep:
+                yield name, self._array(tensor)
 
     def buffers(self) -> dict[str, np.ndarray]:
         """This rank's buffers, in names and layouts as in `model_state`."""
@@ -265,11 +275,6 @@ class Session:
         for name, tensor in self.trainable.buffers.items():
             array = self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
             self.adapter.tensors.assign(tensor, self.adapter.from_numpy(array))
-
-    def parameter_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The parameters of `model_state`, one after the other; collective."""
-        for name, tensor in self.update.owned.model():
-            yield name, self._array(tensor)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.

@@ -24,6 +24,7 @@ from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import from_wire, next_name, on_wire, ring_bytes
 
 Tensor = Any
+_AT_ONCE = 2  # buckets that are under way
 
 
 class Shares(Owned):
@@ -34,6 +35,7 @@ class Shares(Owned):
     """
 
     in_place = False
+    stores_after_kernels = True
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class Sharded(Strategy):
     """
 
     overlaps = True
-    most_under_way: int | None = None  # buckets that are sent at a time; backward waits for the others
+    waits_in_backward = False  # whether backward waits until at most _AT_ONCE buckets are under way
 
     def __init__(
         self,
@@ -211,9 +213,12 @@ class Sharded(Strategy):
         left = [number for number in range(len(self._shares.buckets)) if number not in sent]
         if not left:
             session.trainable.stamp((trace_events.SENT,), [])
+        # Ranks whose backward has sent other buckets wait for none of them: each may have what another waits for.
+        waits = self.waits_in_backward or not sent
         for number in left:
             both = {**gradients, **self._waiting.pop(number, {})}
             self._send(session, number, both, (trace_events.SENT,) if number == left[0] else ())
+            self._receive_what_is_there(waits)
         found: dict[str, Tensor] = {}
         for number in range(len(self._shares.buckets)):
             if number in self._under_way:
@@ -228,6 +233,7 @@ class Sharded(Strategy):
         waiting[name] = gradient
         if len(waiting) == len(self._shares.buckets[number].shapes):
             self._send(session, number, self._waiting.pop(number))
+            self._receive_what_is_there(self.waits_in_backward)
         return self.keeps_shares
 
     def _send(self, session: Any, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()) -> None:
@@ -235,10 +241,12 @@ class Sharded(Strategy):
         (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"
         self._under_way[number] = session.trainable.start_reducescatter(packed, name), dtype
-        for earlier in list(self._under_way):  # whose packed gradients are then freed
-            too_many = self.most_under_way is not None and len(self._under_way) > self.most_under_way
-            if self.keeps_shares and (too_many or self._under_way[earlier][0].ready()):
-                self._receive(earlier)
+
+    def _receive_what_is_there(self, waits: bool) -> None:
+        """Receive shares, whose packed gradients are then freed."""
+        for number in list(self._under_way):
+            if self._under_way[number][0].ready() or (waits and len(self._under_way) > _AT_ONCE):
+                self._receive(number)
 
     def _receive(self, number: int) -> None:
         pending, dtype = self._under_way.pop(number)

@@ -8,6 +8,7 @@ backward, and so does the last block, whose backward follows its forward.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ class HeldShares(Shares):
     """Shares of buckets that are in no whole tensor between two steps."""
 
     keeps_model = False
+    stores_after_kernels = False
 
     def __init__(
         self,
@@ -52,8 +54,11 @@ class HeldShares(Shares):
             self.adapter.tensors.assign(vector, share)
 
     def model(self) -> Iterator[tuple[str, Tensor]]:
-        for number, vector in enumerate(self.vectors):
-            yield from self.gathered(number, vector).items()
+        of = {name: number for number, each in enumerate(self.buckets) for name in each.shapes}
+        for number, names in itertools.groupby(sorted(of), of.__getitem__):
+            gathered = self.gathered(number, self.vectors[number])
+            for name in names:
+                yield name, gathered[name]
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.store(self.adapter.from_numpy(array) for array in self.cut(arrays).values())
@@ -133,7 +138,7 @@ class ShardedParameters(Sharded):
     All ranks must compute with the same blocks in the same order.
     """
 
-    most_under_way = 2
+    waits_in_backward = True
     _blocks: GatheredBlocks
 
     def __init__(self, adapter: Adapter, axis: Axis, half: bool = False, accumulate: int = 1) -> None:

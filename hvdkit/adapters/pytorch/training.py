@@ -114,12 +114,15 @@ class TrainableModel(EagerModel):
             each = cross_entropy(one_tensor(logits).to(self._dtype), targets, reduction="none")
             return np.array(each.reshape(len(targets), -1).mean(dim=1).cpu())
 
-    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+    def update_kernel(
+        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[torch.Tensor]
+    ) -> UpdateKernel | None:
+        decays = [decay_of(settings, shape) for shape in shapes]
         if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
-            return partial(_sgd, settings)
-        if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in self.parameters.values()):
+            return partial(_sgd, settings, decays)
+        if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in like):
             return None
-        return partial(_adamw, settings, torch.tensor(_MANY, device=self._device))
+        return partial(_adamw, settings, decays, torch.tensor(_MANY, device=self._device))
 
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
         def take(parameter: torch.Tensor, name: str) -> None:
@@ -182,11 +185,16 @@ Slots = list[tuple[torch.Tensor, ...]]
 
 
 def _sgd(
-    settings: Sgd, weights: Tensors, gradients: Tensors, slots: Slots, rate: float, corrections: tuple[float, float]
+    settings: Sgd,
+    decays: list[float],
+    weights: Tensors,
+    gradients: Tensors,
+    slots: Slots,
+    rate: float,
+    corrections: tuple[float, float],
 ) -> None:
     """SGD with momentum and coupled decay by `_foreach` calls; importing `torch.optim` would take another second."""
     velocities = [velocity for (velocity,) in slots]
-    decays = [decay_of(settings, tuple(weight.shape)) for weight in weights]
     gradients = [
         gradient.add(weight, alpha=decay) if decay else gradient
         for gradient, weight, decay in zip(gradients, weights, decays, strict=True)
@@ -201,6 +209,7 @@ def _sgd(
 
 def _adamw(
     settings: AdamW,
+    decays: list[float],
     many: torch.Tensor,
     weights: Tensors,
     gradients: Tensors,
@@ -216,8 +225,8 @@ def _adamw(
     root = math.sqrt(corrections[1])
     factor = root / corrections[0]
     by_decay: dict[float, list[int]] = {}
-    for place, weight in enumerate(weights):
-        by_decay.setdefault(decay_of(settings, tuple(weight.shape)), []).append(place)
+    for place, decay in enumerate(decays):
+        by_decay.setdefault(decay, []).append(place)
     for decay, places in by_decay.items():
         torch._fused_adamw_(
             [weights[place] for place in places],
