@@ -70,7 +70,8 @@ class InBlocks(local.TrainableModel):
     def blocks(self) -> dict[str, list[str]]:
         return {ROOT_BLOCK: ["fc.bias"], "fc": ["fc.weight"]}
 
-    def divide(self, blocks: Any, uses: Uses) -> dict[str, Block]:
+    def divide(self, blocks: Any, uses: Uses | None = None) -> dict[str, Block]:
+        assert uses
         self.uses, found = uses, {}
         for block, ((name,), size) in blocks.items():
             found[block] = Memory(size)

@@ -63,7 +63,7 @@ class TrainableModel:
     def blocks(self) -> dict[str, list[str]]:
         raise NotImplementedError
 
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
         raise NotImplementedError
 
     def fit(self, hooks: Hooks) -> None:

@@ -19,7 +19,6 @@ class Owned:
     `shapes` has the shape of the parameter that each piece belongs to. The optimizer's slots are pieces too.
     """
 
-    stores_after_kernels = False  # whether `weights` that a framework's kernel has changed must be stored
     keeps_model = True  # whether this rank has all parameters between two steps
     in_place = True  # whether `weights` are the parameters themselves
 
@@ -53,6 +52,9 @@ class Owned:
         """Set the parameters to the new weights of all ranks' pieces; collective. Weights are taken one by one."""
         for parameter, weight in zip(self.parameters.values(), weights, strict=True):
             self.adapter.tensors.assign(parameter, weight)
+
+    def changed(self, weights: list[Tensor]) -> None:
+        """As `store`, of `weights` that a framework's kernel has changed; collective."""
 
     def summed(self, number: Tensor) -> Tensor:
         """A number of one element over all pieces, from the sum over this rank's; collective."""

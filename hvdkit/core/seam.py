@@ -238,10 +238,10 @@ class Trainable(Protocol):
         ROOT_BLOCK is the first, unless it has none. Needs `shard-parameters`.
         """
 
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
         """Put the parameters into blocks, each with the names and the size of its vector, and report their `uses`.
 
-        Their values are lost. Needs `shard-parameters`.
+        Their values are lost, and `parameters` are new tensors. Needs `shard-parameters`.
         """
 
     def fit(self, hooks: Hooks) -> None:

@@ -85,8 +85,7 @@ class Update:
         rate, weights, slots = self.rate.get(), self.owned.weights(), list(self.slots.values())
         if self._kernel is not None:
             self._kernel(weights, gradients, slots, rate, corrections)
-            if self.owned.stores_after_kernels:
-                self.owned.store(weights)
+            self.owned.changed(weights)
             return
         first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
         shapes, rate = list(self.owned.shapes.values()), scalar(self._adapter, rate, gradients[0])

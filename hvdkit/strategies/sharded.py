@@ -16,7 +16,7 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.mesh import Axis
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter, Pending
+from hvdkit.core.seam import Adapter, Pending, Trainable
 from hvdkit.core.shares import BUCKET_BYTES, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import is_layerwise
@@ -35,7 +35,6 @@ class Shares(Owned):
     """
 
     in_place = False
-    stores_after_kernels = True
 
     def __init__(
         self,
@@ -69,6 +68,9 @@ class Shares(Owned):
         for number, share in enumerate(self.by_bucket(weights)):
             for name, value in self.gathered(number, share).items():
                 self.adapter.tensors.assign(self.parameters[name], value)
+
+    def changed(self, weights: list[Tensor]) -> None:
+        self.store(weights)
 
     def summed(self, number: Tensor) -> Tensor:
         ops = self.adapter.tensors
@@ -154,6 +156,47 @@ class Shares(Owned):
         )
 
 
+class FlatShares(Shares):
+    """Shares of buckets whose parameters are parts of one vector, into which all shares are gathered without a copy."""
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        adapter: Adapter,
+        axis: Axis,
+        name: str,
+        whole_rule: bool,
+        divided: Sequence[Bucket],
+    ) -> None:
+        super().__init__(adapter, trainable.parameters, axis, name, whole_rule, divided)
+        before = [self.packed(bucket, self.parameters) for bucket in divided]
+        sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(divided)}
+        self._vectors, self._own = [], []
+        for memory, packed in zip(trainable.divide(sizes).values(), before, strict=True):
+            memory.allocate()
+            adapter.tensors.assign(memory.vector, packed)
+            start = axis.index * len(packed) // axis.size
+            self._vectors.append(memory.vector)
+            self._own.append(memory.vector[start : start + len(packed) // axis.size])
+        self.parameters, self._trainable = trainable.parameters, trainable
+
+    def weights(self) -> list[Tensor]:
+        return [part for number, own in enumerate(self._own) for part in self.split(number, own).values()]
+
+    def store(self, weights: Iterable[Tensor]) -> None:
+        for own, share in zip(self._own, self.by_bucket(weights), strict=True):
+            self.adapter.tensors.assign(own, share)
+        self.changed([])
+
+    def changed(self, weights: list[Tensor]) -> None:
+        pending = [
+            self._trainable.start_allgather(own, vector, f"{self._name}.gather.{number}")
+            for number, (own, vector) in enumerate(zip(self._own, self._vectors, strict=True))
+        ]
+        for each in pending:
+            each()
+
+
 class Sharded(Strategy):
     """Reduce-scatters gradients by bucket. With `frees` (stage 2) each rank keeps only its share of them.
 
@@ -196,6 +239,8 @@ class Sharded(Strategy):
         parameters = session.trainable.parameters
         shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
         divided = buckets(shapes, self._axis.size, np.dtype(session.dtype).itemsize, self._most_bytes)
+        if "shard-parameters" in self._adapter.CAPABILITIES:
+            return FlatShares(session.trainable, self._adapter, self._axis, self._name, whole_rule, divided)
         return Shares(self._adapter, parameters, self._axis, self._name, whole_rule, divided)
 
     def _gathers(self, elements: list[int]) -> int:

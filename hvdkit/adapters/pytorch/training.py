@@ -148,15 +148,16 @@ class TrainableModel(EagerModel):
 
         return blocks_of(self.model, self.trained)
 
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
         from hvdkit.adapters.pytorch.blocks import BlockMemory, watch
 
         named = {block: {name: self.trained[name] for name in names} for block, (names, _) in blocks.items()}
-        watch(self.model, named, uses)
+        if uses is not None:
+            watch(self.model, named, uses)
+            self._keeps_casts = False
         found = {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
         views = {name: view for memory in found.values() for name, view in memory.views.items()}
         self.parameters = {name: views[name] for name in self.trained}
-        self._keeps_casts = False
         return dict(found)
 
     def _autocast(self) -> torch.autocast:
