@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 
 .PHONY: help bootstrap runtimes driver compare bench bench-gpt bench-start bench-tools bench-resnet50 validate bench-hosts bench-batch-sizes \
-	bench-simulator check-simulator bench-network bench-memory bench-launchers horovod-matrix gpu-check programs check test prove cluster-check lint image-check clean
+	bench-simulator check-simulator bench-network bench-memory bench-sharding bench-launchers horovod-matrix gpu-check programs check test prove cluster-check lint image-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r name text; do \
@@ -30,6 +30,9 @@ bench: runtimes ## What hvdkit costs over Horovod by hand: images/s and memory, 
 
 bench-gpt: runtimes ## A small GPT beside loops by hand, Horovod by hand and DDP: tokens/s and memory; 25 minutes, resumable
 	@$(BIN)/python benchmarks/gpt.py
+
+bench-sharding: runtimes ## Memory and speed of each stage of sharding, and docs/images/sharding.png; 15 minutes, resumable
+	@$(BIN)/python benchmarks/sharding.py
 
 bench-start: runtimes ## From a command to the first step, beside two bare processes; about 8 minutes
 	@$(BIN)/python benchmarks/start.py

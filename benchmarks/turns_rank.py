@@ -70,7 +70,8 @@ def opened(
     adapter: Adapter, base: Path, asked: dict[str, tuple[list[str], int, int]], heartbeat: Heartbeat
 ) -> tuple[Setup, dict[str, Side]]:
     """Start the rank and open the sides. Each has had a short turn, which compiles what is compiled."""
-    setup = start(adapter, Script(recipe_of(adapter.NAME).build), schema.load(base))
+    recipe = schema.load(base)
+    setup = start(adapter, Script(recipe_of(adapter.NAME, recipe.model.SCRIPT).build), recipe)
     sides: dict[str, Side] = {}
     for name, (keys, warmup, measured) in asked.items():
         heartbeat.beat("building the models")
@@ -87,9 +88,9 @@ def synchronize(adapter: Adapter) -> None:
     adapter.to_numpy(adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], name="meet")[0])
 
 
-def recipe_of(framework: str) -> Any:
+def recipe_of(framework: str, script: str = "resnet") -> Any:
     """The module of the framework's own recipe."""
-    spec = spec_from_file_location("resnet", paths.script(framework))
+    spec = spec_from_file_location(script, paths.script(framework, script))
     assert spec and spec.loader
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from crowd import together
+from hygiene import patience
 
 from hvdkit.adapters import local
 from hvdkit.adapters.trainable import Done
@@ -22,6 +25,7 @@ from hvdkit.core.shares import buckets
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Batch
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Recipe
+from hvdkit.runtimes.store import find
 from hvdkit.strategies import choose, sharded
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
@@ -70,7 +74,8 @@ class InBlocks(local.TrainableModel):
     def blocks(self) -> dict[str, list[str]]:
         return {ROOT_BLOCK: ["fc.bias"], "fc": ["fc.weight"]}
 
-    def divide(self, blocks: Any, uses: Uses) -> dict[str, Block]:
+    def divide(self, blocks: Any, uses: Uses | None = None) -> dict[str, Block]:
+        assert uses
         self.uses, found = uses, {}
         for block, ((name,), size) in blocks.items():
             found[block] = Memory(size)
@@ -305,3 +310,32 @@ def test_a_stage_that_a_framework_lacks_is_refused_by_key() -> None:
 
 def test_one_rank_has_nothing_to_share() -> None:
     assert isinstance(choose(local, Mesh(Topology()), recipe_of(sharding="optimizer")), Dense)
+
+
+@pytest.mark.ranks
+def test_blocks_of_modules_and_their_memory() -> None:
+    """Under PyTorch, without Horovod."""
+    command = [str(find("pytorch").python), str(ROOT / "tests" / "blocks_of_modules.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["transformer"] == {
+        "": ["embedding.weight", "layers.0.1.weight", "layers.0.1.bias", "head.weight", "head.bias"],
+        "layers.0": ["layers.0.0.weight", "layers.0.0.bias"],
+        "layers.1": ["layers.1.0.weight", "layers.1.0.bias"],
+    }
+    assert found["children"] == {
+        "": ["scale"],
+        "first": ["first.weight", "first.bias"],
+        "second": ["second.weight", "second.bias"],
+    }
+    trained = found["trained"]
+    assert trained["outside"] and trained["held"] == [0, 0] and trained["equal"]
+    blocks = ["0", "2", "3"]
+    assert trained["heard"] == [
+        *(f"{block} forward" for block in blocks),
+        *(f"{block} backward" for block in reversed(blocks)),
+        *(f"{block} prediction" for block in blocks),
+    ]
+    assert "sharding: parameters: expected that 0 returns tensors" in found["odd"] and "got a Result" in found["odd"]
+    assert found["tied"] == {"second.weight": "first.weight"}

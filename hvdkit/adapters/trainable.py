@@ -43,7 +43,9 @@ class TrainableModel:
     def outside(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
         return function(vector)
 
-    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+    def update_kernel(
+        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[Tensor]
+    ) -> UpdateKernel | None:
         return None
 
     def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
@@ -61,7 +63,7 @@ class TrainableModel:
     def blocks(self) -> dict[str, list[str]]:
         raise NotImplementedError
 
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
         raise NotImplementedError
 
     def fit(self, hooks: Hooks) -> None:

@@ -84,12 +84,13 @@ def _row(
 ) -> MemoryRow:
     needs = memory.parts(recipe, shape, framework, gpu, ranks, stage)
     value = ITEM_BYTES[PRECISIONS[recipe.precision].parameters]
+    once = memory.gathered_once(tasks.choose(recipe).architecture(shape))
     return MemoryRow(
         ranks=ranks,
         stage=stage,
         parts=needs,
         total_bytes=needs.total,
-        sent_bytes_per_step=round(value * sharding.values_sent(count, ranks, stage, recipe.accumulate)),
+        sent_bytes_per_step=round(value * sharding.values_sent(count, ranks, stage, recipe.accumulate, once)),
         supported=stage in sharding.supported(framework),
         fits=None if room is None else needs.total <= room,
         largest_batch=None if room is None else memory.largest_batch(needs, recipe.batch_size, room),

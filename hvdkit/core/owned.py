@@ -20,7 +20,7 @@ class Owned:
     """
 
     keeps_model = True  # whether this rank has all parameters between two steps
-    in_place = True  # whether `weights` are the parameters themselves, so that a framework's kernel may change them
+    in_place = True  # whether `weights` are the parameters themselves
 
     def __init__(self, adapter: Adapter, parameters: Mapping[str, Tensor]) -> None:
         self.adapter, self.parameters = adapter, parameters
@@ -32,8 +32,8 @@ class Owned:
         return self.parameters
 
     def model(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter's name and whole tensor, as `whole` gives them; collective if ranks hold shares of them."""
-        yield from self.parameters.items()
+        """Each parameter's name and whole tensor, sorted by name; collective if ranks hold shares of them."""
+        yield from sorted(self.parameters.items(), key=lambda item: item[0])
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the parameters from arrays in their shapes and dtype."""
@@ -52,6 +52,9 @@ class Owned:
         """Set the parameters to the new weights of all ranks' pieces; collective. Weights are taken one by one."""
         for parameter, weight in zip(self.parameters.values(), weights, strict=True):
             self.adapter.tensors.assign(parameter, weight)
+
+    def changed(self, weights: list[Tensor]) -> None:
+        """As `store`, of `weights` that a framework's kernel has changed; collective."""
 
     def summed(self, number: Tensor) -> Tensor:
         """A number of one element over all pieces, from the sum over this rank's; collective."""

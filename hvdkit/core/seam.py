@@ -203,8 +203,13 @@ class Trainable(Protocol):
     def outside(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
         """Call a Python function on a vector from a compiled function; the result has the vector's shape and dtype."""
 
-    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+    def update_kernel(
+        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[Tensor]
+    ) -> UpdateKernel | None:
         """The framework's own kernel for the rule of `core.update_rules`, or None to use that rule; updates in place.
+
+        `like` has a tensor like each weight: a parameter, or a vector of a part of it; with `traced`, a variable.
+        `shapes` are those of the parameters, which decide on weight decay.
 
         The kernel takes weights, gradients, slots by weight, the learning rate, and both bias corrections.
         """
@@ -233,10 +238,10 @@ class Trainable(Protocol):
         ROOT_BLOCK is the first, unless it has none. Needs `shard-parameters`.
         """
 
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
         """Put the parameters into blocks, each with the names and the size of its vector, and report their `uses`.
 
-        Their values are lost. Needs `shard-parameters`.
+        Their values are lost, and `parameters` are new tensors. Needs `shard-parameters`.
         """
 
     def fit(self, hooks: Hooks) -> None:

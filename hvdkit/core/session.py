@@ -7,6 +7,7 @@ Frameworks that trace (TensorFlow, Keras) compile the methods of this class; the
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor, one_value
+from hvdkit.core.shares import buckets
 from hvdkit.core.state import check_fits, from_canonical, to_canonical
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update import Update, scalar
@@ -253,8 +255,17 @@ class Session:
 
     def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts; collective, and with `keep`, as `state`."""
-        parameters = {name: self._array(tensor) for name, tensor in self.update.owned.model() if keep}
-        return parameters | self.buffers() if keep else {}
+        return dict(self.model_arrays(keep))
+
+    def model_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
+        """The arrays of `model_state` one after the other, sorted by name; collective.
+
+        A rank that shares parameters has those of one bucket in memory. One that does not `keep` them gets none.
+        """
+        buffers = sorted(self.trainable.buffers.items())
+        for name, tensor in heapq.merge(self.update.owned.model(), buffers, key=lambda item: item[0]):
+            if keep:
+                yield name, self._array(tensor)
 
     def buffers(self) -> dict[str, np.ndarray]:
         """This rank's buffers, in names and layouts as in `model_state`."""
@@ -265,11 +276,6 @@ class Session:
         for name, tensor in self.trainable.buffers.items():
             array = self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
             self.adapter.tensors.assign(tensor, self.adapter.from_numpy(array))
-
-    def parameter_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The parameters of `model_state`, one after the other; collective."""
-        for name, tensor in self.update.owned.model():
-            yield name, self._array(tensor)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
@@ -294,29 +300,38 @@ class Session:
                 number.set(float(state[name]))
 
     def broadcast_state(self, root_rank: int = 0, found: Mapping[str, np.ndarray] | None = None) -> None:
-        """Broadcast the root's parameters, buffers and optimizer state to every rank; one collective per dtype.
+        """Broadcast the root's parameters, buffers and optimizer state to every rank.
 
         `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
         one. Without it, ranks keep their shares of slots and parameters as they are.
         """
-        owned, adapter = self.update.owned, self.adapter
-        whole = found is not None or owned.in_place
-        state = self.state() if whole else self.model_state() if owned.keeps_model else self.buffers()
-        for name, value in (found or {}).items():
-            state[name] = value.astype(state[name].dtype)
-        by_dtype: dict[str, list[str]] = defaultdict(list)
-        for name, value in state.items():
-            by_dtype[str(value.dtype)].append(name)
-        for dtype, names in by_dtype.items():
-            packed = adapter.from_numpy(np.concatenate([state[name].reshape(-1) for name in names]))
-            got = adapter.to_numpy(adapter.broadcast(packed, root_rank, f"state.{dtype}"))
-            ends = np.cumsum([state[name].size for name in names])
-            for name, part in zip(names, np.split(got, ends[:-1]), strict=True):
-                state[name] = part.reshape(state[name].shape)
-        if whole or owned.keeps_model:
-            self.load_state(state)
-        else:
-            self.load_buffers(state)
+        if found is not None:
+            own = self.state()
+            given = {name: value.astype(own[name].dtype) for name, value in found.items()}
+            state = {name: self.adapter.from_numpy(value.reshape(-1)) for name, value in (own | given).items()}
+            roots = ((name, self.adapter.to_numpy(tensor)) for name, tensor in self._broadcast(state, root_rank))
+            self.load_state({name: array.reshape(own[name].shape) for name, array in roots})
+            return
+        owned = self.update.owned
+        tensors = self.trainable.buffers | (self.trainable.parameters if owned.keeps_model else {})
+        tensors |= dict(self.update.tensors() if owned.in_place else ())
+        for name, tensor in self._broadcast(tensors, root_rank):
+            self.adapter.tensors.assign(tensors[name], tensor)
+        if owned.in_place:
+            for name, (number, _) in self.update.numbers().items():
+                value = self.adapter.from_numpy(np.asarray([number.get()], np.float64))
+                number.set(float(self.adapter.to_numpy(self.adapter.broadcast(value, root_rank, f"state.{name}"))[0]))
+
+    def _broadcast(self, tensors: Mapping[str, Tensor], root_rank: int) -> Iterator[tuple[str, Tensor]]:
+        """The root's tensors, a bucket at a time."""
+        adapter, by_dtype = self.adapter, defaultdict[str, dict[str, tuple[int, ...]]](dict)
+        for name, tensor in tensors.items():
+            by_dtype[adapter.dtype(tensor)][name] = tuple(int(size) for size in tensor.shape)
+        for dtype, shapes in by_dtype.items():
+            for number, bucket in enumerate(buckets(shapes, 1, np.dtype(dtype).itemsize)):
+                packed = adapter.tensors.join([tensors[name] for name in bucket.shapes])
+                got = adapter.broadcast(packed, root_rank, f"state.{dtype}.{number}")
+                yield from zip(bucket.shapes, adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
 
     def state_bytes(self) -> dict[str, int]:
         """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots).

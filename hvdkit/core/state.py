@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -106,11 +106,14 @@ def check_fits(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, np.nda
         raise RequestError("\n".join(faults))
 
 
-def digest(state: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, sorted by name: equal if and only if the states are equal."""
+def digest(state: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, sorted by name: equal if and only if the states are equal.
+
+    Items that are no mapping must come in that order.
+    """
     total = hashlib.sha256()
-    for name in sorted(state):
-        array = np.ascontiguousarray(state[name])
+    for name, value in sorted(state.items()) if isinstance(state, Mapping) else state:
+        array = np.ascontiguousarray(value)
         total.update(f"{name} {array.dtype.str} {array.shape}".encode())
         total.update(array.tobytes())
     return total.hexdigest()

@@ -308,8 +308,7 @@ def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> No
 
     Raises RunError, the same on every rank, naming the ranks that differ from rank 0 and the first tensor that does.
     """
-    digests = {name: digest({name: array}) for name, array in session.parameter_arrays()}
-    mine = {name: digests[name] for name in session.shapes}
+    mine = {name: digest([(name, array)]) for name, array in session.model_arrays() if name in session.shapes}
     everyone = adapter.allgather_object(mine, name="check_ranks")
     for name in mine:
         differing = [rank for rank in mesh.data.ranks if everyone[rank][name] != everyone[mesh.data.ranks[0]][name]]

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvdkit import tasks
+from hvdkit.core.shares import BUCKET_BYTES
 from hvdkit.core.update_rules import slot_names
 from hvdkit.errors import LARGEST
 from hvdkit.recipe.schema import Recipe
@@ -147,6 +148,8 @@ def _fusion(recipe: Recipe) -> Choice:
     own = f"Horovod's default, {FUSION_BYTES >> 20} MiB"
     if recipe.tune == "none":
         return Choice(None, f"{own}: tune is none")
+    if recipe.sharding != "none" and not recipe.elastic:
+        return Choice(BUCKET_BYTES, "gradients come in buckets of this size; fusing them would copy them once more")
     if not whole:
         return Choice(None, f"{own}: only the script knows the model's size")
     if whole <= FUSION_BYTES:

@@ -38,7 +38,10 @@ class Update:
         scales = PRECISIONS[precision].scales_loss
         self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
         self.good_steps = ops.number(0.0)
-        self._kernel = trainable.update_kernel(settings) if owned.in_place else None
+        self._kernel = None
+        if owned.in_place or not trainable.traced:  # the kernels of a compiled step take variables only
+            like = [slots[0] for slots in self.slots.values()]
+            self._kernel = trainable.update_kernel(settings, list(owned.shapes.values()), like)
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> None:
         """Update by averaged gradients of the scaled loss, for each piece: all ranks skip a step or none does."""
@@ -82,6 +85,7 @@ class Update:
         rate, weights, slots = self.rate.get(), self.owned.weights(), list(self.slots.values())
         if self._kernel is not None:
             self._kernel(weights, gradients, slots, rate, corrections)
+            self.owned.changed(weights)
             return
         first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
         shapes, rate = list(self.owned.shapes.values()), scalar(self._adapter, rate, gradients[0])

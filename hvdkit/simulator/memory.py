@@ -8,6 +8,7 @@ from hvdkit import tasks
 from hvdkit.adapters import capabilities
 from hvdkit.core import tuning
 from hvdkit.core.precision import PRECISIONS
+from hvdkit.core.seam import ROOT_BLOCK
 from hvdkit.core.shares import BUCKET_BYTES
 from hvdkit.core.update_rules import slot_names
 from hvdkit.data.counts import KNOWN
@@ -19,7 +20,7 @@ from hvdkit.simulator.sharding import States, block_of
 from hvdkit.tasks.task import Architecture, parameter_count
 
 _TARGET_BYTES = 8  # of a class or a token
-_AT_ONCE = 2  # blocks that stage `parameters` holds: the one that computes, and the next
+_AT_ONCE = 2  # blocks that stage `parameters` holds beside the root: the one that computes, and the next
 _LARGEST_BATCH = 2**24  # that a recipe takes
 
 
@@ -44,9 +45,9 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     kept = sharding.held(each, count, ranks, stage)
     gathers = stage == "parameters" and ranks > 1
     whole = _gathered(architecture) if gathers else count  # parameters that are there at once
-    casts = whole * low if low < full else 0
-    # A rank that would hold more than all parameters keeps them all.
-    gathered = min(whole, count - sharding.share(count, ranks)) * full if gathers else 0
+    # Backward keeps the casts of all weights, unless blocks are computed again.
+    casts = (whole if recipe.recompute else count) * low if low < full else 0
+    gathered = whole * full if gathers else 0
     activations, batch = _of_samples(recipe, architecture, shape, framework)
     return Parts(
         parameters=int(kept.parameters),
@@ -96,14 +97,29 @@ def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: 
     threshold = tuning.choose(recipe, {})[tuning.FUSION].value or tuning.FUSION_BYTES
     # All of it is taken of a GPU's memory; a host gives pages as they are used.
     buffer = threshold if gpu else min(threshold, gradient_bytes)
-    if stage != "none":  # one bucket is sent and one is unpacked; a larger tensor is a bucket of its own
+    if stage == "parameters":  # the gradients of a block, and packed
+        buffer = 2 * value * max(_blocks(architecture).values())
+    elif stage != "none":  # one bucket is sent and one is unpacked; a larger tensor is a bucket of its own
         buffer = min(buffer, 2 * max(BUCKET_BYTES, *sizes))
     return int(buffer) + gradient_bytes * (residuals + copies)
 
 
 def _gathered(architecture: Architecture) -> int:
-    """The parameters of the largest blocks that stage `parameters` holds at once; the ends of the model are blocks."""
+    """The parameters that stage `parameters` holds at once: those of no block, and those of the largest blocks."""
+    sizes = _blocks(architecture)
+    return sizes.pop(ROOT_BLOCK, 0) + sum(sorted(sizes.values())[-_AT_ONCE:])
+
+
+def gathered_once(architecture: Architecture) -> int:
+    """The parameters that stage `parameters` gathers once for a batch: the root's, and the last block's."""
+    sizes = _blocks(architecture)
+    return sizes.pop(ROOT_BLOCK, 0) + (list(sizes.values())[-1] if sizes else 0)
+
+
+def _blocks(architecture: Architecture) -> dict[str, int]:
+    """The parameters of each block that stage `parameters` gathers; the root's names have no number."""
     sizes: dict[str, int] = {}
     for name, shape in architecture.parameter_shapes().items():
-        sizes[block_of(name)] = sizes.get(block_of(name), 0) + math.prod(shape)
-    return sum(sorted(sizes.values())[-_AT_ONCE:])
+        block = block_of(name) if any(word.isdigit() for word in name.split(".")) else ROOT_BLOCK
+        sizes[block] = sizes.get(block, 0) + math.prod(shape)
+    return sizes

@@ -73,12 +73,15 @@ def held(each: States, parameters: int, ranks: int, stage: Stage) -> States:
     )
 
 
-def values_sent(parameters: int, ranks: int, stage: Stage, accumulate: int = 1) -> float:
+def values_sent(parameters: int, ranks: int, stage: Stage, accumulate: int = 1, once: int = 0) -> float:
     """How many values a rank sends in a step: 2Ψ for an allreduce, or a reduce-scatter and an allgather; 3Ψ for stage
     `parameters`, which gathers in forward and again in backward. Section 7; times (N - 1)/N, which is exact for rings.
 
     Where gradients are sharded, those of each of the `accumulate` batches of a step are sent; stage `parameters` also
-    gathers for each batch.
+    gathers for each batch, but `once` of the parameters not again in backward.
     """
-    times = {"gradients": accumulate + 1, "parameters": 3 * accumulate}.get(stage, 2)
-    return times * parameters * (ranks - 1) / ranks
+    if stage == "parameters":
+        values = accumulate * (3 * parameters - once)
+    else:
+        values = (accumulate + 1 if stage == "gradients" else 2) * parameters
+    return values * (ranks - 1) / ranks

@@ -16,7 +16,7 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.mesh import Axis
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter, Pending
+from hvdkit.core.seam import Adapter, Pending, Trainable
 from hvdkit.core.shares import BUCKET_BYTES, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import is_layerwise
@@ -24,6 +24,7 @@ from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import from_wire, next_name, on_wire, ring_bytes
 
 Tensor = Any
+_AT_ONCE = 2  # buckets that are under way
 
 
 class Shares(Owned):
@@ -67,6 +68,9 @@ class Shares(Owned):
         for number, share in enumerate(self.by_bucket(weights)):
             for name, value in self.gathered(number, share).items():
                 self.adapter.tensors.assign(self.parameters[name], value)
+
+    def changed(self, weights: list[Tensor]) -> None:
+        self.store(weights)
 
     def summed(self, number: Tensor) -> Tensor:
         ops = self.adapter.tensors
@@ -152,6 +156,47 @@ class Shares(Owned):
         )
 
 
+class FlatShares(Shares):
+    """Shares of buckets whose parameters are parts of one vector, into which all shares are gathered without a copy."""
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        adapter: Adapter,
+        axis: Axis,
+        name: str,
+        whole_rule: bool,
+        divided: Sequence[Bucket],
+    ) -> None:
+        super().__init__(adapter, trainable.parameters, axis, name, whole_rule, divided)
+        before = [self.packed(bucket, self.parameters) for bucket in divided]
+        sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(divided)}
+        self._vectors, self._own = [], []
+        for memory, packed in zip(trainable.divide(sizes).values(), before, strict=True):
+            memory.allocate()
+            adapter.tensors.assign(memory.vector, packed)
+            start = axis.index * len(packed) // axis.size
+            self._vectors.append(memory.vector)
+            self._own.append(memory.vector[start : start + len(packed) // axis.size])
+        self.parameters, self._trainable = trainable.parameters, trainable
+
+    def weights(self) -> list[Tensor]:
+        return [part for number, own in enumerate(self._own) for part in self.split(number, own).values()]
+
+    def store(self, weights: Iterable[Tensor]) -> None:
+        for own, share in zip(self._own, self.by_bucket(weights), strict=True):
+            self.adapter.tensors.assign(own, share)
+        self.changed([])
+
+    def changed(self, weights: list[Tensor]) -> None:
+        pending = [
+            self._trainable.start_allgather(own, vector, f"{self._name}.gather.{number}")
+            for number, (own, vector) in enumerate(zip(self._own, self._vectors, strict=True))
+        ]
+        for each in pending:
+            each()
+
+
 class Sharded(Strategy):
     """Reduce-scatters gradients by bucket. With `frees` (stage 2) each rank keeps only its share of them.
 
@@ -160,7 +205,7 @@ class Sharded(Strategy):
     """
 
     overlaps = True
-    most_under_way: int | None = None  # buckets that are sent at a time; backward waits for the others
+    waits_in_backward = False  # whether backward waits until at most _AT_ONCE buckets are under way
 
     def __init__(
         self,
@@ -194,6 +239,8 @@ class Sharded(Strategy):
         parameters = session.trainable.parameters
         shapes = {name: tuple(int(size) for size in tensor.shape) for name, tensor in parameters.items()}
         divided = buckets(shapes, self._axis.size, np.dtype(session.dtype).itemsize, self._most_bytes)
+        if "shard-parameters" in self._adapter.CAPABILITIES:
+            return FlatShares(session.trainable, self._adapter, self._axis, self._name, whole_rule, divided)
         return Shares(self._adapter, parameters, self._axis, self._name, whole_rule, divided)
 
     def _gathers(self, elements: list[int]) -> int:
@@ -211,9 +258,12 @@ class Sharded(Strategy):
         left = [number for number in range(len(self._shares.buckets)) if number not in sent]
         if not left:
             session.trainable.stamp((trace_events.SENT,), [])
+        # Ranks whose backward has sent other buckets wait for none of them: each may have what another waits for.
+        waits = self.waits_in_backward or not sent
         for number in left:
             both = {**gradients, **self._waiting.pop(number, {})}
             self._send(session, number, both, (trace_events.SENT,) if number == left[0] else ())
+            self._receive_what_is_there(waits)
         found: dict[str, Tensor] = {}
         for number in range(len(self._shares.buckets)):
             if number in self._under_way:
@@ -228,6 +278,7 @@ class Sharded(Strategy):
         waiting[name] = gradient
         if len(waiting) == len(self._shares.buckets[number].shapes):
             self._send(session, number, self._waiting.pop(number))
+            self._receive_what_is_there(self.waits_in_backward)
         return self.keeps_shares
 
     def _send(self, session: Any, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()) -> None:
@@ -235,10 +286,12 @@ class Sharded(Strategy):
         (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"
         self._under_way[number] = session.trainable.start_reducescatter(packed, name), dtype
-        for earlier in list(self._under_way):  # whose packed gradients are then freed
-            too_many = self.most_under_way is not None and len(self._under_way) > self.most_under_way
-            if self.keeps_shares and (too_many or self._under_way[earlier][0].ready()):
-                self._receive(earlier)
+
+    def _receive_what_is_there(self, waits: bool) -> None:
+        """Receive shares, whose packed gradients are then freed."""
+        for number in list(self._under_way):
+            if self._under_way[number][0].ready() or (waits and len(self._under_way) > _AT_ONCE):
+                self._receive(number)
 
     def _receive(self, number: int) -> None:
         pending, dtype = self._under_way.pop(number)

@@ -8,6 +8,7 @@ backward, and so does the last block, whose backward follows its forward.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class HeldShares(Shares):
-    """Shares of buckets that are in no whole tensor between two steps."""
+    """Shares of buckets that are in no whole tensor between two steps; at first of rank 0's parameters."""
 
     keeps_model = False
 
@@ -37,7 +38,15 @@ class HeldShares(Shares):
         divided: Sequence[Bucket],
     ) -> None:
         super().__init__(adapter, parameters, axis, name, whole_rule, divided)
-        self.vectors = [adapter.tensors.variable(self.zeros(each.share)) for each in divided]
+        self.vectors = [self._share_of(number, each) for number, each in enumerate(divided)]
+
+    def _share_of(self, number: int, bucket: Bucket) -> Tensor:
+        packed = self.packed(bucket, self.parameters)
+        roots = self.adapter.broadcast(packed, 0, f"{self._name}.start.{number}")
+        vector = self.adapter.tensors.variable(self.zeros(bucket.share))
+        start = self._axis.index * bucket.share
+        self.adapter.tensors.assign(vector, roots[start : start + bucket.share])
+        return vector
 
     @property
     def held(self) -> Mapping[str, Tensor]:
@@ -51,9 +60,15 @@ class HeldShares(Shares):
         for vector, share in zip(self.vectors, self.by_bucket(weights), strict=True):
             self.adapter.tensors.assign(vector, share)
 
+    def changed(self, weights: list[Tensor]) -> None:
+        """Nothing: they are views of the shares."""
+
     def model(self) -> Iterator[tuple[str, Tensor]]:
-        for number, vector in enumerate(self.vectors):
-            yield from self.gathered(number, vector).items()
+        of = {name: number for number, each in enumerate(self.buckets) for name in each.shapes}
+        for number, names in itertools.groupby(sorted(of), of.__getitem__):
+            gathered = self.gathered(number, self.vectors[number])
+            for name in names:
+                yield name, gathered[name]
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.store(self.adapter.from_numpy(array) for array in self.cut(arrays).values())
@@ -133,7 +148,7 @@ class ShardedParameters(Sharded):
     All ranks must compute with the same blocks in the same order.
     """
 
-    most_under_way = 2
+    waits_in_backward = True
     _blocks: GatheredBlocks
 
     def __init__(self, adapter: Adapter, axis: Axis, half: bool = False, accumulate: int = 1) -> None:
@@ -162,9 +177,10 @@ class ShardedParameters(Sharded):
         names, ranks = trainable.blocks(), self._axis.size
         shapes = {name: tuple(int(size) for size in each.shape) for name, each in trainable.parameters.items()}
         divided = {block: bucket({name: shapes[name] for name in names[block]}, ranks) for block in reversed(names)}
-        self._blocks = GatheredBlocks(trainable, list(names), divided, self._name)
         held = list(divided.values())
         shares = HeldShares(self._adapter, trainable.parameters, self._axis, self._name, whole_rule, held)
+        self._blocks = GatheredBlocks(trainable, list(names), divided, self._name)
+        shares.parameters = trainable.parameters  # which are in the blocks' memory now
         self._blocks.take(dict(zip(divided, shares.vectors, strict=True)))
         self._once = [number for number, block in enumerate(divided) if block in self._blocks.kept]
         return shares

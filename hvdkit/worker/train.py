@@ -75,7 +75,7 @@ def _train(
     setup.check_trainable()
     strategy = setup.strategy(recipe)
     session = setup.session(recipe, strategy)
-    initial = digest(session.model_state(keep=mesh.is_root))
+    initial = digest(session.model_arrays(keep=mesh.is_root))
     warnings: list[str] = []
     if setup.task.own:
         from hvdkit.worker.sanity_check import sanity_check
@@ -222,7 +222,8 @@ def _result(
     units = [samples * setup.task.units for samples in loop.step_samples]
     measured, progress = metrics.gather(adapter, recipe, setup.mesh, loop.clock, units), loop.progress
     versions = adapter.versions()
-    final = session.model_state(keep=setup.mesh.is_root)
+    weights = ((name, array) for name, array in session.model_arrays(keep=setup.mesh.is_root) if name in session.shapes)
+    final = digest(weights)
     corrupt = {path for each in adapter.allgather_object(list(setup.dataset.corrupt), name="corrupt") for path in each}
     return TrainResult(
         framework=adapter.NAME,
@@ -272,7 +273,7 @@ def _result(
         model_flop_per_second=setup.task.flop and setup.task.flop * measured.samples_per_second,
         ended_at=datetime.now(UTC).replace(microsecond=0),
         initial_state_sha256=initial_state_sha256,
-        final_weights_sha256=digest({name: value for name, value in final.items() if name in session.shapes}),
+        final_weights_sha256=final,
     )
 
 

@@ -62,6 +62,22 @@ def sharded_updates_are_those_of_the_whole(adapter: Adapter, topology: Topology,
 
 
 @case
+def sharded_updates_by_the_frameworks_kernels_are_those_of_the_whole(
+    adapter: Adapter, topology: Topology, make: Make
+) -> None:
+    """In float32, for which MXNet's kernels are used; biases are spared from decay."""
+    tried = [stage for stage in stages(adapter) if stage != "gradients"]
+    for optimizer in (AdamW(learning_rate=0.1, decay="weights"), Sgd(learning_rate=0.1, decay="weights")):
+        whole = make(tiny=True, optimizer=optimizer)
+        sessions = [make(tiny=True, optimizer=optimizer, strategy=sharded(adapter, topology, each)) for each in tried]
+        for step in range(2):
+            for each in (whole, *sessions):
+                each.train_step([features(10 * step + topology.rank)])
+        for stage, session in zip(tried, sessions, strict=True):
+            assert worst(session.state(), whole.state()) < 1e-4, (stage, worst(session.state(), whole.state()))
+
+
+@case
 def sharded_accumulation_is_that_of_the_whole(adapter: Adapter, topology: Topology, make: Make) -> None:
     optimizer = AdamW(learning_rate=0.1, clip_norm=0.5)
     for stage in stages(adapter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import mxnet as mx
@@ -82,18 +83,21 @@ class TrainableModel(EagerModel):
         each = -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
         return np.asarray(each.reshape((len(targets), -1)).mean(axis=1).asnumpy())
 
-    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+    def update_kernel(
+        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[mx.nd.NDArray]
+    ) -> UpdateKernel | None:
         """SGD and AdamW by multi-tensor kernels; with single operations, a small GPT's update takes half of its step.
 
         None for float64, as MXNet's multi-tensor kernels round 0.9 to 0.89999998.
         """
         if self.dtype != "float32":
             return None
+        decays = [decay_of(settings, shape) for shape in shapes]
         if isinstance(settings, AdamW):
-            return partial(_adamw, settings, mx.nd.ones(1, self._context))
+            return partial(_adamw, settings, decays, mx.nd.ones(1, self._context))
         if not isinstance(settings, Sgd) or (settings.decoupled and settings.weight_decay > 0):
             return None
-        return partial(_sgd, settings, [mx.nd.zeros_like(weight) for weight in self.parameters.values()])
+        return partial(_sgd, settings, decays, [mx.nd.zeros_like(each) for each in like])
 
     def _put(self, inputs: np.ndarray) -> mx.nd.NDArray:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
@@ -145,6 +149,7 @@ Slots = list[tuple[mx.nd.NDArray, ...]]
 
 def _sgd(
     settings: Sgd,
+    decays: list[float],
     scratch: Tensors,
     weights: Tensors,
     gradients: Tensors,
@@ -156,14 +161,19 @@ def _sgd(
     for start in range(0, len(weights), _KERNEL_TENSORS):
         part = slice(start, start + _KERNEL_TENSORS)
         velocities = [velocity for (velocity,) in slots[part]]
-        _sgd_part(settings, scratch[part], weights[part], gradients[part], velocities, rate)
+        _sgd_part(settings, decays[part], scratch[part], weights[part], gradients[part], velocities, rate)
 
 
 def _sgd_part(
-    settings: Sgd, scratch: Tensors, weights: Tensors, gradients: Tensors, velocities: Tensors, rate: float
+    settings: Sgd,
+    decays: list[float],
+    scratch: Tensors,
+    weights: Tensors,
+    gradients: Tensors,
+    velocities: Tensors,
+    rate: float,
 ) -> None:
     count, momentum = len(weights), settings.momentum
-    decays = [decay_of(settings, weight.shape) for weight in weights]
     none, rates = [0.0] * count, [rate] * count
     # velocity = momentum × velocity + gradient + decay × weight: the kernel's formula at a rate of -1. The weights
     # that it writes, old weights plus velocity, are not used.
@@ -179,6 +189,7 @@ def _sgd_part(
 
 def _adamw(
     settings: AdamW,
+    decays: list[float],
     one: mx.nd.NDArray,
     weights: Tensors,
     gradients: Tensors,
@@ -195,7 +206,7 @@ def _adamw(
             weights[part], gradients[part], [mean for mean, _ in slots[part]], [square for _, square in slots[part]],
             one,  # times the gradients
             lrs=[rate * root / corrections[0]] * count,
-            wds=[rate * decay_of(settings, weight.shape) for weight in weights[part]],
+            wds=[rate * decay for decay in decays[part]],
             etas=[1.0] * count,
             beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon * root, out=weights[part],
         )  # fmt: skip

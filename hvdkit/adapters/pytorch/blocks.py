@@ -32,6 +32,13 @@ def blocks_of(model: nn.Module, trained: Iterable[str]) -> dict[str, list[str]]:
     return {name: parameters for name, parameters in found.items() if parameters}
 
 
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of parameters that the module has more than once, with the first name of each."""
+    first = {parameter: name for name, parameter in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[parameter] for name, parameter in every if first[parameter] != name}
+
+
 def _numbered(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     """The outermost elements of containers that can be called, by their paths."""
     for name, child in module.named_children():

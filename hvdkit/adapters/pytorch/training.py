@@ -18,11 +18,13 @@ from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
+from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
 
 # A GPU computes while Horovod sends, so each gradient is sent there as soon as it is ready. On a CPU, sending during
 # backward would only take cores from it.
 OVERLAPPED_ON = {"cuda"}
+_TWICE = "sharding: expected none, optimizer or gradients for a model that has a parameter twice; {} is also {}"
 _MANY = 1e12  # updates: the powers of Adam's betas are 0
 
 
@@ -62,7 +64,7 @@ class TrainableModel(EagerModel):
         self.overlaps = device.type in OVERLAPPED_ON
         self.stamp = partial(timing.stamp, device)
         self._taken: set[str] = set()  # gradients of the last backward that `on_ready` has handed over
-        self._keeps_casts = True  # of weights, from their first use in forward to its end
+        self._whole = True  # whether all parameters are there all the time
         self._pools: dict[int, torch.Tensor] = {}  # of inputs that stay on the device
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +80,12 @@ class TrainableModel(EagerModel):
         for parameter in self.trained.values():
             parameter.grad = None
         self._taken.clear()
-        logits, loss = self.loss_of(inputs, targets)
+        try:
+            logits, loss = self.loss_of(inputs, targets)
+        except (RuntimeError, IndexError) as error:
+            if not self._whole:
+                error.add_note("with sharding: parameters, a block's parameters are empty outside of its forward")
+            raise
         self.stamp((trace_events.FORWARD,), [loss])
         (loss if scale is None else loss * scale).backward()
         return logits.detach(), loss.detach(), self.gradients()
@@ -114,12 +121,15 @@ class TrainableModel(EagerModel):
             each = cross_entropy(one_tensor(logits).to(self._dtype), targets, reduction="none")
             return np.array(each.reshape(len(targets), -1).mean(dim=1).cpu())
 
-    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+    def update_kernel(
+        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[torch.Tensor]
+    ) -> UpdateKernel | None:
+        decays = [decay_of(settings, shape) for shape in shapes]
         if isinstance(settings, Sgd) and settings.momentum and not settings.decoupled:
-            return partial(_sgd, settings)
-        if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in self.parameters.values()):
+            return partial(_sgd, settings, decays)
+        if not isinstance(settings, AdamW) or not all(each.is_contiguous() for each in like):
             return None
-        return partial(_adamw, settings, torch.tensor(_MANY, device=self._device))
+        return partial(_adamw, settings, decays, torch.tensor(_MANY, device=self._device))
 
     def on_ready(self, ready: Callable[[str, torch.Tensor], bool]) -> None:
         def take(parameter: torch.Tensor, name: str) -> None:
@@ -145,21 +155,26 @@ class TrainableModel(EagerModel):
 
         return blocks_of(self.model, self.trained)
 
-    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses) -> dict[str, Block]:
-        from hvdkit.adapters.pytorch.blocks import BlockMemory, watch
+    def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
+        from hvdkit.adapters.pytorch.blocks import BlockMemory, tied_names, watch
 
         named = {block: {name: self.trained[name] for name in names} for block, (names, _) in blocks.items()}
-        watch(self.model, named, uses)
+        tied = tied_names(self.model)
+        if uses is not None:
+            if tied:
+                raise RequestError(_TWICE.format(*next(iter(tied.items()))))
+            watch(self.model, named, uses)
+            self._whole = False
         found = {block: BlockMemory(named[block], size) for block, (_, size) in blocks.items()}
         views = {name: view for memory in found.values() for name, view in memory.views.items()}
         self.parameters = {name: views[name] for name in self.trained}
-        self._keeps_casts = False
+        self.buffers |= {name: views[first] for name, first in tied.items() if name in self.buffers and first in views}
         return dict(found)
 
     def _autocast(self) -> torch.autocast:
         mixed = self._precision.compute != self._precision.parameters
         dtype = getattr(torch, self._precision.compute)
-        return torch.autocast(self._device.type, dtype, enabled=mixed, cache_enabled=self._keeps_casts)
+        return torch.autocast(self._device.type, dtype, enabled=mixed, cache_enabled=self._whole)
 
     def _put(self, inputs: np.ndarray) -> torch.Tensor:
         """Inputs on the device; images (n, height, width, channels) as (n, channels, height, width)."""
@@ -182,11 +197,16 @@ Slots = list[tuple[torch.Tensor, ...]]
 
 
 def _sgd(
-    settings: Sgd, weights: Tensors, gradients: Tensors, slots: Slots, rate: float, corrections: tuple[float, float]
+    settings: Sgd,
+    decays: list[float],
+    weights: Tensors,
+    gradients: Tensors,
+    slots: Slots,
+    rate: float,
+    corrections: tuple[float, float],
 ) -> None:
     """SGD with momentum and coupled decay by `_foreach` calls; importing `torch.optim` would take another second."""
     velocities = [velocity for (velocity,) in slots]
-    decays = [decay_of(settings, tuple(weight.shape)) for weight in weights]
     gradients = [
         gradient.add(weight, alpha=decay) if decay else gradient
         for gradient, weight, decay in zip(gradients, weights, decays, strict=True)
@@ -201,6 +221,7 @@ def _sgd(
 
 def _adamw(
     settings: AdamW,
+    decays: list[float],
     many: torch.Tensor,
     weights: Tensors,
     gradients: Tensors,
@@ -216,8 +237,8 @@ def _adamw(
     root = math.sqrt(corrections[1])
     factor = root / corrections[0]
     by_decay: dict[float, list[int]] = {}
-    for place, weight in enumerate(weights):
-        by_decay.setdefault(decay_of(settings, tuple(weight.shape)), []).append(place)
+    for place, decay in enumerate(decays):
+        by_decay.setdefault(decay, []).append(place)
     for decay, places in by_decay.items():
         torch._fused_adamw_(
             [weights[place] for place in places],

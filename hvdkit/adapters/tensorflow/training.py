@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -101,7 +101,9 @@ class TrainableModel(EagerModel):
             return function(vector)
         return tf.ensure_shape(tf.py_function(function, [vector], vector.dtype, name="outside"), vector.shape)
 
-    def update_kernel(self, settings: Optimizer) -> UpdateKernel | None:
+    def update_kernel(
+        self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[tf.Variable]
+    ) -> UpdateKernel | None:
         if isinstance(settings, AdamW):
             return partial(_adamw, settings)
         return partial(_sgd, settings) if isinstance(settings, Sgd) and not settings.decoupled else None

@@ -1,0 +1,174 @@
+"""What sharding saves and costs: memory of each stage at four ranks, and its speed at two.
+
+    make bench-sharding        (or: .venv/bin/python benchmarks/sharding.py --rounds 7 --framework pytorch)
+
+Speed: two ranks of one thread each train two GPTs; in one process a rank, the stages take turns of a few steps, in
+random order in each round (`turns_rank.py`). A ratio is a stage's speed to that without sharding in the same round; the
+page has their medians. The bytes are those that the loopback interface counts. Memory: the peak of the largest of four
+ranks with GPT-2 and AdamW, on a context of 64 tokens and one sample a rank, beside what `hvdkit memory` counts; other
+processes do not matter to it. What is done is kept in `runs/sharding` and not run again: give `--fresh` after a change
+of code. Writes sharding.json and sharding.md beside itself, and docs/images/sharding.png; exit status 1 if a limit is
+missed and the interval leaves no doubt.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import harness
+import sharding_picture
+
+from hvdkit.recipe import registry, schema
+from hvdkit.simulator import memory as counting
+from hvdkit.simulator import sharding
+from hvdkit.tasks import choose
+from hvdkit.tasks.task import parameter_count
+
+# Overrides of `gpt-tiny`; how many steps of a turn are left out, and how many measured.
+MODELS: dict[str, tuple[list[str], int, int]] = {
+    "0.8 M": ([], 3, 12),
+    "25 M": (["model={name: gpt, layers: 8, heads: 8, width: 512, context: 64, vocabulary: 256}"], 1, 3),
+}
+RECIPE, RANKS, ALWAYS = "gpt-tiny", 2, ["threads=1", "checkpoint=null", "data.validation=0.01"]
+LIMITS = {"pytorch": 0.95}  # of stages `optimizer` and `gradients`
+OTHER_LIMIT = 0.90
+MEMORY_RANKS, STEPS = 4, 3
+GPT2 = ["name=gpt2", "model={name: gpt, layers: 12, heads: 12, width: 768, context: 64, vocabulary: 50257}"]
+PARTS = ("framework", "parameters", "gathered", "gradients", "optimizer", "communication", "activations")
+PICTURE = harness.HERE.parent / "docs" / "images" / "sharding.png"
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = harness.parser(__doc__, rounds=7, keep="sharding", frameworks=True)
+    parser.add_argument("--what", choices=("speed", "memory"), action="append", help="only this, for now")
+    args = parser.parse_args()
+    keep = harness.kept(args)
+    for framework in args.framework or harness.FRAMEWORKS:
+        for model in MODELS if "speed" in (args.what or ["speed"]) else ():
+            take_turns(framework, model, args.rounds, keep)
+    if "memory" in (args.what or ["memory"]):
+        for stage in sharding.supported("pytorch"):
+            peak(stage, keep)
+    outcome = {
+        "recipe": RECIPE,
+        "ranks": RANKS,
+        "turns": {model: {"left_out": each[1], "measured": each[2]} for model, each in MODELS.items()},
+        "speed": [row for file in sorted(keep.glob("speed-*.json")) for row in speeds(json.loads(file.read_text()))],
+        "memory_ranks": MEMORY_RANKS,
+        "memory": [
+            memory_row(stage, keep) for stage in sharding.STAGES if (keep / f"memory-{stage}" / "result.json").exists()
+        ],
+    }
+    harness.publish("sharding", outcome, args.out)
+    if outcome["speed"] and outcome["memory"]:
+        sharding_picture.picture(outcome, PICTURE)
+    return int(any(row["verdict"] == "missed" for row in outcome["speed"]))
+
+
+# -- speed ------------------------------------------------------------------------------------------------------------
+
+
+def take_turns(framework: str, model: str, rounds: int, keep: Path) -> None:
+    """Measure the stages of a framework, unless that is done."""
+    file = keep / f"speed-{framework}-{model.replace(' ', '')}.json"
+    if file.exists():
+        return
+    keys, left_out, measured = MODELS[model]
+    stages = sharding.supported(framework)
+    shuffle = random.Random(f"{framework} {model}")
+    plan = {
+        "sides": {stage: (keys + ALWAYS + [f"sharding={stage}"], left_out, measured) for stage in stages},
+        "rounds": [shuffle.sample(stages, len(stages)) for _ in range(rounds)],
+        "out": str(file.with_suffix(".found")),
+    }
+    harness.say(f"{framework}, {model}: {rounds} rounds of {', '.join(stages)}")
+    folder = str(keep / file.stem)
+    harness.start_ranks(folder, framework, RANKS, RECIPE, keys + ALWAYS, "turns_rank.py", [framework, json.dumps(plan)])
+    found = json.loads(Path(plan["out"]).read_text())
+    file.write_text(json.dumps(found | {"framework": framework, "model": model, "turns": [left_out, measured]}))
+
+
+def speeds(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each stage: milliseconds a step, the ratio of speeds, and bytes of a rank and step."""
+    framework, model = found["framework"], found["model"]
+    keys, left_out, measured = MODELS[model]
+    ms = harness.turn_ms(found["rounds"])
+    recipe = schema.load(registry.locate(Path(RECIPE)), keys)
+    architecture = choose(recipe).architecture(None)
+    count, once = parameter_count(architecture), counting.gathered_once(architecture)
+    rows = []
+    for stage in (each for each in sharding.STAGES if each in ms[0]):
+        sent = [
+            sum(hosts.values()) / RANKS / (left_out + measured)
+            for order, counted in zip(found["rounds"], found["sent_bytes"], strict=True)
+            for (side, _), hosts in zip(order, counted, strict=True)
+            if side == stage
+        ]
+        ratio = harness.interval([each["none"] / each[stage] for each in ms])
+        limit = LIMITS.get(framework, OTHER_LIMIT) if stage in ("optimizer", "gradients") else None
+        rows.append(
+            {
+                "framework": framework,
+                "version": found["versions"]["framework"],
+                "model": model,
+                "stage": stage,
+                "step_ms": harness.median_and_range([each[stage] for each in ms]),
+                "ratio": ratio,
+                "limit": limit,
+                "verdict": judged(ratio, limit),
+                "sent_bytes": harness.median_and_range(sent),
+                "counted_bytes": 4 * sharding.values_sent(count, RANKS, stage, once=once),
+                "load": found["load"],
+            }
+        )
+    return rows
+
+
+def judged(ratio: Mapping[str, float], limit: float | None) -> str:
+    """What a ratio comes to; missed only if its whole interval is below the limit."""
+    if limit is None:
+        return "reported"
+    if ratio["low"] >= limit:
+        return "met"
+    return "met by the median" if ratio["median"] >= limit else "in doubt" if ratio["high"] >= limit else "missed"
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory_keys(stage: str) -> list[str]:
+    """Overrides of the recipe."""
+    length = [f"steps={STEPS}", "batch_size=1", "schedule.warmup_epochs=0", "data.validation=0.0002"]
+    return [*GPT2, *length, "threads=1", "check_ranks=0", f"sharding={stage}"]
+
+
+def peak(stage: str, keep: Path) -> None:
+    """Train GPT-2 for a few steps, unless that is done."""
+    folder = keep / f"memory-{stage}"
+    if not (folder / "result.json").exists():
+        harness.say(f"memory: {stage}")
+        harness.train("pytorch", MEMORY_RANKS, RECIPE, memory_keys(stage), folder)
+
+
+def memory_row(stage: sharding.Stage, keep: Path) -> dict[str, Any]:
+    """What `hvdkit memory` counts by part, and what was measured, in MiB."""
+    recipe = schema.load(registry.locate(Path(RECIPE)), memory_keys(stage))
+    parts = counting.parts(recipe, counting.sample_shape(recipe), "pytorch", False, MEMORY_RANKS, stage)
+    result = harness.result_of(keep / f"memory-{stage}")
+    return {
+        "stage": stage,
+        "counted_mib": {name: (getattr(parts, name) or 0) / 2**20 for name in PARTS},
+        "state_mib": {name: size / 2**20 for name, size in result["state_bytes"].items()},
+        "total_mib": parts.total / 2**20,
+        "peak_rss_mib": result["peak_rss_mib"],
+        "parameters": result["parameters"],
+    }
+
+
+if __name__ == "__main__":
+    harness.exit_with(main)
