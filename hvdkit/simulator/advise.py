@@ -273,7 +273,10 @@ def gains(found: Calibration, now: Candidate, change: Candidate, gain: float) ->
     found_gains = [gain, *(step.periods(before) / step.periods(after) * samples[1] / samples[0])]
     if made[0].overlap_shown and not made[1].overlap_shown:  # the last bound is the change without overlap
         found_gains.append(step.period(pairs[0][1]) / step.period(made[1].bounds[-1]) * samples[1] / samples[0])
-    return float(min(found_gains)), float(max(found_gains))
+    # Of more ranks alone, none is faster than one of fewer.
+    alike = (change.cluster, change.settings) == (now.cluster, now.settings)
+    most = max(gain, samples[1] / samples[0]) if alike else math.inf
+    return float(min(found_gains)), float(min(most, max(found_gains)))
 
 
 def _added(before: float, after: float) -> float:

@@ -1,7 +1,8 @@
 """`hvdkit predict --sweep`: a grid of what-ifs, all simulated at once.
 
 Each is predicted as `predict.point` does, except that the slowest rank's 64 samples are simulated as the means of
-`_PARTS` equal parts. The step time is nearly linear in them, so this changes it by less than a thousandth.
+`_PARTS` equal parts. The step time is nearly linear in them, so this changes it by less than a thousandth; or by less
+than a hundredth where the slowest rank's gradients just reach a cycle of Horovod, or just miss it.
 """
 
 from __future__ import annotations
