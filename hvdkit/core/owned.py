@@ -21,6 +21,7 @@ class Owned:
 
     keeps_model = True  # whether this rank has all parameters between two steps
     in_place = True  # whether `weights` are the parameters themselves
+    by_kernel = True  # whether a kernel of the framework may update them
 
     def __init__(self, adapter: Adapter, parameters: Mapping[str, Tensor]) -> None:
         self.adapter, self.parameters = adapter, parameters

@@ -39,7 +39,8 @@ class Update:
         self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
         self.good_steps = ops.number(0.0)
         self._kernel = None
-        if owned.in_place or not trainable.traced:  # the kernels of a compiled step take variables only
+        # The kernels of a compiled step take variables only.
+        if owned.by_kernel and (owned.in_place or not trainable.traced):
             like = [slots[0] for slots in self.slots.values()]
             self._kernel = trainable.update_kernel(settings, list(owned.shapes.values()), like)
 

@@ -96,10 +96,9 @@ def torch_rate_inside(adapter: Any, module: Any) -> Iterator[None]:
 
     from hvdkit.adapters.pytorch import training
 
-    def inside(settings: Any, weights: Any, gradients: Any, slots: Any, rate: float, corrections: Any) -> None:
+    def inside(settings: Any, decays: Any, weights: Any, gradients: Any, slots: Any, rate: float, _: Any) -> None:
         with torch.no_grad():
-            for weight, gradient, (velocity,) in zip(weights, gradients, slots, strict=True):
-                decay = training.decay_of(settings, tuple(weight.shape))
+            for decay, weight, gradient, (velocity,) in zip(decays, weights, gradients, slots, strict=True):
                 velocity.mul_(settings.momentum).add_(gradient + decay * weight, alpha=rate)
                 weight.sub_(velocity)
 

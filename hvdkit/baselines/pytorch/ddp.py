@@ -48,7 +48,7 @@ class Ddp(ProcessGroup):
 class _WholeTensors(Owned):
     """Each parameter is updated by one rank, its owner, as ZeroRedundancyOptimizer divides them."""
 
-    in_place = False
+    in_place = by_kernel = False
 
     def __init__(self, adapter: Adapter, parameters: Mapping[str, torch.Tensor], owners: dict[str, int]) -> None:
         super().__init__(adapter, parameters)

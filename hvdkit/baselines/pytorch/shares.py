@@ -36,9 +36,9 @@ class Share(ABC):
 
 
 class Slots(Owned):
-    """Each rank has a share of every parameter, and of every slot of its optimizer."""
+    """Each rank has a share of every parameter, and of every slot of its optimizer, which updates them itself."""
 
-    keeps_model = in_place = False
+    keeps_model = in_place = by_kernel = False
 
     def model(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.whole(self.parameters)
