@@ -142,6 +142,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "torn": (torn, "model.safetensors: damaged"),
     "rotten": (rotten, "optimizer.safetensors: damaged"),
     "missing": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: cannot be read"),
+    "no slots": (lambda folder: (folder / "optimizer.safetensors").unlink(), "optimizer.safetensors: cannot be read"),
     "no record": (lambda folder: (folder / "checkpoint.json").unlink(), "checkpoint.json: cannot be read"),
     "cut record": (
         lambda folder: (folder / "checkpoint.json").write_text('{"format": 1'),

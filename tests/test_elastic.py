@@ -145,8 +145,12 @@ def test_a_rank_is_killed_and_a_new_one_joins(start: Any, tmp_path: Path, framew
 
 @pytest.mark.usefixtures("warm")
 def test_it_goes_on_as_one_rank_would_have_from_there(start: Any, hvdkit: Hvdkit, tmp_path: Path) -> None:
-    """The same bits as a run of 2 ranks that is resumed with 1 from the update that was committed last."""
-    run = start("pytorch", "epochs=1", "steps=170", "threads=1", *ONE_KILLED, "-np", "2", pace="hold 20")
+    """The same bits as a run of 2 ranks that is resumed with 1 from the update that was committed last.
+
+    The 2 ranks have shares of the parameters, and the one that is left has all.
+    """
+    options = ["threads=1", "sharding=parameters"]
+    run = start("pytorch", "epochs=1", "steps=170", *options, *ONE_KILLED, "-np", "2", pace="hold 20")
     run.reach(20)
     os.kill(run.ranks()[1], signal.SIGKILL)
     run.gate.unlink()
@@ -154,7 +158,7 @@ def test_it_goes_on_as_one_rank_would_have_from_there(start: Any, hvdkit: Hvdkit
     (lost,) = result.recoveries
     committed = (lost.step - 1) // 2  # updates of two ranks
     common = [RECIPE, "--framework", "pytorch", "--out", tmp_path / "whole", "batch_size=8", "epochs=1"]
-    common += ["threads=1", "checkpoint={every_epochs: 1}", *paced.overrides(run.gate)]
+    common += [*options, "checkpoint={every_epochs: 1}", *paced.overrides(run.gate)]
     assert hvdkit("train", *common, "-np", 2, f"steps={committed}").returncode == 0
     assert hvdkit("train", *common, "-np", 1, "steps=170", "--resume").returncode == 0
     assert read_result(tmp_path / "whole" / "result.json").final_weights_sha256 == result.final_weights_sha256

@@ -301,7 +301,9 @@ def test_an_archive_that_cannot_be_made_leaves_the_old_file(
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".keras") == ["net.keras"]
 
 
-def test_how_many_ranks_have_trained_binds_nobody(checkpoint_40: Path, tmp_path: Path) -> None:
-    elastic = changed(checkpoint_40, tmp_path / "elastic", recipe={"elastic": {"min_np": 2, "max_np": 4}})
+def test_how_many_ranks_have_trained_does_not_matter(checkpoint_40: Path, tmp_path: Path) -> None:
+    """Nor which shares they had: MXNet itself cannot shard parameters."""
+    trained = {"elastic": {"min_np": 2, "max_np": 4}, "sharding": "parameters"}
+    elastic = changed(checkpoint_40, tmp_path / "elastic", recipe=trained)
     assert export.plan(elastic, tmp_path / "net.keras", overwrite=False).plan
     assert evaluate.plan(elastic, [], "mxnet", Placement()).np == 1

@@ -277,13 +277,21 @@ def test_bytes_of_horovods_own_reduction_are_counted_too() -> None:
     assert together(4, work)[0] == {"none": 1.5 * 4000, "fp16": 1.5 * 2000}
 
 
-def test_ranks_that_disagree_on_a_setting_are_told() -> None:
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("compression.ratio", [{"compression": {"method": "topk", "ratio": ratio}} for ratio in (0.01, 0.02)]),
+        ("sharding", [{"sharding": stage} for stage in ("optimizer", "parameters")]),
+    ],
+)
+def test_ranks_that_disagree_on_a_setting_are_told(key: str, settings: list[dict[str, Any]]) -> None:
     def work(adapter: Any, topology: Topology) -> str:
-        theirs = recipe_of(compression={"method": "topk", "ratio": 0.01 if topology.rank < 2 else 0.02})
+        theirs = recipe_of(**settings[topology.rank == 2])
         with pytest.raises(RequestError) as caught:
             check_alike(adapter, topology, flat(theirs))
         check_alike(adapter, topology, flat(recipe_of()))
         return str(caught.value)
 
     told = set(together(3, work))
-    assert told == {"compression.ratio: expected the same on all ranks, got 0.01 on rank 0 and 0.02 on rank 2"}
+    first, other = (flat(recipe_of(**each))[key] for each in settings)
+    assert told == {f"{key}: expected the same on all ranks, got {first} on rank 0 and {other} on rank 2"}

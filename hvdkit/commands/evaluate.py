@@ -27,7 +27,6 @@ def plan(
     recipe = schema.revise(
         record.recipe, f"{folder / snapshots.RECORD}: recipe", overrides, overrides_from=overrides_from
     )
-    recipe = recipe.model_copy(update={"elastic": None})  # how many ranks trained it does not bind these
     plan = of_checkpoint(recipe, record.framework, framework, placement, "evaluate")
     shapes = state_shapes(tasks.choose(recipe).architecture(plan.samples.shape if plan.samples else None))
     if shapes:  # a model of the user's own has no table

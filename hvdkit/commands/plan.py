@@ -117,8 +117,10 @@ def make_plan(
 def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Placement, use: Use) -> Plan:
     """The run of a checkpoint's recipe, under the framework that is `given`, or else under its `writer`'s.
 
-    hvdkit's own models run under another framework if the writer's has no runtime here.
+    hvdkit's own models run under another framework if the writer's has no runtime here. How many ranks trained it, and
+    what each had of it, does not matter here.
     """
+    recipe = recipe.model_copy(update={"elastic": None, "sharding": "none"})
     others = () if isinstance(recipe.model, OwnModel) else FRAMEWORKS
     built = (each for each in (writer, *others) if _has_runtime(each))
     return make_plan(recipe, given or next(built, writer), placement, use=use)

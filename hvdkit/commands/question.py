@@ -38,7 +38,7 @@ class Asked:
         if not isinstance(model, schema.OwnModel):
             changes = {"weights": None, "new_head": False} if isinstance(model, schema.Model) else {"weights": None}
             model = model.model_copy(update=changes)
-        return cls(checkpoint.absolute(), record, recipe.model_copy(update={"model": model, "elastic": None}))
+        return cls(checkpoint.absolute(), record, recipe.model_copy(update={"model": model}))
 
     def plan(self, framework: str | None, **changes: Any) -> Plan:
         """The run of one rank under `framework`, None for that of the checkpoint, with changes to the recipe."""

@@ -66,9 +66,10 @@ class Session:
         self.trainable.session = self
         if not self.trainable.parameters:
             raise RequestError("model: expected parameters to train, got a model without any")
-        parameters = sorted(self.trainable.parameters.items())
-        self.shapes = {name: self._turned_shape(parameter) for name, parameter in parameters}
-        self.dtype = adapter.dtype(parameters[0][1])
+        parameters = self.trainable.parameters
+        self.shapes = {name: self._turned_shape(parameters[name]) for name in sorted(parameters)}
+        self.dtype = adapter.dtype(parameters[next(iter(self.shapes))])
+        del parameters  # sharding replaces them, and frees their memory
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))

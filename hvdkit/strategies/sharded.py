@@ -169,15 +169,16 @@ class FlatShares(Shares):
         divided: Sequence[Bucket],
     ) -> None:
         super().__init__(adapter, trainable.parameters, axis, name, whole_rule, divided)
-        before = [self.packed(bucket, self.parameters) for bucket in divided]
+        before = trainable.parameters  # each is freed behind its bucket's copy, so that no two models are in memory
         sizes = {str(number): (list(each.shapes), each.share * each.ranks) for number, each in enumerate(divided)}
         self._vectors, self._own = [], []
-        for memory, packed in zip(trainable.divide(sizes).values(), before, strict=True):
+        for bucket, memory in zip(divided, trainable.divide(sizes).values(), strict=True):
+            packed = self.packed(bucket, {each: before.pop(each) for each in bucket.shapes})
             memory.allocate()
             adapter.tensors.assign(memory.vector, packed)
-            start = axis.index * len(packed) // axis.size
+            start = axis.index * bucket.share
             self._vectors.append(memory.vector)
-            self._own.append(memory.vector[start : start + len(packed) // axis.size])
+            self._own.append(memory.vector[start : start + bucket.share])
         self.parameters, self._trainable = trainable.parameters, trainable
 
     def weights(self) -> list[Tensor]:

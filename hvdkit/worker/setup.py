@@ -75,6 +75,7 @@ class Setup:
             state = weights.start_from(file, state, recipe.model.new_head, rename)
         if state:
             session.load_state(state)
+        del state
         startup.done()
         return session
 

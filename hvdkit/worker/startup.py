@@ -33,6 +33,12 @@ def _keep_freed_memory() -> None:
         library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+def _return_freed_memory() -> None:
+    """Call malloc_trim(3). What the start has freed, such as initial weights, is in other places than a step needs."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _say_what_lacks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An exception hook: a line and status 2 for a failed import. All else is printed as always."""
     if not isinstance(error, ImportError):
@@ -61,8 +67,12 @@ gc.disable()
 
 
 def done() -> None:
-    """Enable the garbage collector again once everything is loaded; objects that exist now are not scanned."""
+    """Enable the garbage collector again once everything is loaded; objects that exist now are not scanned.
+
+    Memory that the start has used is returned to the kernel.
+    """
     global _disabled_here
+    _return_freed_memory()
     if _disabled_here:
         _disabled_here = False
         gc.freeze()
