@@ -79,10 +79,17 @@ def rank_of(run: Path, rank: int) -> int:
     raise AssertionError(f"rank {rank} does not run")
 
 
-def has_gone_on(slurm: Slurm, job: str, run: Path) -> bool:
-    """Whether the job has finished since it was queued again. Slurm would let it wait for two minutes."""
-    call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], run)
-    return (run / "result.json").exists()
+def start_again(slurm: Slurm, job: str, said: Callable[[], str]) -> None:
+    """Start a job that was queued again: Slurm would let it wait for two minutes.
+
+    A node refuses a job that starts in the second in which its last start was ended ("Job credential revoked"), and
+    Slurm then gives the job up. So time has to pass in which the job is no longer COMPLETING.
+    """
+    shown = partial(call, slurm, ["scontrol", "show", "job", job], slurm.folder)
+    wait_for(lambda: re.search(r"JobState=PENDING .* Restarts=1 ", shown().stdout, re.DOTALL), said)
+    time.sleep(2)
+    done = call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], slurm.folder)
+    assert done.returncode == 0, done.stderr + said()
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +222,8 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(
     call(slurm, ["scancel", "--batch", "--signal=USR2", job], tmp_path)
     wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
     assert not (run / "result.json").exists()
-    wait_for(lambda: "PENDING" in call(slurm, ["scontrol", "show", "job", job], tmp_path).stdout, said)
-    wait_for(partial(has_gone_on, slurm, job, run), said)
+    start_again(slurm, job, said)
+    wait_for((run / "result.json").exists, said)
     assert re.search(r"^\S+/run: goes on from step \d+, epoch \d+/10$", said(), re.MULTILINE), "appended to its log"
     results = [json.loads((each / "result.json").read_text()) for each in (run, unbroken)]
     assert results[0]["first_step"] > 0
@@ -241,7 +248,8 @@ def test_each_task_of_an_array_is_warned_and_goes_on_by_itself(slurm: Slurm, tmp
     call(slurm, ["scancel", "--batch", "--signal=USR2", f"{found[1]}_1"], tmp_path)
     wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
     wait_for((runs[0] / "result.json").exists, said)
-    wait_for(partial(has_gone_on, slurm, f"{found[1]}_1", runs[1]), said)
+    start_again(slurm, f"{found[1]}_1", said)
+    wait_for((runs[1] / "result.json").exists, said)
     results = [json.loads((run / "result.json").read_text()) for run in runs]
     assert results[0]["first_step"] == 0 < results[1]["first_step"]
     assert "\nseed: 2\n" in (runs[1] / "config.yaml").read_text()

@@ -23,6 +23,7 @@ del sys.path[0]
 
 from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
+from horovod.runner.elastic.worker import HostUpdateResult
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvdkit.launch.launchers.elastic_places import Cluster, Local, Places
@@ -50,10 +51,24 @@ def main() -> None:
     os._exit(0 if places.succeeded else 1)
 
 
+class ClusterDriver(ElasticDriver):
+    """Horovod's elastic driver, for places that are gone only once their workers are (elastic_places.Cluster)."""
+
+    def _notify_workers_host_changes(self, current_hosts: Any, update_res: Any) -> None:
+        """Notify workers of new places only.
+
+        They notice a lost one by themselves, and wait for the next rendezvous by then. A notice would make them leave
+        that one too, and begin again with the same ranks.
+        """
+        if update_res != HostUpdateResult.removed:
+            super()._notify_workers_host_changes(current_hosts, update_res)
+
+
 def train(settings: dict[str, Any], places: Places) -> None:
     """Horovod's elastic driver from start to end."""
     server = RendezvousServer(0)
-    driver = ElasticDriver(server, places, settings["min_np"], settings["max_np"])
+    kind = ClusterDriver if settings["cluster"] else ElasticDriver
+    driver = kind(server, places, settings["min_np"], settings["max_np"])
     port = server.start(create_rendezvous_handler(driver))
 
     def work(slot: Any, events: list[threading.Event]) -> tuple[int, float]:
