@@ -95,11 +95,12 @@ test: runtimes programs ## Run every test, over real processes
 prove: runtimes programs ## Run every test ten times, three of them on a busy machine, one under nohup: benchmarks/suite.md; resumable
 	@$(BIN)/python scripts/prove_tests.py
 
-cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and run the tests of launchers with them
+cluster-check: runtimes ## Install Slurm, two MPIs, sshd (root, Debian) and Ray, and test all launchers; with Docker, over containers
 	@$(PYTHON) scripts/test_programs.py --clusters
 	@$(BIN)/python -m pip install --quiet -e '.[ray]'
 	@$(BIN)/python scripts/run_tests.py tests/test_slurm.py tests/test_submit.py tests/test_launch_horovod.py \
 		tests/test_ray.py tests/test_mpi.py tests/test_host_doctor.py tests/test_kubernetes_pods.py
+	@$(BIN)/python scripts/image_check.py --compose mxnet
 
 lint: bootstrap ## Check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -2,7 +2,8 @@
 
 python ray_cluster.py [FOLDER]    prints the cluster's address, and what `--launcher ray` calls the second node
 
-A line `kill` ends the second node, the input's end both. The second node has a FOLDER of its own, which needs root.
+A line `kill` ends the second node, `add` adds it again if it was; `done` answers. The input's end ends all. The second
+node has a FOLDER of its own, which needs root.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
@@ -25,13 +27,19 @@ def main() -> None:
             raise OSError(ctypes.get_errno(), "unshare")
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
-    second = cluster.add_node(num_cpus=2)
+    second: Any = cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes(timeout=120)
     name = cluster.address.rpartition(":")[0]
     later = second.unique_id > cluster.head_node.unique_id  # both have one address
     print(cluster.address, f"{name}-2" if later else name, flush=True)
-    for _ in sys.stdin:
-        cluster.remove_node(second, allow_graceful=False)
+    for line in sys.stdin:
+        if line == "kill\n":
+            cluster.remove_node(second, allow_graceful=False)
+            second = None
+        elif second is None:
+            second = cluster.add_node(num_cpus=2)
+            cluster.wait_for_nodes(timeout=120)
+        print("done", flush=True)
     cluster.shutdown()
 
 

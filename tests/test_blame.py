@@ -339,6 +339,8 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
         (RankEnd(0, "h"), Cause.UNKNOWN),
         (RankEnd(0, "h", stopped=True), Cause.STOPPED),
         (RankEnd(0, "h", exit_code=0, stopped=True), Cause.STOPPED),
+        (RankEnd(0, "h", signal="SIGTERM", stopped=True, outside=True), Cause.TAKEN),
+        (RankEnd(0, "h", exit_code=0, stopped=True, outside=True), Cause.STOPPED),
         (RankEnd(0, "h", signal="SIGKILL", stopped=True, frozen=True), Cause.FROZEN),
         (RankEnd(0, "h", exit_code=0, record=Record("error", "boom", None)), Cause.OWN),
         (RankEnd(0, "h", exit_code=1, tail=LOST_TAIL), Cause.LOST),
@@ -351,7 +353,7 @@ def test_an_elastic_driver_that_gives_up_names_the_strongest_cause(clock: Clock)
 )
 def test_what_an_end_tells_of_its_cause(end: RankEnd, cause: Cause) -> None:
     assert end.cause is cause
-    assert end.failed == (cause in (Cause.OWN, Cause.UNKNOWN, Cause.LOST, Cause.PERHAPS_LOST))
+    assert end.failed == (cause not in (Cause.FROZEN, Cause.STOPPED, Cause.WELL))
 
 
 def test_patience_ends_with_the_last_rank(clock: Clock) -> None:

@@ -245,17 +245,44 @@ def test_image_check_says_what_to_install(tmp_path: Path, client: str | None, sa
     if client:
         docker.write_text(f"#!/bin/sh\n{client}\n")
         docker.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "image_check.py"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
-    )
+    done = image_check(tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"image-check {said.format(client=docker)}")
     assert len(done.stderr.splitlines()) == 1
+    done = image_check(tmp_path, "--compose", "mxnet")
+    assert (done.returncode, len(done.stderr.splitlines())) == (0, 1), "make cluster-check goes on"
+    assert said.format(client=docker) in done.stderr
     assert sorted(tmp_path.iterdir()) == ([docker] if client else [])
+
+
+@pytest.mark.parametrize(("trains", "status"), [("2", 0), ("1", 1)])
+def test_with_an_engine_two_containers_train(tmp_path: Path, trains: str, status: int) -> None:
+    """And no more than that; the second training is one that has to fail, with status 2."""
+    docker, asked = tmp_path / "docker", tmp_path / "asked"
+    docker.write_text(f"""\
+#!/bin/sh
+[ "$1" = version ] && echo 28.2.2
+echo "$TARGET/$FRAMEWORK $*" >>{asked}
+case "$FRAMEWORK $*" in *caffe*" up "*) exit {trains};; esac
+""")
+    docker.chmod(0o755)
+    done = image_check(tmp_path, "--compose", "mxnet")
+    assert done.returncode == status, done.stderr
+    did = [line for line in asked.read_text().splitlines() if "version" not in line]
+    begins = ["/ build --target mxnet", "mxnet/mxnet compose", "mxnet/mxnet compose", "mxnet/caffe compose"]
+    assert [line.startswith(begin) for line, begin in zip(did, begins, strict=False)] == [True] * 4, did
+    assert [line.split()[-1] for line in did[1:]] == ["node1", "--volumes"] * 2, did
+
+
+def image_check(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/image_check.py where only `path` has programs."""
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "image_check.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={"PATH": str(path), "HOME": str(path)},
+    )
 
 
 def test_slim_keeps_what_runs(tmp_path: Path) -> None:

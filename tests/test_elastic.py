@@ -307,12 +307,15 @@ def test_a_driver_whose_agent_is_killed_is_told(tmp_path: Path) -> None:
 def test_workers_that_come_and_go_do_not_share_a_gpu() -> None:
     """Two GPUs: the second host stays on its own while others take turns on the first."""
     code = """
-from hvdkit.launch.launchers.elastic_driver import Places
-places = Places({"places": ["a-0", "b-0"], "discovery": None, "min_np": 1, "np": 2})
-assert [places.gpu(name, 2) for name in ("a-0", "b-0")] == [0, 1]
-places.note("a-0", good=False)
-assert places.gpu("c-0", 2) == 0
-assert [places.gpu(name, 2) for name in ("d-0", "e-0", "f-0")] == [0, 1, 0], "more workers than GPUs"
+import sys
+from hvdkit.launch.launchers.elastic_places import Local
+fails = [sys.executable, "-c", "raise SystemExit(1)"]
+places = Local({"places": ["a-0", "b-0"], "discovery": None, "min_np": 1, "np": 2}, fails)
+places.count = 2
+gpus = lambda *names: [places.gpu(name)["CUDA_VISIBLE_DEVICES"] for name in names]
+assert gpus("b-0") == ["0"] and places.run("a-0", {}, []) == 1
+assert gpus("c-0") == ["1"], "the one that a-0 had"
+assert gpus("d-0", "e-0", "f-0") == ["0", "1", "0"], "more workers than GPUs"
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = run_command([str(find("mxnet").python), "-c", code], 60, env=environment)

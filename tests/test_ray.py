@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hygiene
+import paced
 import pytest
 from conftest import ROOT, Hvdkit
 
+from hvdkit.launch.hosts import Host
 from hvdkit.launch.launchers import ray as launcher
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
@@ -33,6 +35,13 @@ class Cluster:
     process: subprocess.Popen[str]
     second: str
     apart: Path | None
+
+    def order(self, what: str) -> None:
+        """`kill` the second node, or `add` one in its place, if it was killed."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +72,10 @@ def wait_for(what: Callable[[], object]) -> None:
 
 
 @contextmanager
-def training(folder: Path, framework: str = "mxnet") -> Iterator[subprocess.Popen[str]]:
+def training(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A run of four ranks that would go on for long, once it has made some steps; nothing of it is left at the end."""
     run = folder / "run"
-    train = ["train", *RECIPE, "epochs=1000", "--framework", framework, "-np", "4", "--launcher", "ray"]
+    train = ["train", *RECIPE, "epochs=1000", *options, "--framework", "mxnet", "-np", "4", "--launcher", "ray"]
     with hygiene.marking() as mark:
         process = subprocess.Popen(
             [sys.executable, "-m", "hvdkit", *train, "--out", str(run)],
@@ -78,7 +87,7 @@ def training(folder: Path, framework: str = "mxnet") -> Iterator[subprocess.Pope
         wait_for(lambda: process.poll() is not None or (metrics.exists() and metrics.read_text().count("\n") > 2))
         assert process.poll() is None, process.communicate()[1]
         yield process
-        wait_for(lambda: not ranks(run))
+        wait_for(lambda: not processes(run))
     finally:
         if process.poll() is None:
             process.kill()
@@ -88,15 +97,21 @@ def training(folder: Path, framework: str = "mxnet") -> Iterator[subprocess.Pope
 
 def ranks(run: Path) -> dict[int, int]:
     """The processes of the run's ranks, by rank."""
-    found = {}
+    return {int(name.removeprefix("rank-")): pid for name, pid in processes(run, "rank-").items()}
+
+
+def processes(run: Path, kind: str = "") -> dict[str, int]:
+    """The processes of the run's ranks by the names of their files, which begin with `kind`; no agents."""
+    found, mark = {}, b"\0HVDKIT_TRACE="
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if str(run).encode() in words and b"\0HVDKIT_TRACE=rank-" in environment:
-                found[int(environment.partition(b"\0HVDKIT_TRACE=rank-")[2].partition(b"\0")[0])] = int(entry.name)
+            name = environment.partition(mark)[2].partition(b"\0")[0].decode()
+            if str(run).encode() in words and name and name.startswith(kind):
+                found[name] = int(entry.name)
     return found
 
 
@@ -161,15 +176,24 @@ def test_a_rank_that_is_killed_is_named_with_its_node(cluster: Cluster, tmp_path
 def test_an_actor_that_is_killed_is_named_by_its_rank(cluster: Cluster, tmp_path: Path) -> None:
     with training(tmp_path) as process:
         agent = parent(ranks(tmp_path / "run")[2])
-        os.kill(parent(agent), signal.SIGKILL)
+        os.kill(parent(parent(agent)), signal.SIGKILL)
         status, said = ended(process)
         assert status == 1 and "rank 2 on " in said, said
 
 
-def test_ctrl_c_ends_all(cluster: Cluster, tmp_path: Path) -> None:
-    with training(tmp_path) as process:
+@pytest.mark.parametrize("options", [[], ["elastic={max_np: 4}"]])
+def test_ctrl_c_ends_all(cluster: Cluster, tmp_path: Path, options: list[str]) -> None:
+    with training(tmp_path, *options) as process:
         process.send_signal(signal.SIGINT)
         assert ended(process)[0] == 130
+
+
+def test_sigterm_ends_an_elastic_run_behind_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    with training(tmp_path, "elastic={max_np: 4}", "checkpoint={}") as process:
+        process.send_signal(signal.SIGTERM)
+        status, said = ended(process)
+        assert status == 0 and "stopped by SIGTERM behind" in said, said
+    assert (tmp_path / "run" / "checkpoints" / "last" / "model.safetensors").exists()
 
 
 def test_a_launcher_that_is_killed_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
@@ -187,14 +211,54 @@ def test_what_does_not_fit_into_the_cluster_is_refused(cluster: Cluster, hvdkit:
 
 
 def test_a_node_that_is_lost_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """The last of the tests with two nodes."""
+    """Behind the other tests with two nodes."""
     with training(tmp_path) as process:
-        assert cluster.process.stdin
-        cluster.process.stdin.write("kill\n")
-        cluster.process.stdin.flush()
+        cluster.order("kill")
         status, said = ended(process)
-        # Which of two nodes with one address is the first is Ray's choice.
-        assert status == 1 and re.search(r"rank (0|2) on \S+, rank (1|3) on ", said), said
+        named = r"rank [0-3] on \S+ (was ended after \S+ s by a signal that hvdkit has not sent|vanished)"
+        assert status == 1 and re.search(named, said), said
+
+
+@pytest.mark.timeout(600)
+def test_an_elastic_run_follows_the_nodes_of_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    """A rank hangs and its slot rests for a while; a node is lost, and one is added. Each time training goes on."""
+    cluster.order("add")
+    run, gate = tmp_path / "run", tmp_path / "gate"
+    gate.write_text("slow 0.2")  # with two ranks, an epoch takes 18 s at least
+    options = [*paced.overrides(gate), "batch_size=8", "epochs=8", "--stall-timeout", f"{hygiene.patience(10):.0f}"]
+    bounds = "elastic={min_np: 1, max_np: 4, commit_every: 1}"
+
+    def steps(np: int) -> int:
+        # Each rank takes 8 images of 1437.
+        return 8 * (1437 // (8 * np))
+
+    def trains_with(np: int) -> bool:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        return json.loads(lines[-1])["total_steps"] == steps(np) if lines else False
+
+    with training(tmp_path, *options, bounds) as process:
+        os.kill(min(processes(run, "worker-").values()), signal.SIGSTOP)
+        for event, np in (("", 3), ("", 4), ("kill", 2), ("add", 4)):
+            if event:
+                cluster.order(event)
+            wait_for(lambda np=np: process.poll() is not None or trains_with(np))
+        gate.unlink()
+        status, said = ended(process)
+        assert status == 0, said
+    assert re.search(r"^worker-\S+ hangs: no progress for .* is ended$", said, re.MULTILINE), said
+    result = json.loads((run / "result.json").read_text())
+    found = [(each["why"], each["np_before"], each["np"]) for each in result["recoveries"]]
+    assert found[:3] == [("lost", 4, 3), ("hosts", 3, 4), ("lost", 4, 2)], said
+    assert found[3:] in ([("hosts", 2, 4)], [("hosts", 2, 3), ("hosts", 3, 4)]), "on a slow machine one after the other"
+    assert (result["np"], result["steps"]) == (4, steps(4))
+
+
+def test_an_elastic_run_takes_no_list_of_hosts(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_nodes", lambda: [Host("10.0.0.1", 4)])
+    options = ["--framework", "mxnet", "--launcher", "ray", "-np", "2", "-H", "10.0.0.1:2", "elastic={max_np: 4}"]
+    done = inside("train", *RECIPE, *options, "--out", "run")
+    told = "-H: leave it out: an elastic run by --launcher ray follows the cluster's own list of hosts\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 @pytest.mark.parametrize(

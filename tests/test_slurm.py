@@ -1,4 +1,4 @@
-"""`--launcher slurm` and `hvdkit submit` under a real Slurm: two hosts, each with a slurmd of its own."""
+"""`--launcher slurm` and `hvdkit submit` under a real Slurm: three hosts, each with a slurmd of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 
 HVDKIT = [sys.executable, "-m", "hvdkit"]
 # Enough steps for a job to be stopped among them; the rates are the digits' own.
-RECIPE = ["resnet20-digits", "model.name=resnet8", "epochs=4", "threads=1", "log_every=1", "checkpoint.every_steps=5"]
+RECIPE = ["resnet20-digits", "model.name=resnet8", "epochs=10", "threads=1", "log_every=1", "checkpoint.every_steps=5"]
 ALLOCATION = ["salloc", "--quiet", "-N2", "-n4"]
 
 
@@ -36,7 +37,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         pytest.skip(f"needs Slurm ({missing[0]}): sudo make cluster-check")
     if os.geteuid() != 0:
         pytest.skip("needs root, as Slurm's daemons do")
-    with starving.network(2, 1000.0) as network, Slurm(network, tmp_path_factory.mktemp("slurm")) as running:
+    with starving.network(3, 1000.0) as network, Slurm(network, tmp_path_factory.mktemp("slurm")) as running:
         yield running
 
 
@@ -60,23 +61,35 @@ def steps(run: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def rank_of(run: Path, rank: int) -> int:
-    """The process of a rank of that run."""
+def processes(run: Path) -> Iterator[tuple[int, bytes, bytes]]:
+    """The processes that have that run on their command lines, with these and their environments."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
+            with suppress(OSError):
                 words, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if str(run).encode() in words and f"\0HVDKIT_TRACE=rank-{rank}\0".encode() in environment:
-                return int(entry.name)
+                if str(run).encode() in words:
+                    yield int(entry.name), words, environment
+
+
+def rank_of(run: Path, rank: int) -> int:
+    """The process of a rank of that run."""
+    for number, _, environment in processes(run):
+        if f"\0HVDKIT_TRACE=rank-{rank}\0".encode() in environment:
+            return number
     raise AssertionError(f"rank {rank} does not run")
 
 
-def has_gone_on(slurm: Slurm, job: str, run: Path) -> bool:
-    """Whether the job has finished since it was queued again. Slurm would let it wait for two minutes."""
-    call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], run)
-    return (run / "result.json").exists()
+def start_again(slurm: Slurm, job: str, said: Callable[[], str]) -> None:
+    """Start a job that was queued again: Slurm would let it wait for two minutes.
+
+    A node refuses a job that starts in the second in which its last start was ended ("Job credential revoked"), and
+    Slurm then gives the job up. So time has to pass in which the job is no longer COMPLETING.
+    """
+    shown = partial(call, slurm, ["scontrol", "show", "job", job], slurm.folder)
+    wait_for(lambda: re.search(r"JobState=PENDING .* Restarts=1 ", shown().stdout, re.DOTALL), said)
+    time.sleep(2)
+    done = call(slurm, ["scontrol", "update", f"jobid={job}", "StartTime=now"], slurm.folder)
+    assert done.returncode == 0, done.stderr + said()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +112,7 @@ def test_four_ranks_train_on_two_hosts(unbroken: Path) -> None:
 def test_results_come_home_from_a_host_that_does_not_see_the_folder(slurm: Slurm, tmp_path: Path) -> None:
     """Rank 0, which writes them, runs there."""
     run = slurm.apart / "run"
-    train = ["train", *RECIPE, "steps=6", "--framework", "mxnet", "-np", "4", "-H", "h2:2,h1:2", "--out", str(run)]
+    train = ["train", *RECIPE, "steps=6", "--framework", "pytorch", "-np", "4", "-H", "h2:2,h1:2", "--out", str(run)]
     done = call(slurm, [*ALLOCATION, *HVDKIT, *train], tmp_path)
     assert done.returncode == 0, done.stderr
     ends = json.loads((run / "logs" / "exits.json").read_text())
@@ -121,6 +134,24 @@ def test_a_rank_that_is_killed_is_named_with_its_host(slurm: Slurm, tmp_path: Pa
     assert (started.returncode, "rank 3 on h2 was killed by SIGKILL" in said) == (1, True), said
     with pytest.raises(AssertionError, match="rank 0 does not run"):
         rank_of(run, 0)
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "scancel"])
+def test_a_run_that_is_ended_leaves_nothing(slurm: Slurm, tmp_path: Path, how: str) -> None:
+    run = tmp_path / "run"
+    train = ["train", *RECIPE, "epochs=1000", "--framework", "mxnet", "-np", "4", "--out", str(run)]
+    started = slurm.start(
+        [*ALLOCATION, *HVDKIT, *train], env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: steps(run) > 2 or started.poll() is not None)
+    if how == "scancel":
+        call(slurm, ["scancel", *call(slurm, ["squeue", "-h", "-o", "%i"], tmp_path).stdout.split()], tmp_path)
+    else:
+        own = [number for number, words, _ in processes(run) if words.split(b"\0")[1:4] == [b"-m", b"hvdkit", b"train"]]
+        os.kill(*own, signal.SIGINT)
+    _, said = started.communicate(timeout=hygiene.patience(60))
+    assert started.returncode == 130 or how == "scancel", said
+    wait_for(lambda: not list(processes(run)), lambda: str(list(processes(run))))
 
 
 def test_a_hang_is_named_with_the_collective_and_the_hosts(slurm: Slurm, tmp_path: Path) -> None:
@@ -147,8 +178,31 @@ def test_a_wrong_interface_is_said(slurm: Slurm, tmp_path: Path) -> None:
     assert re.search(r"first warning or error: rank-\d: .*Connection refused", done.stderr), done.stderr
 
 
-def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: Path, tmp_path: Path) -> None:
-    """On USR2, as before the time ends, it writes a checkpoint and is queued again; it ends with the same bits."""
+@pytest.fixture
+def drained(slurm: Slurm, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Drains a host, which takes no new job then; it is the scheduler's again at the end."""
+    hosts: list[str] = []
+
+    def update(host: str, *state: str) -> None:
+        done = call(slurm, ["scontrol", "update", f"nodename={host}", *state], tmp_path)
+        assert done.returncode == 0, done.stderr
+
+    def drain(host: str) -> None:
+        hosts.append(host)
+        update(host, "state=drain", "reason=maintenance")
+
+    yield drain
+    for host in hosts:
+        update(host, "state=resume")
+
+
+def test_a_job_that_is_warned_goes_on_where_it_stopped(
+    slurm: Slurm, unbroken: Path, tmp_path: Path, drained: Callable[[str], None]
+) -> None:
+    """On USR2, as before the time ends, it writes a checkpoint and is queued again; it ends with the same bits.
+
+    One of its hosts is drained meanwhile: it trains on there until it is warned, and goes on without that host.
+    """
     run = tmp_path / "run"
     submit = [*HVDKIT, "submit", *RECIPE, "--framework", "mxnet", "-np", "4", "--nodes", "2", "--time", "10"]
     done = call(slurm, [*submit, "--run", str(run), "--apply"], tmp_path)
@@ -164,21 +218,24 @@ def test_a_job_that_is_warned_goes_on_where_it_stopped(slurm: Slurm, unbroken: P
         return (log.read_text() if log.exists() else done.stdout) + state + slurm.log("slurmctld")[-2000:]
 
     wait_for(lambda: steps(run) > 5, said)
+    drained("h2")
     call(slurm, ["scancel", "--batch", "--signal=USR2", job], tmp_path)
     wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
     assert not (run / "result.json").exists()
-    wait_for(lambda: "PENDING" in call(slurm, ["scontrol", "show", "job", job], tmp_path).stdout, said)
-    wait_for(partial(has_gone_on, slurm, job, run), said)
-    assert re.search(r"^\S+/run: goes on from step \d+, epoch \d/4$", said(), re.MULTILINE), "appended to the same log"
+    start_again(slurm, job, said)
+    wait_for((run / "result.json").exists, said)
+    assert re.search(r"^\S+/run: goes on from step \d+, epoch \d+/10$", said(), re.MULTILINE), "appended to its log"
     results = [json.loads((each / "result.json").read_text()) for each in (run, unbroken)]
     assert results[0]["first_step"] > 0
     assert len({result["final_weights_sha256"] for result in results}) == 1
     wait_for(lambda: not call(slurm, ["squeue", "-h"], tmp_path).stdout)
+    ends = json.loads((run / "logs" / "exits.json").read_text())
+    assert [end["host"] for end in ends] == ["h1", "h1", "h3", "h3"]
 
 
 def test_each_task_of_an_array_is_warned_and_goes_on_by_itself(slurm: Slurm, tmp_path: Path) -> None:
     runs = [tmp_path / "run" / str(task) for task in range(2)]
-    submit = [*HVDKIT, "submit", *RECIPE, "--framework", "mxnet", "--array", "seed=1,2", "--time", "10"]
+    submit = [*HVDKIT, "submit", *RECIPE, "epochs=4", "--framework", "mxnet", "--array", "seed=1,2", "--time", "10"]
     done = call(slurm, [*submit, "--run", str(tmp_path / "run"), "--apply"], tmp_path)
     found = re.search(r"^job (\d+), 2 tasks: ", done.stdout, re.MULTILINE)
     assert found, done.stdout + done.stderr
@@ -191,7 +248,8 @@ def test_each_task_of_an_array_is_warned_and_goes_on_by_itself(slurm: Slurm, tmp
     call(slurm, ["scancel", "--batch", "--signal=USR2", f"{found[1]}_1"], tmp_path)
     wait_for(lambda: "stopped by SIGTERM behind" in said(), said)
     wait_for((runs[0] / "result.json").exists, said)
-    wait_for(partial(has_gone_on, slurm, f"{found[1]}_1", runs[1]), said)
+    start_again(slurm, f"{found[1]}_1", said)
+    wait_for((runs[1] / "result.json").exists, said)
     results = [json.loads((run / "result.json").read_text()) for run in runs]
     assert results[0]["first_step"] == 0 < results[1]["first_step"]
     assert "\nseed: 2\n" in (runs[1] / "config.yaml").read_text()
@@ -220,6 +278,26 @@ def test_what_slurm_refuses_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None
         done = call(slurm, command, tmp_path)
         assert (done.returncode, done.stderr.startswith(told)) == (2, True), done.stderr
     assert not list(tmp_path.rglob("*"))
+
+
+def test_a_host_that_is_killed_is_named(slurm: Slurm, tmp_path: Path) -> None:
+    """With its slurmd and all else: the last of the tests that use it."""
+    run = tmp_path / "run"
+    train = ["train", *RECIPE, "epochs=1000", "--framework", "mxnet", "-np", "4", "--out", str(run)]
+    started = slurm.start(
+        ["salloc", "--quiet", "--nodelist=h1,h3", "-N2", "-n4", *HVDKIT, *train],
+        env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: steps(run) > 2 or started.poll() is not None)
+    space = slurm.network.run(["readlink", "/proc/self/ns/net"], "h3", stdout=subprocess.PIPE, text=True).stdout.strip()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and str((entry / "ns" / "net").readlink()) == space:
+                os.kill(int(entry.name), signal.SIGKILL)
+    _, said = started.communicate(timeout=hygiene.patience(60))
+    assert started.returncode == 1 and re.search(r"rank [23] on h3 (vanished|was )", said), said
+    with pytest.raises(AssertionError, match="rank 0 does not run"):
+        rank_of(run, 0)
 
 
 def test_counts_of_tasks_as_slurm_writes_them() -> None:

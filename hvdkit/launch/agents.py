@@ -36,6 +36,8 @@ class Agents:
     cluster starts connect to `listener`.
     """
 
+    _ends_connected = True  # whether `stop` asks agents that are connected to end, or only the program that starts them
+
     def __init__(self, job: Job, listener: Listener | None = None) -> None:
         self._job = job
         self._listener = listener
@@ -105,7 +107,8 @@ class Agents:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._processes.append(process)
-        self._streams.add(process.stdout, Stream(process, rank=command.rank))
+        name = None if command.rank is None else f"rank-{command.rank}"
+        self._streams.add(process.stdout, Stream(process, name=name))
 
     @property
     def running(self) -> bool:
@@ -207,24 +210,27 @@ class Agents:
             if event == "started":
                 self._to_clean.add(name)
                 if stream.connection is not None:
-                    stream.rank = report["rank"]
+                    stream.name = name
             self.note(report, received)
 
     def _note_lost_agent(self, stream: Stream) -> None:
         """A stream has ended: an agent that has not reported the end of its rank was killed, and the rank with it."""
-        name = f"rank-{stream.rank}"
-        if stream.rank is None or name in self.ends or name not in self._ranks:
+        name = stream.name
+        if name is None or name in self.ends or name not in self._ranks:
             return
         code, now = 0 if stream.process is None else stream.process.wait(), time.monotonic()
+        rank, host = self._ranks[name]
         self.ends[name] = exits.RankEnd(
-            rank=stream.rank,
-            host=self._ranks[name][1],
+            rank=rank,
+            host=host,
             pid=self._pids.get(name),
             signal=exits.signal_name(-code) if code < 0 else None,
             stopped=self._stopped_at is not None,
             failed_at=now,
             reported_at=now,
+            name=name,
         )
+        self.note_end(self.ends[name])
 
     def _read_end(self, report: dict[str, Any], received: float) -> exits.RankEnd:
         """How a rank ended, from its agent's report."""
@@ -265,7 +271,7 @@ class Agents:
             self._stopped_at = time.monotonic()
         elif not again:
             return
-        connected = self._streams.end_connected()
+        connected = self._ends_connected and self._streams.end_connected()
         if again or not connected:
             self._signal_all(signal.SIGTERM)
 

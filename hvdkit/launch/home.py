@@ -34,9 +34,9 @@ _TIMEOUT_S = 60.0
 def served(job: Job, peers: Sequence[str]) -> Iterator[dict[str, str]]:
     """Serve the job's folder to the agents on `peers` (names or addresses); yields variables for their environment.
 
-    Nothing is served where all ranks run here.
+    Nothing is served where all ranks run here, now and later.
     """
-    if job.home is None or job.here:
+    if job.home is None or (job.here and job.elastic is None):
         yield {}
         return
     (job.home / AWAY).unlink(missing_ok=True)  # the folder is no copy of another host's any more

@@ -76,6 +76,10 @@ class Placement:
         elif elastic and not LAUNCHERS[self.launcher].elastic:
             able = [each.name for each in LAUNCHERS.values() if each.elastic]
             faults.append(f"--launcher {self.launcher}: no elastic runs; expected {' or '.join(able)}")
+        elif elastic and LAUNCHERS[self.launcher].discovers:
+            why = f"leave it out: an elastic run by --launcher {self.launcher} follows the cluster's own list of hosts"
+            given = {"-H": self.hosts_option, "--host-discovery-script": self.discovery}
+            faults += [f"{name}: {why}" for name, value in given.items() if value is not None]
         if not 0 <= self.stall_timeout_s < float("inf"):
             faults.append(f"--stall-timeout {self.stall_timeout_s}: expected seconds, or 0 to wait for ever")
         faults += environment_faults(framework, os.environ)

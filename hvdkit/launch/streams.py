@@ -18,18 +18,26 @@ from hvdkit.launch.agent.reports import MARK
 from hvdkit.launch.listener import Listener
 
 _LONGEST_LINE = 2**20  # bytes of a report, and more than any has
+# A machine that has lost its power says no good-bye. 20 s of silence, then four questions.
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 20,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 4,
+    socket.TCP_USER_TIMEOUT: 60_000,  # ms, for what is sent and not acknowledged
+}
 
 
 @dataclass
 class Stream:
     """What one agent reports: on the standard output of its `process`, or over a `connection`.
 
-    `rank` is None for a program that starts ranks, and until an agent that has connected says which it is.
+    `name` is that of the rank's files; None for a program that starts ranks, and until an agent that has connected says
+    which it is.
     """
 
     process: subprocess.Popen[bytes] | None = None
     connection: socket.socket | None = None
-    rank: int | None = None
+    name: str | None = None
     buffer: bytes = b""
     known: bool = True  # False until a connection has shown the listener's secret
 
@@ -69,7 +77,7 @@ class Streams:
                 data = os.read(key.fd, 65536)
             except BlockingIOError:
                 continue
-            except ConnectionError:  # the agent's machine, or the way to it, is gone
+            except OSError:  # the agent's machine, or the way to it, is gone
                 data = b""
             *lines, stream.buffer = (stream.buffer + data).split(b"\n")
             for line in lines:
@@ -90,12 +98,12 @@ class Streams:
             with contextlib.suppress(OSError):
                 connection.send(f"{line}\n".encode())
 
-    def end_connected(self) -> bool:
-        """Ask the agents that are connected over TCP to end their ranks, about which they still report.
+    def end_connected(self, name: str | None = None) -> bool:
+        """Ask the agents that are connected over TCP, or that of one rank, to end their ranks and report their ends.
 
         Returns whether there are any.
         """
-        connections = self._connections()
+        connections = self._connections(name)
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
@@ -107,8 +115,10 @@ class Streams:
         for connection in self._connections():
             connection.close()
 
-    def _connections(self) -> list[socket.socket]:
-        return [stream.connection for stream in self._open if stream.connection is not None]
+    def _connections(self, name: str | None = None) -> list[socket.socket]:
+        """The connections of all agents, or of the one whose rank has this name."""
+        asked = (stream for stream in self._open if name in (None, stream.name))
+        return [stream.connection for stream in asked if stream.connection is not None]
 
     def _accept(self) -> None:
         """Let an agent in that connects."""
@@ -116,6 +126,7 @@ class Streams:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.socket.accept()
             connection.setblocking(False)
+            _notice_loss(connection)
             self.add(connection, Stream(connection=connection, known=False))
 
     def _report(self, stream: Stream, line: bytes) -> dict[str, Any] | None:
@@ -133,3 +144,10 @@ class Streams:
             return report if {"name", "event", "rank"} <= report.keys() else None
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def _notice_loss(connection: socket.socket) -> None:
+    """Have the kernel end the connection where nothing comes from the other machine for a minute, not even a "no"."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

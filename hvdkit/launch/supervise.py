@@ -66,7 +66,7 @@ class _Ranks(Agents):
         ends = self.all_ends()
         verdict = blame.judge(ends)
         first = None if verdict is None else verdict.end
-        own = first is not None and first.cause in (exits.Cause.OWN, exits.Cause.FROZEN, exits.Cause.UNKNOWN)
+        own = first is not None and first.cause <= exits.Cause.TAKEN
         if self._link_down is not None:
             since, rank, what = self._link_down
             if not (first is not None and own and first.failed_at < since):

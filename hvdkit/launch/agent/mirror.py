@@ -45,11 +45,15 @@ def mirrored(name: str) -> Mirror | None:
     """The mirror for the rank whose files have this name; None where the host sees the run's folder.
 
     The variable HOME is JSON: the `folder`; a file in it, the `mark`, by which it is recognized; how to reach the
-    launcher. Waits until the copy of the folder is complete. Raises Astray.
+    launcher. Waits until the copy of the folder is complete. Raises Astray, also in an elastic run, where another host
+    may get rank 0 and its files.
     """
     facts = json.loads(os.environ.pop(HOME))
     if Path(facts["mark"]).exists():
         return None
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        where = f"{facts['folder']} on {socket.gethostname()}"
+        raise Astray(f"{where}: not the launcher's folder; an elastic run needs an --out that all hosts share")
     found = Mirror(facts, name)
     found.prepare()
     return found

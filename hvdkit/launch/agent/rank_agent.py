@@ -103,6 +103,7 @@ class RankAgent:
         self.unfinished_line = b""
         self.child = 0
         self.stop_requests = 0
+        self.outside = False  # a signal asked to stop, and not the launcher, which would half-close the connection
         self.stopped_at: float | None = None
         self.kill_at: float | None = None
         self.look_at = 0.0
@@ -234,6 +235,7 @@ class RankAgent:
             if ready.get(1, 0) & ~select.POLLIN:
                 poller.unregister(1)
                 self.stop_requests += 1
+                self.outside &= self.stopped_at is not None
             elif 1 in ready:
                 self._ask_to_stop()
             self._stop_as_asked()
@@ -274,6 +276,7 @@ class RankAgent:
 
     def _on_stop_signal(self, *_: object) -> None:
         self.stop_requests += 1
+        self.outside |= self.connected and self.stopped_at is None
 
     def _stop_as_asked(self) -> None:
         """End the command as far as was asked: first by SIGTERM; asked again or after the grace, by SIGKILL."""
@@ -326,6 +329,7 @@ class RankAgent:
             "exit_code": None if by_signal else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if by_signal else None,
             "stopped": self.stopped_at is not None,
+            "outside": self.outside,
             "frozen": self.frozen,
             "activity": self.activity,
             "after_stop": self.stopped_at is not None and failed_at > self.stopped_at,

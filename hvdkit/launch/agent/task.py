@@ -2,7 +2,8 @@
 
 The task finds its number in the program's variables, and in `HVDKIT_LAUNCH` (JSON) what the launcher says: the
 `program`, the `hosts` (a list of names and slots), `np`, the `addresses` of the launcher's machine, the port of its
-`rendezvous` server, and the port for `reports`, where the first line has to be the `secret`.
+`rendezvous` server, and the port for `reports`, where the first line has to be the `secret`. In an elastic run the
+elastic driver has set Horovod's variables for the worker, with that port: only who is reached how is left to find out.
 
 Standard library only, and no syntax newer than Python 3.8: see rank_agent.py.
 """
@@ -31,15 +32,17 @@ class NotARank(Exception):
 def become_rank() -> None:
     """Set Horovod's variables in this process, and lead its standard output to the launcher. Raises NotARank."""
     launch = json.loads(os.environ.pop(VARIABLE))
-    slot = _slot(launch)
+    slot = None if os.environ.get("HOROVOD_ELASTIC") == "1" else _slot(launch)
     connection, address = _connected(launch["addresses"], launch["reports"])
     connection.sendall(launch["secret"].encode() + b"\n")
     interface = _interface(connection.getsockname()[0], address)
     os.dup2(connection.fileno(), 1)
     connection.close()
-    found = horovod_environment(slot, address, launch["rendezvous"], interface)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    os.environ.update(found)
+    if slot is None:
+        os.environ.update(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_IFACE=interface)
+    else:
+        os.environ.update(horovod_environment(slot, address, launch["rendezvous"], interface))
 
 
 def _interface(own: str, other: str) -> str:

@@ -75,6 +75,8 @@ def _how(end: RankEnd) -> str:
     after = "" if end.seconds is None else f" after {end.seconds:.1f} s"
     if end.frozen:
         how = "did not answer: it was frozen by a signal (SIGSTOP, or a debugger)"
+    elif end.outside:
+        how = f"was ended{after} by a signal that hvdkit has not sent: is its node, or the job's share of it, gone?"
     elif end.signal is not None:
         how = f"was killed by {end.signal}{after}"
         if end.signal == "SIGKILL":

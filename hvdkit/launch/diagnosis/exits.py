@@ -66,18 +66,19 @@ class Cause(IntEnum):
     OWN = 0  # an exit code or a signal of its own, or an error that it wrote down
     FROZEN = 1  # SIGSTOP held it when it was asked to stop, so it did not answer
     UNKNOWN = 2  # it was not asked to stop, and nothing is known of its end
-    PERHAPS_LOST = 3  # it failed, and its output has a broken connection, which may not be Horovod's
-    LOST = 4  # it failed because another rank was gone
-    STOPPED = 5  # it was asked to stop, by the launcher or by horovodrun
-    WELL = 6  # exit code 0
+    TAKEN = 3  # what started it has asked it to stop, and not the launcher, as where its node leaves the cluster
+    PERHAPS_LOST = 4  # it failed, and its output has a broken connection, which may not be Horovod's
+    LOST = 5  # it failed because another rank was gone
+    STOPPED = 6  # it was asked to stop, by the launcher or by horovodrun
+    WELL = 7  # exit code 0
 
 
 @dataclass(frozen=True)
 class RankEnd:
     """The end of one rank. `failed_at` and `seconds` (since its start) are of the launcher's monotonic clock.
 
-    `stopped` says that it was being ended by the launcher, `frozen` that SIGSTOP held it by then, `after_stop` that it
-    failed only after it was asked to stop; `pid` and `seconds` are None where it never started.
+    `stopped` says that it was being ended, by the launcher or from `outside`; `frozen` that SIGSTOP held it by then;
+    `after_stop` that it failed only after it was asked to stop; `pid` and `seconds` are None where it never started.
     """
 
     rank: int
@@ -86,6 +87,7 @@ class RankEnd:
     exit_code: int | None = None
     signal: str | None = None
     stopped: bool = False
+    outside: bool = False
     frozen: bool = False
     after_stop: bool = False
     seconds: float | None = None
@@ -109,6 +111,8 @@ class RankEnd:
         """Why it ended, as far as its own record and output show."""
         if self.record is not None and not self.after_stop:
             return Cause.LOST if self.record.kind == "communication" else Cause.OWN
+        if self.outside and self.exit_code != 0:
+            return Cause.TAKEN
         if self.stopped:
             return Cause.FROZEN if self.frozen else Cause.STOPPED
         if self.exit_code == 0:
@@ -124,7 +128,7 @@ class RankEnd:
     @property
     def failed(self) -> bool:
         """Whether the rank failed, and not because it was asked to stop."""
-        return self.cause in (Cause.OWN, Cause.UNKNOWN) or self.secondary
+        return self.cause in (Cause.OWN, Cause.UNKNOWN, Cause.TAKEN) or self.secondary
 
     @property
     def secondary(self) -> bool:

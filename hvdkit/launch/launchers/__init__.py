@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launcher:
-    """One of the modules, loaded at its first use so that `hvdkit --help` stays quick; `elastic`: ranks may change."""
+    """One of the modules, loaded at its first use so that `hvdkit --help` stays quick.
+
+    `elastic`: ranks may change; `discovers`: it then follows the cluster's own list of hosts.
+    """
 
     name: str
     elastic: bool = False
+    discovers: bool = False
 
     def hosts(self, option: str | None, np: int) -> list[Host]:
         """The hosts for `np` ranks, of -H where it is given. Raises RequestError where there are not enough slots."""
@@ -47,7 +51,7 @@ _ALL = (
     Launcher("horovodrun", elastic=True),
     Launcher("mpirun"),
     Launcher("slurm"),
-    Launcher("ray"),
+    Launcher("ray", elastic=True, discovers=True),
 )
 LAUNCHERS = {each.name: each for each in _ALL}
 

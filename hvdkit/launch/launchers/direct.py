@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from pathlib import Path
-
 from hvdkit.launch import namespaces
 from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.hosts import Host, check_here, parse_hosts
@@ -16,7 +12,6 @@ from hvdkit.launch.serve import rendezvous
 from hvdkit.launch.slots import horovod_environment
 from hvdkit.launch.supervise import supervise
 
-_ELASTIC_DRIVER = Path(__file__).with_name("elastic_driver.py")
 # Ranks on this machine use the loopback interface, whatever the host's name resolves to.
 _HERE = Place("lo", "127.0.0.1")
 
@@ -37,7 +32,10 @@ def run(job: Job, on_tick: Tick | None = None) -> None:
     places = _places(job)
     prepare(job)
     if job.elastic is not None:
-        elastic.supervise(job, _elastic_driver(job), on_tick, restarts=True)
+        rank = agent_command(str(job.python), "rank", job, job.command())
+        names = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
+        driver = elastic.driver(job, rank, _environment(job, _HERE), places=names)
+        elastic.supervise(job, driver, on_tick, restarts=True)
         return
     server = places[job.hosts[0].name]
     with rendezvous(job, server.address, server.enter) as port:
@@ -59,13 +57,3 @@ def _places(job: Job) -> dict[str, Place]:
 
 def _environment(job: Job, place: Place) -> dict[str, str]:
     return {"NCCL_SOCKET_IFNAME": place.interface, **job.base_environment(), "HVDKIT_LAUNCHER": "direct"}
-
-
-def _elastic_driver(job: Job) -> AgentCommand:
-    """Horovod's elastic driver under the runtime's interpreter; it starts each rank under an agent."""
-    assert job.elastic is not None
-    places = [f"{slot.hostname}-{slot.local_rank}" for slot in job.slots()]
-    settings = json.dumps({"np": job.np, "places": places, **asdict(job.elastic)}, default=str)
-    rank = agent_command(str(job.python), "rank", job, job.command())
-    command = [str(job.python), str(_ELASTIC_DRIVER), settings, *rank]
-    return AgentCommand(None, command, _environment(job, _HERE))

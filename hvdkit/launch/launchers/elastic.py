@@ -7,9 +7,11 @@ itself would fail again: it ends the run.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +23,46 @@ from hvdkit.launch.diagnosis import blame, exits
 from hvdkit.launch.diagnosis.stalls import open_collectives
 from hvdkit.launch.hosts import is_this_machine
 from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.listener import Listener
 
+_DRIVER = Path(__file__).with_name("elastic_driver.py")
 REMOVED = "has been removed from elastic job"  # what Horovod prints in a rank that it excludes, before it aborts
 
 
-def supervise(job: Job, driver: AgentCommand, on_tick: Tick | None, restarts: bool = False) -> None:
+def driver(job: Job, command: list[str], environment: dict[str, str], name: str = "", **where: object) -> AgentCommand:
+    """Horovod's elastic driver under the runtime's interpreter, for an elastic job.
+
+    `where` says where it starts workers, and so what `command` is (elastic_driver.py). It goes by `name` in logs.
+    """
+    assert job.elastic is not None
+    settings = {"np": job.np, "places": [], "cluster": False, **asdict(job.elastic), **where}
+    line = [str(job.python), str(_DRIVER), json.dumps(settings, default=str), *command]
+    return AgentCommand(None, line, environment, name=name or AgentCommand.name)
+
+
+def supervise(
+    job: Job, driver: AgentCommand, on_tick: Tick | None, restarts: bool = False, listener: Listener | None = None
+) -> None:
     """Run the driver and its workers to their end, calling `on_tick` every 0.1 s; writes exits.json.
 
-    `restarts` says that the driver starts all workers again where all are lost.
+    `restarts` says that the driver starts all workers again where all are lost. Workers that a cluster's program starts
+    connect to `listener`.
 
     Raises RankFailure or RequestError where a rank fails by its own fault, RunError where too few ranks are left or the
     driver fails, and as `Agents.run` does.
     """
-    _Workers(job, restarts).run([driver], on_tick)
+    _Workers(job, restarts, listener).run([driver], on_tick)
 
 
 class _Workers(Agents):
     """The agents of the driver and of its workers."""
 
-    def __init__(self, job: Job, restarts: bool) -> None:
-        super().__init__(job)
+    _ends_connected = False  # workers end with the driver, which would start others in place of these
+
+    def __init__(self, job: Job, restarts: bool, listener: Listener | None = None) -> None:
+        super().__init__(job, listener)
         self._restarts = restarts
+        self._told_to_end: set[str] = set()  # by this process, as they hang or cannot go on
         self._fatal = False
         self._hung: str | None = None
         self.ended: list[exits.RankEnd] = []  # all that have ended, except those that Horovod has removed
@@ -73,15 +94,13 @@ class _Workers(Agents):
                 how = f"Horovod's elastic driver was killed by {exits.signal_name(driver['signal'])}"
             return RunError(f"{how}, and all ranks with it; go on with --resume")
         lost = blame.judge(self.ended)
-        why = (
-            f"the first lost: {blame.failure(self._job, lost)}"
-            if lost
-            else exits.shown_tail("its output", driver["tail"])
-        )
+        if lost is None:
+            output = exits.shown_tail("its output", driver["tail"])
+            return RunError(f"Horovod's elastic driver ended with exit code {driver['exit_code']}; {output}")
         assert self._job.elastic is not None
         return RunError(
             f"Horovod's elastic driver gave up: {len(self.ends)} rank(s) were lost, expected at least "
-            f"{self._job.elastic.min_np} (elastic.min_np) to go on; {why}"
+            f"{self._job.elastic.min_np} (elastic.min_np) to go on; the first lost: {blame.failure(self._job, lost)}"
         )
 
     def note_start(self, report: dict[str, Any]) -> None:
@@ -99,17 +118,17 @@ class _Workers(Agents):
         removed = end.record is None and REMOVED in end.tail
         if not removed:
             self.ended.append(end)
-        if not end.failed or self._stopped_at is not None:
+        lost = end.failed or end.name in self._told_to_end
+        if not lost or self._stopped_at is not None:
             return
         if end.record is not None and not end.secondary:
             self._fatal = True
         elif removed:
             _print(f"{end.name} leaves: its host is not there any more")
         else:
-            how = f"was killed by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
             trains = not self._restarts or self._any_trains()
             then = "training goes on with the others" if trains else "none is training, so all begin anew"
-            _print(f"{end.name} {how} after {end.seconds:.1f} s; {then}")
+            _print(f"{end.name} {_how(end)}; {then}")
             if not trains:
                 self._kill(*self._pids.keys() - self.ends.keys())
 
@@ -123,7 +142,7 @@ class _Workers(Agents):
             named = [each.text(hung, hosts) for each in waits]
             what = "; ".join([*named, f"{name} hangs: no progress for {hang.seconds:.0f} s, {hang.doing}"])
             self.hangs.clear()
-            if self._job.here or is_this_machine(hang.host):
+            if self._listener is not None or self._job.here or is_this_machine(hang.host):
                 _print(f"{what}; it is ended")
                 self._kill(name)
             else:
@@ -135,9 +154,22 @@ class _Workers(Agents):
         return not left or any(phase_of(self._job.log_dir / f"{name}.beat") != STARTING for name in left)
 
     def _kill(self, *names: str) -> None:
+        """End these workers, as if they were lost."""
+        self._told_to_end.update(names)
         for name in names:
-            with contextlib.suppress(OSError):
-                os.kill(self._pids[name], signal.SIGKILL)
+            if not self._streams.end_connected(name):
+                with contextlib.suppress(OSError):
+                    os.kill(self._pids[name], signal.SIGKILL)
+
+
+def _how(end: exits.RankEnd) -> str:
+    """How a worker was lost."""
+    after = "" if end.seconds is None else f" after {end.seconds:.1f} s"
+    if end.signal is None and end.exit_code is None:
+        return f"vanished{after}"
+    if end.stopped:
+        return f"was ended{after}"
+    return f"was killed by {end.signal}{after}" if end.signal else f"ended with exit code {end.exit_code}{after}"
 
 
 def _print(line: str) -> None:

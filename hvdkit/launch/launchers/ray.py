@@ -15,7 +15,7 @@ from hvdkit.launch.hosts import Host, parse_hosts, shown
 from hvdkit.launch.job import Job, Tick, prepare
 from hvdkit.launch.launchers import tasks
 
-_PROGRAM = Path(__file__).with_name("ray_tasks.py")
+_TASKS, _PLACES = (Path(__file__).with_name(name) for name in ("ray_tasks.py", "ray_places.py"))
 _CONNECT_S, _TIMEOUT_S = 5.0, 90.0
 
 
@@ -41,24 +41,25 @@ def hosts(option: str | None, np: int) -> list[Host]:
 def run(job: Job, on_tick: Tick | None = None) -> None:
     """Run the job to its end; `on_tick` is called every 0.1 s.
 
-    Every node needs the interpreter, the script and hvdkit under the paths that they have here.
+    Every node needs the interpreter, the script and hvdkit under the paths that they have here. An elastic job follows
+    the cluster's list of nodes.
 
     Raises RequestError (no Ray, no interpreter, an unwritable folder; nothing was started), RankFailure or RunError (a
     rank or Ray failed), Terminated (SIGTERM), KeyboardInterrupt (SIGINT).
     """
     prepare(job)
     names = [slot.hostname for slot in job.slots()]
+    # A node's name begins with its address (ray_nodes.py).
+    peers = list(dict.fromkeys(name.partition("-")[0] for name in names))
 
     def command(environment: dict[str, str]) -> list[str]:
-        return [*_program(), "run", json.dumps(names), json.dumps(tasks.passed(job, environment))]
+        what = [_TASKS, "run", json.dumps(names)] if job.elastic is None else [_PLACES, job.elastic.max_np]
+        return [sys.executable, *map(str, what), json.dumps(tasks.passed(job, environment))]
 
-    # A node's name begins with its address (ray_tasks.py).
-    peers = list(dict.fromkeys(name.partition("-")[0] for name in names))
-    tasks.run(job, command, "ray", peers, {}, on_tick, program="ray")
-
-
-def _program() -> list[str]:
-    return [sys.executable, str(_PROGRAM)]
+    if job.elastic is None:
+        tasks.run(job, command, "ray", peers, {}, on_tick, program="ray")
+    else:
+        tasks.run_elastic(job, command, "ray", peers, on_tick)
 
 
 def _nodes() -> list[Host]:
@@ -66,11 +67,10 @@ def _nodes() -> list[Host]:
     if importlib.util.find_spec("ray") is None:
         raise RequestError("--launcher ray: Ray is not installed; install it here with `pip install 'hvdkit[ray]'`")
     _check(os.environ.get("RAY_ADDRESS", ""))
+    command = [sys.executable, str(_TASKS), "nodes"]
     try:
         # In a process of its own: Ray starts threads, and changes signals and environment where it is loaded.
-        done = subprocess.run(
-            [*_program(), "nodes"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise RequestError(
             f"--launcher ray: no answer from the Ray cluster within {_TIMEOUT_S:.0f} s; see `ray status`"

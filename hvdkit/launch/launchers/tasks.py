@@ -11,6 +11,7 @@ from hvdkit.launch.agent.interfaces import ways_from
 from hvdkit.launch.agent.task import VARIABLE as VARIABLE
 from hvdkit.launch.agent_command import AgentCommand, agent_command
 from hvdkit.launch.job import Job, Tick
+from hvdkit.launch.launchers import elastic
 from hvdkit.launch.listener import Listener
 from hvdkit.launch.serve import rendezvous
 from hvdkit.launch.supervise import supervise
@@ -59,6 +60,27 @@ def run(
         environment[VARIABLE] = json.dumps(launch)
         rank = agent_command(str(job.python), "task", job, job.command())
         supervise(job, [AgentCommand(None, [*words, *rank], environment, name=program or words[0])], on_tick, listener)
+
+
+def run_elastic(
+    job: Job,
+    command: Callable[[dict[str, str]], Sequence[str]],
+    launcher: str,
+    peers: Sequence[str],
+    on_tick: Tick | None,
+) -> None:
+    """Run an elastic job to its end: the command line is that of a program that offers places (elastic_places.py).
+
+    Raises as `elastic.supervise` does.
+    """
+    with Listener() as listener, home.served(job, peers) as of_home:
+        launch = {"addresses": ways_from(peers) or [_HERE], "reports": listener.port, "secret": listener.secret}
+        environment = {
+            **job.base_environment(), **of_home, "HVDKIT_LAUNCHER": launcher, VARIABLE: json.dumps(launch)
+        }  # fmt: skip
+        rank = agent_command(str(job.python), "task", job, job.command())
+        driver = elastic.driver(job, [*command(environment), *rank], environment, name=launcher, cluster=True)
+        elastic.supervise(job, driver, on_tick, restarts=True, listener=listener)
 
 
 def passed(job: Job, environment: Mapping[str, str]) -> list[str]:
