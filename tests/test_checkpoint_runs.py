@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FRAMEWORKS, Hvdkit
+from conftest import FRAMEWORKS, ROOT, Hvdkit
 from launching import wait_until
 from residents import START, Ranks, residents
 from resuming import lines, under_way
@@ -112,6 +112,34 @@ def test_the_next_step_is_the_same_in_every_framework(
 
 def error(got: np.ndarray, reference: np.ndarray) -> float:
     return float(np.linalg.norm(got - reference) / np.linalg.norm(reference))
+
+
+def test_a_gpt_goes_on_elsewhere_with_all_at_once(ranks: START, tmp_path: Path) -> None:
+    """Local SGD of top-k updates, accumulated: begun by PyTorch, ended by MXNet as MXNet alone, evaluated by Keras."""
+    sizes = ["model.layers=1", "model.heads=2", "model.width=16", "model.context=16", "data.validation=0.005"]
+    sent = ["sync={every: 4}", "compression={method: topk, ratio: 0.1}", "accumulate=2", "schedule.warmup_epochs=0"]
+    # each rank has its own AdamW, and a checkpoint the mean: so both runs make one behind the fourth update
+    overrides = [*sizes, *sent, "checkpoint={every_steps: 4}", "precision=fp64", "threads=1"]
+    case: dict[str, Any] = {"recipe": ROOT / "recipes" / "gpt-tiny.yaml"}
+    whole = ranks("mxnet").do(
+        "train", framework="mxnet", **case, overrides=[*overrides, "steps=8"], out=tmp_path / "whole"
+    )
+    case["out"] = tmp_path / "parts"
+    ranks("pytorch").do("train", framework="pytorch", **case, overrides=[*overrides, "steps=4"])
+    ended = ranks("mxnet").do("train", framework="mxnet", **case, overrides=[*overrides, "steps=8"], resume=True)
+    assert (ended["first_step"], ended["steps"], ended["unit"]) == (4, 8, "tokens")
+    states = [snapshots.read(tmp_path / name / "checkpoints" / "step-00000008") for name in ("whole", "parts")]
+    reference, found = (each.state for each in states)
+    assert found.keys() == reference.keys()
+    apart = {name: error(found[name], value) for name, value in reference.items() if np.any(value)}
+    assert max(apart.values()) <= 1e-9, sorted(apart.items(), key=lambda each: -each[1])[:3]
+    assert ended["validation"] == pytest.approx(whole["validation"], rel=1e-9)
+    settings = states[1].record.recipe
+    place = tmp_path / "parts" / "checkpoints" / "step-00000008"
+    ranks("keras").do("evaluate", framework="keras", checkpoint=place, recipe=settings, out=tmp_path / "evaluated")
+    evaluated = EvaluationResult.model_validate_json((tmp_path / "evaluated" / "evaluate.json").read_text())
+    assert evaluated.metrics == pytest.approx(ended["validation"], rel=1e-9)
+    assert evaluated.metrics["bits_per_byte"] < 8, "of bytes that are drawn by chance"
 
 
 def test_a_checkpoint_of_another_framework_is_gone_on_from_by_the_command_line(

@@ -81,10 +81,11 @@ def test_rivals_compute_what_hvdkit_computes(frameworks: tuple[str, ...], proof:
 def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path, tmp_path: Path) -> None:
     """Those of PyTorch, with accumulation; their weights are hvdkit's, their figures their own."""
     results, seconds = {}, {}
+    adamw = ("optimizer.name=adamw", "optimizer.learning_rate=0.001")
     for out, more in (("own", ()), *((name, ("--rival", name)) for name in ("ddp", "zero_redundancy", "fsdp"))):
         words = ("--framework", "pytorch", "-np", 2, *more, "--out", out, *QUICK)
         began = time.monotonic()
-        done = hvdkit("train", recipe, *words, "steps=4", "accumulate=2", "check_ranks=1", "precision=fp64")
+        done = hvdkit("train", recipe, *words, "steps=4", "accumulate=2", "check_ranks=1", "precision=fp64", *adamw)
         assert done.returncode == 0, done.stderr
         results[out] = TrainResult.model_validate_json((tmp_path / out / "result.json").read_text())
         seconds[out] = time.monotonic() - began
@@ -96,8 +97,8 @@ def test_a_rival_trains_alike_and_says_what_it_cost(hvdkit: Hvdkit, recipe: Path
     whole = 8 * own.parameters  # bytes in float64
     assert ddp.state_bytes is None and zero.state_bytes is not None
     assert (zero.state_bytes["parameters"], zero.state_bytes["gradients"]) == (whole, whole)
-    assert whole / 2 <= zero.state_bytes["optimizer"] < 0.6 * whole, "the larger share of whole tensors"
-    halves = {"parameters": whole // 2, "gradients": whole // 2, "optimizer": whole // 2}
+    assert whole <= zero.state_bytes["optimizer"] < 1.2 * whole, "the larger share of whole tensors, of two slots"
+    halves = {"parameters": whole // 2, "gradients": whole // 2, "optimizer": whole}
     assert fsdp.state_bytes == halves, "every tensor has an even number of rows"
     for name, each in results.items():
         assert len(each.step_ms) == each.measured_steps == 3 and each.step_ms_p99 is not None

@@ -51,8 +51,8 @@ class Holding(Heartbeat):
 
 
 @cache
-def loaded(framework: str) -> tuple[Any, Any]:
-    """Adapter and script; the adapter enters Horovod once and does not leave it."""
+def adapter_of(framework: str) -> Any:
+    """The adapter, which enters Horovod once and does not leave it."""
     adapter: Any = adapters.load(framework)
     enter, shutdown = adapter.init, adapter.shutdown
 
@@ -63,11 +63,18 @@ def loaded(framework: str) -> tuple[Any, Any]:
         return entered[0]
 
     adapter.init, adapter.shutdown = init, lambda: None
-    spec = importlib.util.spec_from_file_location(f"recipe_{framework}", ROOT / "recipes" / framework / "resnet.py")
+    return adapter
+
+
+@cache
+def script_of(framework: str, name: str) -> Script:
+    """The script of `recipes/` with that name."""
+    place = ROOT / "recipes" / framework / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"recipe_{framework}_{name}", place)
     assert spec and spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return adapter, Script(script.build)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Script(module.build)
 
 
 def train(
@@ -78,14 +85,16 @@ def train(
     heartbeat.step = hold_at
     asked = schema.load(Path(recipe), overrides)
     Path(out).mkdir(parents=True, exist_ok=True)
-    return train_(*loaded(framework), asked, Path(out), heartbeat, resume).model_dump(mode="json")
+    adapter, script = adapter_of(framework), script_of(framework, asked.model.SCRIPT)
+    return train_(adapter, script, asked, Path(out), heartbeat, resume).model_dump(mode="json")
 
 
 def evaluate(framework: str, checkpoint: str, recipe: dict[str, Any], out: str) -> None:
     """What `hvdkit evaluate` has its ranks do."""
     Path(out).mkdir(parents=True, exist_ok=True)
-    adapter, script = loaded(framework)
-    evaluate_(adapter, script, Recipe.model_validate(recipe), Path(checkpoint), Path(out), Heartbeat())
+    asked = Recipe.model_validate(recipe)
+    adapter, script = adapter_of(framework), script_of(framework, asked.model.SCRIPT)
+    evaluate_(adapter, script, asked, Path(checkpoint), Path(out), Heartbeat())
 
 
 WORK: dict[str, Callable[..., Any]] = {"train": train, "evaluate": evaluate}
