@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attacks import HVDKIT, attack, refused, sound
-from conftest import FRAMEWORKS
+from conftest import FRAMEWORKS, ROOT
 from simulating import profile
+from test_bench import measured
 
 from hvdkit.adapters.capabilities import ENVIRONMENT
+from hvdkit.commands.bench import measured as fit
 from hvdkit.core import tuning, usage
 from hvdkit.launch.placement import environment_faults
 from hvdkit.report import bench, parity, plotting
 from hvdkit.report import profile as profile_
 from hvdkit.results import profile as profiles
+from hvdkit.results.parity import read_parity
 
 PREDICT = "predict profile.json --cluster p100-roce25 -n 8 --out out"
 
@@ -68,6 +72,25 @@ def test_a_picture_leaves_the_callers_folder_backend_and_settings(here: Path) ->
     code += "import matplotlib; print(Path.cwd().name, os.environ['MPLBACKEND'], matplotlib.rcParams['font.size'])"
     done = attack(here, [sys.executable, "-c", code], MPLBACKEND="nonsense")
     assert done.stdout.split() == [here.name, "nonsense", "10.0"], done.stderr
+
+
+def test_the_ticks_of_logarithmic_axes_are_no_formulas(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    drawn: list[str] = []
+
+    def read(figure: Figure, *_: Any, **__: Any) -> None:
+        figure.draw_without_rendering()
+        drawn.extend(text.get_text() for text in figure.findobj(Text) if isinstance(text, Text))
+
+    monkeypatch.setattr(Figure, "savefig", read)
+    found = read_parity(ROOT / "benchmarks" / "parity" / "resnet20-digits" / "parity.json")
+    parity.parity_plot(found, here / "parity.png")
+    times = measured("allreduce", 4, 900.0, 0.12)
+    bench.bench_plot(times, fit(times), here / "bench.png")
+    assert {"1e\N{MINUS SIGN}12", "1000"} < set(drawn)
+    assert not [text for text in drawn if "$" in text or "\\" in text]
 
 
 @pytest.mark.parametrize(

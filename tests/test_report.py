@@ -155,6 +155,9 @@ def test_tables_that_do_not_fit_are_stacked_and_still_sorted(browser: Browser, r
     opened.run("[...document.querySelectorAll('th button')].find(each => each.textContent === 'images/s').click()")
     read = "[...document.querySelector('table').tBodies[0].rows].map(row => Number(row.cells[3].textContent))"
     assert opened.run(read) == sorted(opened.run(read))
+    cell = "[...document.querySelectorAll('.stacked td.figure')].at(-1)"
+    opened.run(f"{cell}.innerHTML = '1.2 <span class=whole>(2,345,678.9–3,456,789.0)</span>'")
+    assert opened.run(f"{cell}.scrollWidth <= {cell}.clientWidth"), "a long interval stays out of the next cell"
     opened.show(1280, 800, "light")
     opened.run("new Promise(done => setTimeout(done, 100))")
     assert opened.run("document.querySelector('.scroll').className") == "scroll", "it fits again"

@@ -17,7 +17,7 @@ from conftest import Hvdkit, run
 
 from hvdkit import paths
 from hvdkit.recipe import schema
-from hvdkit.report import canvas, collect, page, reproduce
+from hvdkit.report import canvas, collect, page, reproduce, tables
 from hvdkit.report.rounds import Group, grouped, interval, ratio
 
 
@@ -191,6 +191,13 @@ def test_lines_begin_near_their_values(
         canvas.fit(axes, values, least, 100.5)
         bottom, top = axes.get_ylim()
     assert low[0] <= bottom <= low[1] and high[0] <= top <= high[1] and top - bottom >= least
+
+
+def test_the_version_of_horovod_is_that_of_runs_that_have_it(real: Path) -> None:
+    change(real, several_rounds)
+    change(real, lambda document: document["runs"][-1].update(horovod_version=None))  # a baseline's, the last run
+    (row,) = (row for row in tables.machine_table(collect.read(real)).rows if row[0].text == "mxnet")
+    assert row[1].text == "1.9.1, Horovod 0.28.1"
 
 
 def test_what_an_elastic_run_has_outlived_is_told(real: Path) -> None:

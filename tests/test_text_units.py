@@ -18,6 +18,7 @@ from hvdkit.report import csv_files
 from hvdkit.report.compare import comparison_markdown, comparison_tables
 from hvdkit.report.profile import tables
 from hvdkit.results.compare import read_comparison
+from hvdkit.results.train import result_lines
 from hvdkit.simulator.money import Money
 from hvdkit.tasks import gpt
 
@@ -128,6 +129,7 @@ def test_tables_and_reports_are_of_tokens(of_text: Path, inside: Hvdkit) -> None
     assert inside("report", of_text).returncode == 0
     found = read_comparison(of_text / "compare.json")
     written = [(of_text / name).read_text() for name in ("report.html", "report.md")]
+    assert result_lines(found.runs[0]).endswith(", validation perplexity 12.1800, validation bits/byte 1.2345")
     for text in (*written, comparison_markdown(found)):
         assert all(each in text for each in ("tokens/s", "GFLOP/s", "bits/byte", "1.2345", "perplexity")), text
         assert "images" not in text.lower()

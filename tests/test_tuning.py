@@ -76,8 +76,8 @@ def test_what_was_measured_counts_only_where_it_is_in_force() -> None:
     ],
 )
 def test_the_rules_choice_stays_unless_another_is_faster(speeds: dict[str, list[float]], best: str) -> None:
-    found, why = tune.choose(speeds)
-    assert found == best and f"medians of {len(speeds[RULE])} short runs" in why
+    found, why = tune.choose(speeds, "tokens")
+    assert found == best and f"tokens/s, medians of {len(speeds[RULE])} short runs" in why
 
 
 # The command line with one round of short runs instead of three.

@@ -61,25 +61,27 @@ def measured(plan: Plan, folder: Path) -> Plan:
                 print(f"tuning, round {number + 1} of {ROUNDS}: {speed}", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    best, why = choose(speeds)
+    best, why = choose(speeds, unit)
     settings = SETTINGS[best] or tuning.environment(plan.recipe, os.environ)
     chosen = {name: {"value": int(value), "why": why} for name, value in settings.items() if name in (IDLE, CYCLE)}
     return replace(plan, settings=settings | {CHOSEN: json.dumps(chosen)})
 
 
-def choose(speeds: Mapping[str, list[float]]) -> tuple[str, str]:
-    """The SETTINGS with the highest median speed, and why: the rule's unless others are GAIN times as fast."""
+def choose(speeds: Mapping[str, list[float]], unit: str) -> tuple[str, str]:
+    """The SETTINGS with the highest median speed in `unit` per second, and why: the rule's unless others are GAIN
+    times as fast.
+    """
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     fastest = max(medians, key=lambda name: medians[name])
     best = fastest if medians[fastest] > GAIN * medians[RULE] else RULE
     table = ", ".join(f"{medians[name]:.0f} {name}" for name in speeds)
     rounds = len(next(iter(speeds.values())))
     rule = "" if best != RULE else f"; the rule's stays unless another gains {100 * (GAIN - 1):.0f} %"
-    return best, f"measured before the run, images/s, medians of {rounds} short runs: {table}{rule}"
+    return best, f"measured before the run, {unit}/s, medians of {rounds} short runs: {table}{rule}"
 
 
 def _speed(plan: Plan, place: Path) -> float:
-    """Images per second of the updates between WARMUP_STEPS and STEPS, the median of their parts."""
+    """Units per second of the updates between WARMUP_STEPS and STEPS, the median of their parts."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     short = plan.recipe.model_copy(update={"checkpoint": None, "log_every": PART, "tensorboard": False, "tune": "rule"})

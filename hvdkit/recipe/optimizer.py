@@ -17,14 +17,14 @@ _EPSILON = "added to the root of the mean square"
 class Optimizer(Strict):
     """Base of all optimizers; the recipe's `optimizer.name` chooses one of the classes below.
 
-    `learning_rate` is for a global batch of `schedule.base_batch_size` images. Weight decay applies to all parameters
-    or, with `decay: weights`, to all but biases and batch-norm parameters. Formulas: `hvdkit/core/update_rules.py`.
+    `learning_rate` is for a global batch of `schedule.base_batch_size` samples. Weight decay applies to all parameters
+    or, with `decay: weights`, to all but biases and those of norms. Formulas: `hvdkit/core/update_rules.py`.
     """
 
     name: str
-    learning_rate: float = Field(gt=0, le=1e6, description="of a global batch of schedule.base_batch_size images")
+    learning_rate: float = Field(gt=0, le=1e6, description="of a global batch of schedule.base_batch_size samples")
     weight_decay: float = Field(1e-4, ge=0, description=_WEIGHT_DECAY)
-    decay: Literal["all", "weights"] = Field("all", description="weights: all but biases and batch norm decay")
+    decay: Literal["all", "weights"] = Field("all", description="weights: all but biases and norms decay")
     clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of all gradients together")
 
 

@@ -63,12 +63,14 @@ def bench_plot(bench: Bench, fit: Measured, path: Path) -> None:
         left.fill_between(sizes, medians, late, alpha=0.2, label="to the 99th percentile")
         fitted = [1e6 * of_pieces(fit.pieces)(size // share) for size in sizes]
         left.plot(sizes, fitted, "k--", lw=1, label="fit")
-        left.set(xscale="log", yscale="log", xlabel="size, bytes", title="time of the slowest rank, µs")
+        plotting.logarithmic(left, "x", "y")
+        left.set(xlabel="size, bytes", title="time of the slowest rank, µs")
         right.plot(sizes, [row.busbw_mbit_per_s for row in bench.rows], "o-")
         if bench.link_mbit_per_s:
             right.axhline(bench.link_mbit_per_s, color="black", lw=1, label="the link")
             right.legend()
-        right.set(xscale="log", xlabel="size, bytes", title="bus bandwidth, Mbit/s")
+        plotting.logarithmic(right, "x")
+        right.set(xlabel="size, bytes", title="bus bandwidth, Mbit/s")
         right.set_ylim(bottom=0)
         left.legend()
         for axes in (left, right):

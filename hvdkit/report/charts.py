@@ -292,7 +292,7 @@ class Charts:
             yield self._parity_steps(self._comparison.parity)
 
     def _checks(self, parity: Parity) -> Chart:
-        names = {key: key.removesuffix("_f64") for key in parity.marks}
+        names = {key: key.removesuffix("_f64") for key in parity.checks}
         columns = ["framework", "check", "error", "limit"]
         with drawing(60 + 22 * len(names), "parity", "Errors and their limits", columns) as canvas:
             axes = canvas.figure.subplots()

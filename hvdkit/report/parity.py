@@ -49,8 +49,8 @@ def parity_table(parity: Parity, versions: bool = True) -> Table:
 
     for key, label in (("batches_equal", "batches"), ("initial_weights_equal", "initial weights")):
         add(key, label, "bits", ["equal" if getattr(found, key) else "DIFFER" for found in each.values()])
-    for key, label in _CHECKS.items():
-        add(key, label, f"{parity.marks[key]:.0e}", [_shown(found, key) for found in each.values()])
+    for key in parity.checks:
+        add(key, _CHECKS[key], f"{parity.marks[key]:.0e}", [_shown(found, key) for found in each.values()])
     for key, label in (("logits_f32", "logits in float32"), ("gradients_f32", "gradients in float32, worst tensor")):
         own = getattr(next(iter(each.values())), f"reference_{key}")
         factors = " or ".join(f"{factor:g}" for factor in sorted({found.f32_factor for found in each.values()}))
@@ -113,7 +113,7 @@ def parity_plot(parity: Parity, path: Path) -> None:
         from matplotlib import ticker
 
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1))
-        checks = list(parity.marks)
+        checks = parity.checks
         for index, (name, each) in enumerate(parity.in_float64.items()):
             places = [place + 0.15 * (index - (len(parity.in_float64) - 1) / 2) for place in range(len(checks))]
             left.plot([clipped(getattr(each, key)) for key in checks], places, "o", label=name, color=f"C{index}")
@@ -123,16 +123,20 @@ def parity_plot(parity: Parity, path: Path) -> None:
             right.plot(range(1, len(steps) + 1), steps, ".-", color=f"C{index}")
         for place, key in enumerate(checks):
             left.plot([parity.marks[key]] * 2, [place - 0.4, place + 0.4], color="black", lw=2)
-        left.set(xscale="log", xlim=(FLOOR / 2, 20), title="worst error (black: limit)")
+        plotting.logarithmic(left, "x")
+        left.xaxis.set_major_locator(ticker.LogLocator(numticks=6))
+        left.set(xlim=(FLOOR / 2, 20), title="worst error (black: limit)")
         left.set_yticks(range(len(checks)), [key.removesuffix("_f64") for key in checks])
         left.invert_yaxis()
         left.legend(loc="lower right")
         middle.axhline(parity.marks["gradients_f64"], color="black", lw=2)
-        middle.set(yscale="log", ylim=(FLOOR / 2, 20), xlabel="parameter, from the input to the output")
+        plotting.logarithmic(middle, "y")
+        middle.set(ylim=(FLOOR / 2, 20), xlabel="parameter, from the input to the output")
         middle.set_title("gradients (solid: float64, dotted: float32 against float64)")
         right.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         right.axhline(parity.marks["step_f64"], color="black", lw=2)
-        right.set(yscale="log", ylim=(FLOOR / 2, 20), xlabel="step", title="each step from the reference's state")
+        plotting.logarithmic(right, "y")
+        right.set(ylim=(FLOOR / 2, 20), xlabel="step", title="each step from the reference's state")
         for axes in (left, middle, right):
             axes.grid(alpha=0.3)
         verdict = "passed" if parity.passed else "NOT PASSED"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hvdkit.files import write_atomic
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -47,6 +48,20 @@ def picture(path: Path, width: float, height: float, layout: Any = None) -> Iter
         drawn = io.BytesIO()
         figure.savefig(drawn, format="png", dpi=110)
         write_atomic(path, drawn.getvalue())
+
+
+def logarithmic(axes: Axes, *names: str) -> None:
+    """Scale the axes `names`, x or y, by logarithms.
+
+    Ticks are such as 1e-12. Matplotlib's own are formulas, which `picture` would show as their source.
+    """
+    from matplotlib.ticker import LogFormatter
+
+    for name in names:
+        axes.set(**{f"{name}scale": "log"})
+        axis = getattr(axes, f"{name}axis")
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter())
 
 
 @functools.cache

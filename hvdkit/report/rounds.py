@@ -10,7 +10,7 @@ from statistics import median
 from hvdkit.baselines.registry import label
 from hvdkit.report.collect import Kind, Run
 from hvdkit.results import intervals
-from hvdkit.results.train import TrainResult
+from hvdkit.results.train import TrainResult, readable
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def own_metrics(runs: Iterable[Run]) -> list[str]:
 
 def titled(metric: str) -> str:
     """A metric's name for a column, beside the training loss."""
-    return {"loss": "validation loss", "bits_per_byte": "bits/byte"}.get(metric, metric)
+    return "validation loss" if metric == "loss" else readable(metric)
 
 
 def by_kind(runs: Iterable[Run]) -> dict[Kind, Group]:

@@ -129,7 +129,7 @@ def machine_table(found: Found) -> Table:
         }
     results = [run.result for run in found.runs]
     rows["measured"] = _when([result.ended_at for result in results if result.ended_at])
-    for result in results:
+    for result in sorted(results, key=lambda each: each.horovod_version is not None):  # some baselines do without
         rows[result.framework] = f"{result.framework_version}, Horovod {result.horovod_version or 'none'}"
     for name, values in {
         "hvdkit": [result.hvdkit_version for result in results],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.results.json_files import Figures, Result, read
+from hvdkit.results.train import readable
 
 
 class EvaluationResult(Figures, Result):
@@ -40,7 +41,7 @@ class EvaluationResult(Figures, Result):
         if self.accuracy is not None and self.loss is not None:
             parts = [f"correct {self.correct} of {self.total} ({100 * self.accuracy:.2f} %)", f"loss {self.loss:.6f}"]
             shown = {name: value for name, value in shown.items() if name not in ("accuracy", "loss")}
-        found = ", ".join([*parts, *(f"{name} {value:.6g}" for name, value in shown.items())])
+        found = ", ".join([*parts, *(f"{readable(name)} {value:.6g}" for name, value in shown.items())])
         return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}: {found}"
 
 

@@ -24,6 +24,11 @@ def scores(validation: dict[str, float]) -> dict[str, Any]:
     return {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
 
 
+def readable(metric: str) -> str:
+    """A metric's name where people read it."""
+    return {"bits_per_byte": "bits/byte"}.get(metric, metric)
+
+
 def shown_scores(validation: dict[str, float] | None) -> str:
     """The validation metrics for the end of a line, such as `, validation mae 0.2175`.
 
@@ -33,7 +38,7 @@ def shown_scores(validation: dict[str, float] | None) -> str:
     texts = [f"accuracy {100 * accuracy:.2f} %"] if (accuracy := shown.pop("accuracy", None)) is not None else []
     if texts:
         shown.pop("loss", None)
-    texts += [f"{name} {value:.4f}" for name, value in shown.items()]
+    texts += [f"{readable(name)} {value:.4f}" for name, value in shown.items()]
     return "".join(f", validation {text}" for text in texts)
 
 
