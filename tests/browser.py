@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = hygiene.patience(60.0)
 _OPTIONS = [
     "--headless=new",
     "--remote-debugging-pipe",
@@ -128,6 +129,10 @@ class Page:
         if "exceptionDetails" in answer:
             pytest.fail(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
+
+    def settle(self) -> None:
+        """Until what an event has set off is on the screen: two frames on, and a moment."""
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 100))))")
 
     def press(self, key: str) -> None:
         """A key goes down and up on what has the focus."""

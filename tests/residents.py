@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hygiene
 from conftest import ROOT
 from launching import framework_job, wait_until
 
@@ -73,14 +74,14 @@ class Ranks:
         for pid in [int(place.read_text()) for place in places]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.thread.join(60)
+        self.thread.join(hygiene.patience(60))
         return self.failure
 
     def end(self) -> None:
         """Let them end by themselves; no harm where they have ended already."""
         if self.thread.is_alive():
             write_atomic(self.cases / f"{self.asked}.json", "null")
-            self.thread.join(20)
+            self.thread.join(hygiene.patience(20))
         if self.thread.is_alive():  # one of them is at a case that has failed on another
             self.kill()
         assert not self.thread.is_alive(), "ranks outlive their end"

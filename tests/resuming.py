@@ -82,9 +82,11 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def under_way(out: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def under_way(
+    out: Path, *arguments: object, program: tuple[str, str] = ("-m", "hvdkit")
+) -> Iterator[subprocess.Popen[str]]:
     """`hvdkit train` with these arguments and `--out`, once its first checkpoint is there; it does not outlive this."""
-    command = [sys.executable, "-m", "hvdkit", "train", *map(str, arguments), "--out", str(out)]
+    command = [sys.executable, *program, "train", *map(str, arguments), "--out", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         written = wait_until(lambda: any((out / "checkpoints").glob("step-*")) or process.poll() is not None, 90)

@@ -153,7 +153,8 @@ def test_each_command_that_starts_ranks_refuses_such_a_variable(
 @pytest.mark.parametrize("value", ["abc", "nan", "inf", "-5", "1e400", ""])
 def test_a_start_that_no_launcher_has_told_counts_for_nothing(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDKIT_STARTED", value)
-    assert abs(usage.started_at() - usage.process_began()) < 1
+    # The least of many: a process that is interrupted between two clocks gets a later one.
+    assert abs(min(usage.started_at() for _ in range(20)) - min(usage.process_began() for _ in range(20))) < 1
     monkeypatch.setenv("HVDKIT_STARTED", "12.5")
     assert usage.started_at() == 12.5
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 from attacks import HVDKIT, attack, refused, sound
 from comparisons import change
@@ -35,7 +36,7 @@ def test_a_pipe_is_read_to_its_end_and_one_that_says_nothing_is_given_up(tmp_pat
         read_bounded(fifo, patience_s=0.05)
     writer = threading.Thread(target=lambda: fifo.write_bytes(b"x" * 300_000))
     writer.start()
-    assert read_bounded(fifo, patience_s=30) == b"x" * 300_000
+    assert read_bounded(fifo, patience_s=hygiene.patience(30)) == b"x" * 300_000
     writer.join()
     with pytest.raises(OSError, match="more than"):
         read_bounded(Path("/proc/self/maps"), most=10)

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import hygiene
 import pytest
 from attacks import HVDKIT, attack, sound
 from simulating import profile
@@ -129,7 +130,7 @@ def test_a_reader_that_goes_away_ends_a_command_in_silence(here: Path) -> None:
     )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + hygiene.patience(60)
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert process.returncode == 1 and process.stderr.read() == b""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import hygiene
 import numpy as np
 import pytest
 from conftest import Hvdkit
@@ -190,7 +191,9 @@ assert snapshots.newest(folder)[0].record.progress.step == 1
     flags = "-m" if os.geteuid() == 0 else "-Urm"
     script = f'mount -t tmpfs -o size=200k tmpfs "{disk}" && exec "$@"'
     command = ["unshare", flags, "sh", "-c", script, "sh", sys.executable, "-c", code, str(disk)]
-    done = subprocess.run([*command, str(Path(__file__).parent)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*command, str(Path(__file__).parent)], capture_output=True, text=True, timeout=hygiene.patience(60)
+    )
     assert done.returncode == 0, done.stderr
     assert "no checkpoint can be written (No space left on device)" in done.stdout
 

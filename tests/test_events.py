@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hygiene
 import numpy as np
 import paced
 import pytest
@@ -87,7 +88,7 @@ assert not [name for name in sys.modules if name.startswith("tensorboard")]
 """
     here = {"PYTHONPATH": ":".join([*sys.path, str(Path(__file__).parent)])}
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=hygiene.patience(60))
     assert done.returncode == 0, done.stderr
 
 
@@ -102,7 +103,7 @@ def test_over_real_ranks_and_kill_9(framework: str, hvdkit: Hvdkit, recipe: Path
     options, settings = ("--framework", framework, "-np", 2), (*SETTINGS, *paced.overrides(gate))
     with under_way(tmp_path / "run", recipe, *options, *settings) as process:
         kill_ranks(tmp_path / "run", framework)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=hygiene.patience(60))
     assert process.returncode == 1, said
     gate.unlink()
     done = hvdkit("train", recipe, *options, "--out", "run", "--resume", *settings)

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 from conftest import ROOT, Hvdkit
 from launching import MARK, gone_within, marked, nothing_left, wait_until
@@ -156,7 +157,7 @@ def test_a_command_that_is_ended_leaves_no_orphan(
     metrics = tmp_path / "run" / "metrics.jsonl"
     assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 60), "training never began"
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=hygiene.patience(60))
     assert gone_within(mark, 30)
     assert "Traceback" not in told
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
@@ -183,7 +184,7 @@ def test_two_runs_into_one_folder(tmp_path: Path, recipe: Path, mark: str, hvdki
         assert "another run is writing there" in second.stderr
     finally:
         first.terminate()
-        first.wait(60)
+        first.wait(hygiene.patience(60))
 
 
 @pytest.mark.usefixtures("warm")
@@ -210,7 +211,7 @@ def on_a_small_disk(tmp_path: Path, kib: int, options: str, arguments: list[str]
         [*namespace, *inside],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=hygiene.patience(120),
         cwd=tmp_path,
     )
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import hygiene
 import pytest
 from conftest import ROOT
 
@@ -32,7 +33,9 @@ def test_a_script_trains_on_two_ranks(tmp_path: Path, script: str) -> None:
     path = ROOT / "tests" / "horovod_scripts" / f"train_{script}.py"
     command = [python, horovodrun.PROGRAM, "--gloo", "-np", "2", python, path]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_IDLE_CYCLE_TIME": "100"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=hygiene.patience(280)
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = dict(re.findall(r"trained (\d) (\S+ \S+)$", done.stdout, re.MULTILINE))
     assert set(found) == {"0", "1"}, done.stdout[-2000:]

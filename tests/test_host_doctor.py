@@ -63,6 +63,7 @@ def hosts(*names: str) -> str:
     return ",".join(f"{name}:1" for name in names)
 
 
+@pytest.mark.ranks  # each host has a time to answer in
 def test_thirty_two_hosts(hvdkit: Hvdkit, fake: dict[str, str], tmp_path: Path) -> None:
     names = [f"node{number:02}" for number in range(1, 33)]
     asked = ["doctor", "-H", hosts(*names), "--interface", "lo", "--out", "found"]
@@ -78,6 +79,7 @@ def test_thirty_two_hosts(hvdkit: Hvdkit, fake: dict[str, str], tmp_path: Path) 
     assert "32 of 32 hosts answer, ranks can run on them" in done.stdout
 
 
+@pytest.mark.ranks
 def test_each_fault_is_named_with_its_host_and_its_remedy(hvdkit: Hvdkit, fake: dict[str, str], tmp_path: Path) -> None:
     asked = ["doctor", "--hostfile", "hosts", "--interface", "127.0.0.0/8"]
     (tmp_path / "hosts").write_text("greeting1 slots=1\nlocked1\nbroken1\nother1\ngood1 slots=1000 # a GPU\n")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 import starving
 from conftest import Hvdkit, run
@@ -33,7 +34,7 @@ _TRANSFER = """
 import socket, sys, time
 role, address, count, wait_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 if role == "from":
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while True:
         try:
             line = socket.create_connection((address, 5201))
@@ -69,8 +70,10 @@ def seconds_for(network: Any, count: int, source: str = "h1", wait_s: float = 0.
         return [sys.executable, "-c", _TRANSFER, role, "10.77.0.2", str(count), str(wait_s)]
 
     receiver = network.start(command("to"), "h2")
-    sender = network.run(command("from"), source, check=True, timeout=60, stdout=subprocess.PIPE, text=True)
-    receiver.wait(timeout=30)
+    sender = network.run(
+        command("from"), source, check=True, timeout=hygiene.patience(60), stdout=subprocess.PIPE, text=True
+    )
+    receiver.wait(hygiene.patience(30))
     return float(sender.stdout)
 
 
@@ -80,7 +83,7 @@ def can_take(network: Any, count: int, seconds: float, source: str = "h1", least
     What others do on the machine makes a transfer slower, and never faster: so one in time is the proof that the
     network allows it, however long that is in coming.
     """
-    until = time.monotonic() + 120
+    until = time.monotonic() + hygiene.patience(120)
     while time.monotonic() < until:
         took = seconds_for(network, count, source)
         assert took > least, "a limit makes a transfer last so long"
@@ -106,11 +109,14 @@ def test_nothing_crosses_for_free_after_a_pause(network: Any) -> None:
 
 
 def test_packets_are_the_wires_own(network: Any) -> None:
-    bytes_before, packets_before = network.sent_bytes()["h1"], network.sent_packets()["h1"]
-    seconds_for(network, 500_000)
-    sent, packets = network.sent_bytes()["h1"] - bytes_before, network.sent_packets()["h1"] - packets_before
-    assert 500_000 < sent < 560_000
-    assert packets >= 500_000 // 1460
+    for _ in range(5):  # TCP may send packets twice on a busy machine, though not each time
+        bytes_before, packets_before = network.sent_bytes()["h1"], network.sent_packets()["h1"]
+        seconds_for(network, 500_000)
+        sent, packets = network.sent_bytes()["h1"] - bytes_before, network.sent_packets()["h1"] - packets_before
+        assert sent > 500_000 and packets >= 500_000 // 1460
+        if sent < 560_000:
+            return
+    pytest.fail(f"{sent} bytes were sent")
 
 
 def test_another_rate_holds_at_once(network: Any) -> None:
@@ -146,7 +152,7 @@ def test_nothing_stays_of_a_killed_program(number: signal.Signals) -> None:
     assert wait_until(lambda: "sleep" in names(mark), 60)
     assert len(names(mark)) >= 3, "the program, what holds the network, and the command"
     program.send_signal(number)
-    program.wait(60)
+    program.wait(hygiene.patience(60))
     assert gone_within(mark, 60), names(mark)
     assert here() == before
 
@@ -236,7 +242,7 @@ def test_ranks_live_in_the_hosts(network: Any, tmp_path: Path) -> None:
     out, before = tmp_path / "out", network.sent_bytes()
     command = [sys.executable, "-m", "hvdkit", "bench", "allreduce", "--framework", "mxnet", "-np", "4"]
     options = ["-H", network.hosts_option(2), "--min-bytes", "1000000", "--max-bytes", "1000000", "--seconds", "0.1"]
-    network.run([*command, *options, "--out", str(out)], check=True, timeout=120, cwd=tmp_path)
+    network.run([*command, *options, "--out", str(out)], check=True, timeout=hygiene.patience(120), cwd=tmp_path)
     told = json.loads((out / "bench.json").read_text())
     assert told["hosts"] == ["h1", "h1", "h2", "h2"]
     assert [row["wrong"] for row in told["rows"]] == [0]

@@ -100,7 +100,13 @@ def test_all_is_well(tmp_path: Path, mark: str) -> None:
 
 
 def test_a_rank_that_exits_is_named_with_its_code(tmp_path: Path, mark: str) -> None:
-    error = failure(tmp_path, "print('bye'); sys.exit(3) if rank == 1 else hang()", mark, np=3)
+    script = """
+say(f"ready-{rank}")
+wait_for("ready-0")
+print("bye")
+sys.exit(3) if rank == 1 else hang()
+"""
+    error = failure(tmp_path, script, mark, np=3)
     assert (error.rank, error.host, error.exit_code, error.signal) == (1, "localhost", 3, None)
     assert error.exit_status == 1
     assert "rank 1 on localhost ended with exit code 3" in str(error)
@@ -157,7 +163,14 @@ sys.exit(1)
 
 
 def test_only_lost_peers_end_the_job_too(tmp_path: Path, mark: str) -> None:
-    script = "rank == 0 or hang(); record('communication', 'gone'); sys.exit(1)"
+    script = """
+if rank == 1:
+    say("ready")
+    hang()
+wait_for("ready")
+record("communication", "gone")
+sys.exit(1)
+"""
     with pytest.raises(RankFailure) as caught:
         run_plain(replace(job(tmp_path, script, 2, mark), settle_s=0.5))
     # The witness is no culprit. Which rank it has lost is plain, as there is but one.
@@ -176,7 +189,7 @@ def test_a_wrong_request_found_by_ranks_is_told_alone(tmp_path: Path, mark: str)
 def test_a_record_half_written_is_taken_away(tmp_path: Path, mark: str) -> None:
     script = """
 open(os.path.join(os.environ["HVDKIT_RANK_DIR"], f".rank-{rank}.failure.json.x7c"), "w").write('{"ra')
-time.sleep(0.5)
+wait_for(f".rank-{1 - rank}.failure.json.x7c")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     failure(tmp_path, script, mark)
@@ -242,7 +255,9 @@ say(f"ready-{rank}")
 wait_for("ready-0")
 sys.exit(5) if rank == 1 else hang()
 """
-    assert failure(tmp_path, script, mark).rank == 1
+    with pytest.raises(RankFailure) as caught:
+        run_plain(replace(job(tmp_path, script, 2, mark), grace_s=SOON_S))
+    assert caught.value.rank == 1
     assert (tmp_path / "rank-0.log").read_text() == "saved\n"
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hygiene
 import pytest
 from conftest import ROOT, run
 
@@ -41,7 +42,9 @@ HEAVY = ("torch", "tensorflow", "keras", "mxnet", "horovod", "matplotlib", "jinj
 )
 def test_imports_load_nothing_heavy(statement: str) -> None:
     code = f"import sys; {statement}; print(*sorted(name.split('.')[0] for name in sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=hygiene.patience(60)
+    ).stdout
     assert set(out.split()).isdisjoint(HEAVY)
     if statement == "import hvdkit.cli.app":
         assert set(out.split()).isdisjoint({"numpy", "pydantic", "yaml"}), (
@@ -53,7 +56,9 @@ def test_training_starts_without_waiting_for_numpy() -> None:
     """What `hvdkit train` loads before its ranks are started holds up their start."""
     code = "import sys, hvdkit.cli.app, hvdkit.recipe.registry, hvdkit.commands.train, hvdkit.launch.launchers.direct, "
     code += "hvdkit.report.progress; print(*sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=hygiene.patience(60)
+    ).stdout
     assert set(out.split()).isdisjoint({"numpy", "safetensors", *HEAVY})
 
 
@@ -62,7 +67,9 @@ def test_the_collector_waits_until_all_is_loaded_and_no_longer() -> None:
     code += (
         "print(loading, gc.isenabled(), gc.get_freeze_count() > 1000); gc.disable(); boot.done(); print(gc.isenabled())"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=hygiene.patience(60)
+    ).stdout
     assert out.split() == ["False", "True", "True", "False"]  # and a user's own choice stays
 
 
@@ -84,7 +91,9 @@ def test_plain_training_loads_nothing_of_the_other_modes(tmp_path: Path) -> None
     words = [str(ROOT / "recipes" / "pytorch" / "resnet.py"), str(recipe), "model.name=resnet8", "steps=1"]
     environment = os.environ | runtime.environment | {"OMP_NUM_THREADS": "1"}
     command = [str(runtime.python), "-c", TRAINS, *words]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=hygiene.patience(120)
+    )
     status, *modules = done.stderr.splitlines()[-1].split()
     assert status == "0", done.stderr
     rooms = {name.split(".")[1] for name in modules if "." in name}
@@ -102,7 +111,7 @@ def test_pytorch_trains_without_its_compiler(tmp_path: Path, optimizer: str) -> 
     runtime = find("pytorch")
     environment = os.environ | runtime.environment | {"OMP_NUM_THREADS": "1"}
     command = [str(runtime.python), str(script), optimizer]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=hygiene.patience(120))
     assert done.returncode == 0, done.stderr
     moved, compiler = done.stdout.split()
     assert float(moved) > 0 and compiler == "False"

@@ -14,6 +14,7 @@ from email import message_from_string
 from pathlib import Path
 from urllib.parse import urlparse
 
+import hygiene
 import pytest
 from conftest import ROOT, Hvdkit, run
 
@@ -69,7 +70,9 @@ def test_the_wheel_holds_the_package_and_its_recipes(packages: tuple[Path, Path]
 def test_the_sdist_holds_what_the_checkout_is_built_and_tested_from(packages: tuple[Path, Path]) -> None:
     with tarfile.open(packages[0]) as sdist:
         held = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=hygiene.patience(30)
+    )
     if tracked.returncode:
         pytest.fail(f"needs a git checkout to compare with: {tracked.stderr}")
     missing = {name for name in tracked.stdout.splitlines() if (ROOT / name).is_file()} - held

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 from conftest import ROOT
 
@@ -93,6 +94,7 @@ def test_turns_hold_whole_rounds() -> None:
 def test_what_an_interface_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_interface, "_INTERFACES", tmp_path)
     monkeypatch.setattr(network_interface, "_ROUTES", tmp_path / "route")
+    monkeypatch.setattr(network_interface, "_TC_TIMEOUT_S", hygiene.patience(30))
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
     (tmp_path / "wire0").mkdir()
     (tmp_path / "wire0" / "speed").write_text("10000\n")

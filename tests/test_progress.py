@@ -7,6 +7,7 @@ import os
 import time
 from itertools import pairwise
 
+import hygiene
 import pytest
 from paced_clock import Clock, left_s, line
 from rich.console import Console
@@ -165,7 +166,7 @@ def test_a_thread_prints_the_lines_of_a_silent_stage(monkeypatch: pytest.MonkeyP
     progress = BuildProgress(Console(file=shown, force_terminal=False), ["mxnet"])
     with progress:
         progress.stage("mxnet", COMPILE, "compiling")
-        until = time.monotonic() + 20
+        until = time.monotonic() + hygiene.patience(20)
         while shown.getvalue().count("still at it") < 2 and time.monotonic() < until:
             time.sleep(0.01)
     assert shown.getvalue().count("mxnet: compiling, still at it") >= 2

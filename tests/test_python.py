@@ -59,7 +59,9 @@ COMPARISON = ROOT / "tests" / "data" / "comparison"
 @pytest.mark.check
 def test_importing_hvdkit_loads_nothing_until_a_function_is_used() -> None:
     code = "import sys, hvdkit; print(*(name for name in sys.modules if name.startswith('hvdkit')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=hygiene.patience(60)
+    )
     assert done.stdout.split() == ["hvdkit"]
 
 
@@ -244,7 +246,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook
     (tmp_path / "work").mkdir()
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
     resources = {"metadata": {"path": str(tmp_path / "work")}}
-    client = NotebookClient(notebook, timeout=int(hygiene.patience(300)), resources=resources)
+    limits = {"timeout": int(hygiene.patience(300)), "startup_timeout": int(hygiene.patience(60))}
+    client = NotebookClient(notebook, resources=resources, **limits)
     with client.setup_kernel():
         yield client
 

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 import simulating
 from comparisons import change, several_rounds
@@ -48,7 +49,7 @@ PLOTS = {"matplotlib", "jinja2"}
 def loaded(*arguments: object) -> tuple[int, set[str]]:
     """A command's exit status, and the modules that it has loaded when it ends."""
     command = [sys.executable, "-c", NAMED, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=hygiene.patience(60))
     assert done.returncode == 0, done.stderr
     status, *modules = done.stderr.splitlines()[-1].split()
     return int(status), set(modules)
@@ -72,7 +73,9 @@ def test_help_is_what_typer_makes_of_the_commands(arguments: list[str]) -> None:
     """Less is loaded for it, and nothing of it is written elsewhere."""
     texts = []
     for code in ("from hvdkit.__main__ import main; main()", "from hvdkit.cli.app import app; app()"):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=hygiene.patience(60)
+        )
         assert (done.returncode, done.stderr) == (0, "")
         texts.append(done.stdout)
     assert texts[0] == texts[1] and "─ Options ─" in texts[0]
@@ -82,7 +85,7 @@ def test_who_wants_markdown_after_the_help_gets_it() -> None:
     code = "from hvdkit.cli import help; help.prepare(); from rich.markdown import Markdown; from rich.traceback "
     code += "import Traceback; import io; from rich.console import Console; file = io.StringIO(); "
     code += "Console(file=file).print(Markdown('# one')); print('one' in file.getvalue(), Traceback.__module__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=hygiene.patience(60))
     assert (done.stdout, done.stderr) == ("True rich.traceback\n", "")
 
 
@@ -207,7 +210,7 @@ def test_two_processes_work_at_the_same_time(tmp_path: Path, monkeypatch: pytest
 
     def piece(mine: str, other: str) -> int:
         (tmp_path / mine).touch()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + hygiene.patience(60)
         while not (tmp_path / other).exists():
             assert time.monotonic() < deadline, "the pieces wait for each other"
             time.sleep(0.005)
@@ -265,7 +268,7 @@ def test_the_doctor_looks_into_as_many_runtimes_at_once_as_there_are_cores(
             peak[0] = max(peak[0], now[0])
             if now[0] == most:
                 full.set()
-        assert full.wait(60), f"{name} waits for others to be looked into beside it"
+        assert full.wait(hygiene.patience(60)), f"{name} waits for others to be looked into beside it"
         time.sleep(0.1)  # for one more than there should be
         with lock:
             now[0] -= 1
@@ -281,7 +284,7 @@ def test_a_probe_imports_without_looking_for_garbage(tmp_path: Path) -> None:
     (tmp_path / "binding.py").write_text("def gloo_built(): return True\n")
     command = [sys.executable, str(environment._PROBE), "framework", "binding", "json"]
     told = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": tmp_path}
+        command, capture_output=True, text=True, timeout=hygiene.patience(60), env=os.environ | {"PYTHONPATH": tmp_path}
     )
     found = json.loads(told.stdout.splitlines()[-1])
     assert found["versions"]["framework"] == "False" and found["controllers"] == ["gloo"]

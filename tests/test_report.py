@@ -13,6 +13,7 @@ import pytest
 from browser import Browser, chromium
 from comparisons import NAMES, REAL, change, several_rounds
 from conftest import Hvdkit
+from launching import wait_until
 
 from hvdkit.report import collect, page
 from hvdkit.report.rounds import grouped
@@ -79,11 +80,13 @@ def test_these_checks_see_what_they_look_for(browser: Browser, reported: Path) -
     assert policy
     reported.write_text(good.replace("<main>", '<main><img src="http://127.0.0.1:9/x.png"><script>hit = 1</script>'))
     forbidden = browser.open(reported)
-    assert len(forbidden.faults()) >= 2 and forbidden.run("typeof hit") == "undefined", "the page's policy holds"
+    assert wait_until(lambda: len(forbidden.faults()) >= 2, 60)
+    assert forbidden.run("typeof hit") == "undefined", "the page's policy holds"
     loud = "<main><img src='http://127.0.0.1:9/x.png'><script>console.error('loud')</script>"
     reported.write_text(good.replace(policy[0], "").replace("<main>", loud))
     opened = browser.open(reported)
-    assert opened.requests() == ["http://127.0.0.1:9/x.png"] and "loud" in str(opened.faults())
+    assert wait_until(lambda: "loud" in str(opened.faults()), 60)
+    assert opened.requests() == ["http://127.0.0.1:9/x.png"]
     reported.write_text(re.sub(r'(<div class="drawing".*?<svg[^>]*>).*?</svg>', r"\1</svg>", good, flags=re.DOTALL))
     assert {chart["colours"] for chart in browser.open(reported).run(DRAWN)} == {0}
 
@@ -132,7 +135,7 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, real: Path, rounds: 
         change(real, several_rounds)
     opened = browser.open(page.write(real)[0], width=width, height=844)
     opened.run("document.querySelectorAll('details').forEach(each => each.open = true)")
-    opened.run("new Promise(done => setTimeout(done, 100))")  # a table in <details> is arranged when they are open
+    opened.settle()  # a table in <details> is arranged when they are open
     assert opened.run("document.documentElement.scrollWidth <= innerWidth")
     assert opened.run(CUT) == []
     outside = f"""[...document.querySelectorAll('.drawing text, h1, h2, p, li, code')].map(each => [each.textContent,
@@ -159,7 +162,7 @@ def test_tables_that_do_not_fit_are_stacked_and_still_sorted(browser: Browser, r
     opened.run(f"{cell}.innerHTML = '1.2 <span class=whole>(2,345,678.9–3,456,789.0)</span>'")
     assert opened.run(f"{cell}.scrollWidth <= {cell}.clientWidth"), "a long interval stays out of the next cell"
     opened.show(1280, 800, "light")
-    opened.run("new Promise(done => setTimeout(done, 100))")
+    opened.settle()
     assert opened.run("document.querySelector('.scroll').className") == "scroll", "it fits again"
     reported.write_text(re.sub(r"<script>.*</script>", "", reported.read_text(), flags=re.DOTALL))
     assert browser.open(reported, width=390).run(CUT) != [], "this check sees what it looks for"

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from launching import gone_within, marked, wait_until
@@ -189,19 +190,19 @@ def test_a_killed_parameter_server_job_leaves_no_process(victim: str, recipe: Pa
         beats = (tmp_path / "run" / "logs" / "rank-0.beat").exists()
         assert beats
         os.kill(rank_zero(str(tmp_path)) if victim == "rank" else process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(hygiene.patience(30))
         assert gone_within(str(tmp_path), 30), [
             Path(f"/proc/{pid}/cmdline").read_text() for pid in marked(str(tmp_path))
         ]
-        reader.join(10)
+        reader.join(hygiene.patience(10))
         if victim == "rank":
             assert process.returncode == 1 and "rank 0 on localhost was killed by SIGKILL" in told[0]
     finally:
         for pid in marked(str(tmp_path)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(30)
-        reader.join(10)
+        process.wait(hygiene.patience(30))
+        reader.join(hygiene.patience(10))
 
 
 def runs_mxnet_alone(pid: int) -> bool:

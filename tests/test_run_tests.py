@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hygiene
 import pytest
 from conftest import ROOT
 from launching import wait_until
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import run_tests
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -47,19 +51,23 @@ def test_waits(tmp_path):
 """
 
 
-# The script, which waits less long for processes that do not end by themselves: those of these tests never do.
+# The script, which waits as long as BEHIND_S says, a variable, for processes that do not end by themselves. Its tests
+# without ranks do not step back: on a busy machine they would wait for as long as that is busy.
 SCRIPT = f"""
-import sys
+import os, sys
 sys.path.insert(0, {str(ROOT / "scripts")!r})
 import run_tests
-run_tests.FAREWELL_S = run_tests.GONE_S = 1.0
+run_tests.FAREWELL_S = run_tests.GONE_S = float(os.environ["BEHIND_S"])
+run_tests.step_back = None
 sys.exit(run_tests.main(sys.argv[1:]))
 """
+SHORT = {"BEHIND_S": "1"}  # the sleepers above never end
+LONG = {"BEHIND_S": str(hygiene.patience(20))}  # what pytest itself has started ends, however slow the machine is
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
-    """As of `make check`, so that it waits for no time that other tests leave; one case below takes both parts."""
+    """As of `make check`; one case below takes both parts."""
     (tmp_path / "test_them.py").write_text(TESTS)
     return [sys.executable, "-c", SCRIPT, "--check", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
 
@@ -89,14 +97,23 @@ def test_the_last_line_counts_all(chosen: str, last: str, status: int, command: 
     """The first in two processes for each part, as always; the others in one, which counts no other way."""
     whole = [word for word in command if word != "--check" or status]
     processes = [] if chosen == "good" else ["-n0"]
-    done = subprocess.run([*whole, *processes, "-k", chosen], capture_output=True, text=True)
+    done = subprocess.run([*whole, *processes, "-k", chosen], capture_output=True, text=True, env=os.environ | LONG)
     assert done.stdout.splitlines()[-1] == last, done.stdout
     assert done.returncode == status
     assert ("not passed: test_them.py::test_bad" in done.stdout) == bool(status)
 
 
+def test_tests_without_ranks_step_back() -> None:
+    with subprocess.Popen(["sleep", "300"], preexec_fn=run_tests.step_back) as process:
+        try:
+            assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
+            assert os.getsid(process.pid) == process.pid
+        finally:
+            process.kill()
+
+
 def test_what_a_test_leaves_behind_is_a_failure(command: list[str], tmp_path: Path) -> None:
-    mine = {"BEHIND": tmp_path.name}
+    mine = {"BEHIND": tmp_path.name, **SHORT}
     done = subprocess.run([*command, "-n0", "-k", "leaves"], capture_output=True, text=True, env=os.environ | mine)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "1 passed, 0 failed"
@@ -107,14 +124,14 @@ def test_what_a_test_leaves_behind_is_a_failure(command: list[str], tmp_path: Pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_process(number: signal.Signals, command: list[str], tmp_path: Path) -> None:
     started = tmp_path / "started"
-    mine = {"STARTED": str(started)}
+    mine = {"STARTED": str(started), **SHORT}
     process = subprocess.Popen(
         [*command, "-k", "waits"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | mine
     )
     try:
         assert wait_until(lambda: started.exists() or process.poll() is not None, 90)
         process.send_signal(number)  # to it alone, as `kill` does; it tells the others
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=hygiene.patience(60))
     finally:
         process.kill()
         process.wait()

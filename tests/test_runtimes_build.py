@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import numpy as np
 import pytest
 
@@ -36,7 +37,7 @@ _STAYS = (
 
 
 def _gone(pid: int, within_s: float = 60) -> bool:
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + hygiene.patience(within_s)
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -171,7 +172,7 @@ def test_a_build_that_is_ended_ends_at_once_and_leaves_no_process_behind(tmp_pat
         assert Path(f"/proc/{pid}").exists()
         killed.send_signal(number)
         try:
-            killed.wait(20)
+            killed.wait(hygiene.patience(20))
         finally:
             killed.kill()
     try:
@@ -249,7 +250,7 @@ def test_two_builds_of_one_wheel_at_once_do_not_spoil_each_other(
     def obtain(name: str) -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        pip = _Pip(folder, fails=False, scratch=folder / "build", meet=lambda: both.wait(60))
+        pip = _Pip(folder, fails=False, scratch=folder / "build", meet=lambda: both.wait(hygiene.patience(60)))
         return wheel.obtain(MXNET, folder / "build", pip, lambda percent: None)
 
     with ThreadPoolExecutor(2) as pool:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from hvdkit.runtimes.target import Target
 
 pytestmark = pytest.mark.check
 
-PATIENCE_S = 30
+PATIENCE_S = hygiene.patience(30)
 
 
 class Lanes:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import hygiene
 import pytest
 import simulating
 from conftest import Hvdkit
@@ -105,7 +106,9 @@ def test_a_users_modules_are_not_taken_for_the_agents(tmp_path: Path) -> None:
     for name in ("process_tree", "link_monitor", "interfaces", "task", "watchdog", "reports"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this is the user's')\n")
     code = "import hvdkit.launch.agents, hvdkit.launch.agent.rank_agent"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=hygiene.patience(30)
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -126,7 +129,7 @@ def test_a_home_that_cannot_be_written_is_no_news_in_each_picture(tmp_path: Path
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=hygiene.patience(60),
         env=os.environ | {"MPLCONFIGDIR": str(tmp_path / "file" / "below")},
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import mlflow
 import paced
 import pytest
@@ -34,6 +35,10 @@ from hvdkit.tracking.trackers import Trackers
 
 RUN = ROOT / "tests" / "data" / "comparison" / "runs" / "pytorch-np2"
 SECRET = "0123456789abcdef0123456789abcdef01234567"
+LIMITS = ("OPEN_S", "END_S", "KILLED_S")
+# The command line, which waits longer for trackers than a user would.
+PATIENT = f"from hvdkit.tracking import trackers as t; {' = '.join(f't.{name}' for name in LIMITS)} = "
+PATIENT += f"{hygiene.patience(60)}; from hvdkit.__main__ import main; main()"
 Points = dict[str, list[tuple[int, float]]]
 
 
@@ -47,6 +52,10 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name in ("WANDB_INIT_TIMEOUT", "WANDB_X_SERVICE_WAIT"):
+        monkeypatch.setenv(name, str(hygiene.patience(60)))
+    for name in LIMITS:
+        monkeypatch.setattr(trackers, name, hygiene.patience(60))
 
 
 @pytest.fixture
@@ -225,7 +234,7 @@ opened = trackers.Trackers(["mlflow"], print)
 opened.begin(trackers.Run(Path(sys.argv[1]), {}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", code, str(folder)], timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(folder)], timeout=hygiene.patience(60))
     assert wait_until(lambda: run_of(tmp_path)[0].info.status == "KILLED", 30)
 
 
@@ -297,10 +306,10 @@ def test_a_real_run_is_interrupted_and_goes_on_in_the_same_runs(hvdkit: Hvdkit, 
     gate.write_text("hold 5")  # of 11 updates
     options = ("--framework", "mxnet", "-np", 2, "--log", "wandb", "--log", "mlflow", "--log", "tensorboard")
     settings = (*SETTINGS, *paced.overrides(gate))
-    with under_way(tmp_path / "run", recipe, *options, *settings) as process:
+    with under_way(tmp_path / "run", recipe, *options, *settings, program=("-c", PATIENT)) as process:
         assert wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").read_text(), 60)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=hygiene.patience(60))[1]
     assert process.returncode == 130 and "interrupted" in said, said
     assert run_of(tmp_path)[0].info.status == "KILLED"
     gate.unlink()

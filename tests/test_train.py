@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hygiene
 import pytest
 from conftest import FRAMEWORKS, ROOT, Hvdkit, run
 from residents import Ranks
@@ -291,5 +292,5 @@ def test_one_value_a_channel_is_one_line(framework: str, recipe: Path, tmp_path:
 
 def test_the_installed_command_lists_the_others() -> None:
     command = Path(sys.executable).with_name("hvdkit")
-    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=hygiene.patience(60))
     assert all(name in done.stdout for name in ("train", "compare", "runtime", "doctor"))
