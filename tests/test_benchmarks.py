@@ -22,7 +22,7 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import harness
 
     yield harness
-    for name in ("harness", "hosts", "launchers", "memory", "prove_tests", "simulator", "slurm_daemons"):
+    for name in ("harness", "hosts", "memory", "prove_tests", "simulator", "slurm_daemons"):
         sys.modules.pop(name, None)
 
 
