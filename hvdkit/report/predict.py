@@ -32,7 +32,7 @@ def point_line(point: Point) -> str:
     """One number of ranks in a line."""
     bound = "work between steps" if point.bound == "gaps" else point.bound
     return (
-        f"{point.ranks:>7} ranks: {point.step_ms:.1f} ms per step ({point.low_ms:.1f} to {point.high_ms:.1f}), "
+        f"{_who(point)}: {point.step_ms:.1f} ms per step ({point.low_ms:.1f} to {point.high_ms:.1f}), "
         f"{point.images_per_second:,.0f} {point.unit}/s, efficiency {100 * point.efficiency:.1f} %, "
         f"{point.exposed_communication_ms:.1f} ms exposed communication, bound by {bound}"
     )
@@ -41,7 +41,11 @@ def point_line(point: Point) -> str:
 def memory_line(point: Point) -> str:
     """What a rank keeps, by part."""
     parts = ", ".join(f"{name} {mib:,.0f}" for name, mib in (point.memory_parts_mib or {}).items())
-    return f"{point.ranks:>7} ranks: {point.memory_mib:,.0f} MiB of memory: {parts}"
+    return f"{_who(point)}: {point.memory_mib:,.0f} MiB of memory: {parts}"
+
+
+def _who(point: Point) -> str:
+    return f"{point.ranks:>7} rank{'s' if point.ranks > 1 else ''}"
 
 
 def advice_lines(advice: Advice) -> list[str]:
