@@ -38,8 +38,8 @@ def _memory(axes: Any, outcome: Mapping[str, Any]) -> None:
     axes.set(
         ylabel="MiB of a rank", title=f"GPT-2, AdamW, fp32, {outcome['memory_ranks']} ranks: counted by part, measured"
     )
-    axes.set_ylim(0, 1.12 * max(*peaks, *bottom))
-    axes.legend(fontsize=8)
+    axes.set_ylim(0, 1.45 * max(*peaks, *bottom))  # room for the legend
+    axes.legend(fontsize=8, ncols=3, loc="upper left")
 
 
 def _price(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -58,4 +58,5 @@ def _price(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.axhline(1.0, color="0.4", lw=1)
     axes.set_xticks(range(len(groups)), [f"{framework}\n{model}" for framework, model in groups], fontsize=8)
     axes.set(ylabel="tokens/s ÷ without sharding", title="Speed at 2 ranks on one machine, median and 95 % interval")
-    axes.legend(fontsize=8, loc="lower left")
+    axes.set_ylim(0, 1.35)
+    axes.legend(fontsize=8, ncols=len(stages), loc="upper left")
