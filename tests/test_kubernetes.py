@@ -314,4 +314,5 @@ def test_without_kubectl_or_a_login(tmp_path: Path) -> None:
     assert done.stderr == "--apply: the cluster refuses the job: You must be logged in to the server (Unauthorized)\n"
     done = call(tmp_path, "submit", RECIPE, *ASKED, "--apply", PATH=str(tmp_path))
     assert (done.returncode, done.stderr.startswith("--apply: kubectl cannot be run (No such file")) == (2, True)
+    assert "leave out --apply" in done.stderr and str(tmp_path) not in done.stderr, "no file that is not there"
     assert not (tmp_path / "runs").exists()

@@ -138,6 +138,7 @@ def test_wrong_requests_leave_nothing(asked: list[str], told: str, tmp_path: Pat
 def test_without_sbatch_nothing_is_left(tmp_path: Path) -> None:
     done = call(tmp_path, "submit", RECIPE, "--out", "job.sbatch", "--apply", PATH=str(tmp_path))
     assert (done.returncode, done.stderr.startswith("--apply: sbatch cannot be run")) == (2, True), done.stderr
+    assert "leave out --apply" in done.stderr and "job.sbatch" not in done.stderr, "no file that is not there"
     assert not list(tmp_path.iterdir())
 
 

@@ -23,7 +23,8 @@ def create(path: Path, namespace: str | None) -> str:
         done = _run("create", "--output=name", *where, f"--filename={path}")
     except OSError as error:
         raise RequestError(
-            f"--apply: kubectl cannot be run ({error.strerror}); where it is, run `kubectl create -f {path}`"
+            f"--apply: kubectl cannot be run ({error.strerror}); nothing was written; run this where kubectl is, or "
+            "leave out --apply and run `kubectl create -f` on the manifest there"
         ) from None
     created = [line.strip() for line in done.stdout.splitlines() if _OBJECT.fullmatch(line.strip())]
     if done.returncode == 0 and created:

@@ -136,8 +136,8 @@ def submit(path: Path) -> str:
         )
     except OSError as error:
         raise RequestError(
-            f"--apply: sbatch cannot be run ({error.strerror}); run this where Slurm's client programs are, or give "
-            f"{path} to sbatch there"
+            f"--apply: sbatch cannot be run ({error.strerror}); nothing was written; run this where Slurm's "
+            "client programs are, or leave out --apply and give the script to sbatch there"
         ) from None
     except subprocess.TimeoutExpired:
         raise RunError(f"sbatch gives no answer within {_TIMEOUT_S:.0f} s; look with `scontrol ping`") from None
