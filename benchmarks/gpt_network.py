@@ -42,6 +42,9 @@ METHODS = {
     "powersgd": Method("rank 2, each update", ("compression={method: powersgd, rank: 2}",)),
     "local10": Method("Local SGD, float32 each 10 updates", ("sync={every: 10}",)),
     "diloco": Method("DiLoCo, float32 each 10 updates, Nesterov", ("sync={every: 10, outer: nesterov}",)),
+    "zero1": Method("ZeRO-1, float32, each update", ("sharding=optimizer",)),
+    "zero2": Method("ZeRO-2, float32, each update", ("sharding=gradients",)),
+    "zero3": Method("ZeRO-3, float32, each update", ("sharding=parameters",)),
 }
 
 
