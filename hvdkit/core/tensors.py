@@ -64,6 +64,9 @@ class Tensors(Protocol):
     def where(self, condition: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
         """`if_true` where the condition holds, else `if_false`; each argument has one element."""
 
+    def scaled(self, tensor: Tensor, factor: Tensor) -> Tensor:
+        """The tensor times a factor of one element; in the tensor's own memory where the framework can."""
+
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """The same elements in the same order in another shape; one size may be -1 and is then inferred."""
 

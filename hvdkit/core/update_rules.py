@@ -142,13 +142,13 @@ def clip(
 ) -> list[Tensor]:
     """Scale all gradients by one factor so that their joint Euclidean norm is at most `max_norm`.
 
-    Pascanu et al. 2013, algorithm 1. The gradients have one dtype. Where each rank has only a share of them, `summed`
-    adds a number of one element over the ranks.
+    Pascanu et al. 2013, algorithm 1. The gradients have one dtype, and may change in place. Where each rank has only a
+    share of them, `summed` adds a number of one element over the ranks.
     """
     own = ops.norm(ops.join([ops.norm(gradient) for gradient in gradients]))
     total = ops.sqrt(summed(own * own))
     factor = ops.where(total > max_norm, max_norm / total, _one(total))
-    return [gradient * factor for gradient in gradients]
+    return [ops.scaled(gradient, factor) for gradient in gradients]
 
 
 def all_finite(tensors: list[Tensor], ops: Tensors, summed: Callable[[Tensor], Tensor] = lambda value: value) -> Tensor:

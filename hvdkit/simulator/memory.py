@@ -55,7 +55,7 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
         optimizer=int(kept.optimizer),
         casts=casts,
         gathered=gathered,
-        communication=_communication(recipe, architecture, full, gpu, stage) if ranks > 1 else 0,
+        communication=_communication(recipe, architecture, full, gpu, ranks, stage) if ranks > 1 else 0,
         activations=activations,
         batch=batch,
         framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
@@ -85,8 +85,8 @@ def _of_samples(
     return recipe.batch_size * ((kept.compute + scores) * low + kept.full * full), recipe.batch_size * sample
 
 
-def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: bool, stage: Stage) -> int:
-    """Horovod's fusion buffer, or two buckets of a sharded step; and what compression and Local SGD keep.
+def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: bool, ranks: int, stage: Stage) -> int:
+    """Horovod's fusion buffer, or the buckets of a sharded step; and what compression and Local SGD keep.
 
     `value` are the bytes of one gradient value.
     """
@@ -99,8 +99,13 @@ def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: 
     buffer = threshold if gpu else min(threshold, gradient_bytes)
     if stage == "parameters":  # the gradients of a block, and packed
         buffer = 2 * value * max(_blocks(architecture).values())
-    elif stage != "none":  # one bucket is sent and one is unpacked; a larger tensor is a bucket of its own
-        buffer = min(buffer, 2 * max(BUCKET_BYTES, *sizes))
+    elif stage != "none":
+        largest = min(gradient_bytes, max(BUCKET_BYTES, *sizes))  # a larger tensor is a bucket of its own
+        buffer = min(2 * BUCKET_BYTES, gradient_bytes)  # packed
+        # Beside the means of this rank's share there are whole gradients: all, or those of the bucket that is packed.
+        buffer += gradient_bytes // ranks if stage == "optimizer" else largest
+        if not gpu and ranks > 2:  # Gloo's reduce-scatter (runtimes/patches)
+            buffer += 2 * largest // ranks
     return int(buffer) + gradient_bytes * (residuals + copies)
 
 

@@ -33,7 +33,7 @@ def _keep_freed_memory() -> None:
         library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
     """Call malloc_trim(3). What the start has freed, such as initial weights, is in other places than a step needs."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -72,7 +72,7 @@ def done() -> None:
     Memory that the start has used is returned to the kernel.
     """
     global _disabled_here
-    _return_freed_memory()
+    return_freed_memory()
     if _disabled_here:
         _disabled_here = False
         gc.freeze()

@@ -28,6 +28,7 @@ from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
 from hvdkit.strategies.dense import Dense
+from hvdkit.worker import startup
 from hvdkit.worker.setup import Script, Setup, seed_of, start
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _train(
             check_fresh(adapter, mesh.world, place)
         if mesh.world.size > 1:  # packing the state takes memory
             session.broadcast_state()
+            startup.return_freed_memory()
     first_step = progress.step
 
     checkpoints = None

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hvdkit.adapters import pytorch
 from hvdkit.adapters.pytorch.products import product
+from hvdkit.adapters.pytorch.tables import Table
 from hvdkit.tasks import gpt
 from hvdkit.worker.entry import main
 
@@ -89,7 +90,7 @@ class GPT(nn.Module):
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(table.vocabulary, table.width),
+                "wte": Table(table.vocabulary, table.width),
                 "wpe": nn.Embedding(table.context, table.width),
                 "h": nn.ModuleList(Block(table) for _ in range(table.layers)),
                 "ln_f": nn.LayerNorm(table.width, table.norm_epsilon),
@@ -98,10 +99,11 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         parts = self.transformer
-        x = parts["wte"](tokens) + parts["wpe"].weight[: tokens.shape[1]]
+        x, words = parts["wte"](tokens)
+        x = x + parts["wpe"].weight[: tokens.shape[1]]
         for block in parts["h"]:
             x = block(x)
-        return product(parts["ln_f"](x), parts["wte"].weight.T)
+        return product(parts["ln_f"](x), words.T)
 
 
 build = GPT

@@ -43,6 +43,8 @@ def tensor_operations_are_numpys(adapter: Adapter, topology: Topology, make: Mak
         assert same(back(ops.concat([tensor, tensor[1:3]])), np.concatenate([x, x[1:3]]))
         assert same(back(ops.concat([tensor, tensor[:, 2:]], axis=1)), np.concatenate([x, x[:, 2:]], axis=1))
         pieces = [x, x[0, 2:4], x[1:, :1]]
+        doubled = ops.scaled(there(x.copy()), ops.norm(there(np.full(1, 2, dtype))))
+        assert same(back(doubled), 2 * x)
         joined = ops.join([there(piece.copy()) for piece in pieces])
         assert same(back(joined), np.concatenate([piece.reshape(-1) for piece in pieces]))
         parts = ops.part(joined, [piece.shape for piece in pieces])

@@ -44,7 +44,8 @@ def untied_head(model: Any) -> None:
 
     def forward(model: Any, tokens: Any) -> Any:
         parts = model.transformer
-        x = parts["wte"](tokens) + parts["wpe"].weight[: tokens.shape[1]]
+        x, _ = parts["wte"](tokens)
+        x = x + parts["wpe"].weight[: tokens.shape[1]]
         for block in parts["h"]:
             x = block(x)
         return torch.nn.functional.linear(parts["ln_f"](x), parts["wte"].weight.detach())

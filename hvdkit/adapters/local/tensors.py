@@ -43,6 +43,11 @@ def where(condition: np.ndarray, if_true: np.ndarray, if_false: np.ndarray) -> n
     return np.where(condition, if_true, if_false)
 
 
+def scaled(tensor: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    scaled: np.ndarray = tensor * factor
+    return scaled
+
+
 def reshape(tensor: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return tensor.reshape(tuple(shape))
 

@@ -44,6 +44,10 @@ def where(condition: torch.Tensor, if_true: torch.Tensor, if_false: torch.Tensor
     return torch.where(condition, if_true, if_false)
 
 
+def scaled(tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return tensor.mul_(factor.reshape(()))
+
+
 def reshape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return tensor.reshape(tuple(shape))
 

@@ -59,6 +59,10 @@ def where(condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.T
     return tf.where(condition, if_true, if_false)
 
 
+def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    return tensor * factor
+
+
 def reshape(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     return tf.reshape(tensor, tuple(shape))
 

@@ -83,9 +83,7 @@ class TorchOptimSession(ByHandSession):
     def _step_by(self, optimizer: torch.optim.Optimizer, state: dict[torch.Tensor, Any]) -> None:
         """One step. `state` is that of the optimizer which holds the slots."""
         if self.settings.clip_norm is not None:
-            held, ops, summed = self._held_gradients(), self.adapter.tensors, self.update.owned.summed
-            for gradient, clipped in zip(held, clip(held, self.settings.clip_norm, ops, summed), strict=True):
-                gradient.copy_(clipped)
+            clip(self._held_gradients(), self.settings.clip_norm, self.adapter.tensors, self.update.owned.summed)
         for group in optimizer.param_groups:
             group["lr"] = self.update.rate.get()
         steps = self.update.steps.get()
