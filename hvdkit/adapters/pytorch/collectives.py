@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -30,9 +31,18 @@ class WaitingCollectives(Collectives):
         within: Any = None,
         overwrite: bool = False,
     ) -> list[torch.Tensor]:
-        start = hvd.grouped_allreduce_async_ if overwrite else hvd.grouped_allreduce_async
-        handle = start(tensors, name=name, op=self._ops[op], process_set=within or hvd.global_process_set)
-        return list(_wait_for_ranks(handle))
+        settings: Any = {"name": name, "op": self._ops[op], "process_set": within or hvd.global_process_set}
+        if not overwrite:
+            return list(_wait_for_ranks(hvd.grouped_allreduce_async(tensors, **settings)))
+        if len(tensors) == 1 or not _may_be_joined(tensors):
+            return list(_wait_for_ranks(hvd.grouped_allreduce_async_(tensors, **settings)))
+        joined = torch.cat([tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors])
+        _wait_for_ranks(hvd.allreduce_async_(joined, **settings))
+        ends = itertools.accumulate(tensor.numel() for tensor in tensors)
+        return [
+            joined.as_strided(tensor.shape, tensor.stride(), end - tensor.numel())
+            for tensor, end in zip(tensors, ends, strict=True)
+        ]
 
     def allgather(self, tensor: torch.Tensor, name: str = "allgather") -> torch.Tensor:
         return _wait_for_ranks(hvd.allgather_async(tensor, name=name))
@@ -84,6 +94,19 @@ def start_reducescatter(tensor: torch.Tensor, name: str) -> Started:
 def start_allgather(tensor: torch.Tensor, out: torch.Tensor, name: str) -> Started:
     """Start gathering tensors of equal shapes into `out`, without the copy that Horovod's `allgather_async` makes."""
     return Started(mpi_ops._allgather_async(tensor, out, name, hvd.global_process_set))
+
+
+def _may_be_joined(tensors: list[torch.Tensor]) -> bool:
+    """Whether tensors in main memory can be reduced as one, whatever the order of their axes in memory.
+
+    Horovod copies a group's tensors into its buffer and back; of one tensor that is made of them, no copy comes back.
+    """
+    first = tensors[0]
+    return first.device.type == "cpu" and all(each.dtype == first.dtype and _without_gaps(each) for each in tensors)
+
+
+def _without_gaps(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _wait_for_ranks(handle: int) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames
