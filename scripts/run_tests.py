@@ -3,9 +3,9 @@
     python scripts/run_tests.py [--check] [PYTEST ARGUMENTS...]
 
 Tests that start ranks run file by file in several streams at once, since much of their time is spent waiting. Tests
-marked `check` start no ranks and read no clock: they run on the time that the streams leave (SCHED_IDLE), and their
-output comes at the end. hvdkit is compiled first: where Python writes no bytecode (PYTHONDONTWRITEBYTECODE), thousands
-of processes would each do it again.
+marked `check` start no ranks and read no clock: they run on the time that the streams leave (SCHED_IDLE), and like
+others once these have ended; their output comes at the end. hvdkit is compiled first: where Python writes no bytecode
+(PYTHONDONTWRITEBYTECODE), thousands of processes would each do it again.
 
 The last line counts all tests. The exit status is 0 where all passed, 130 after Ctrl-C, else that of the part that
 fared worst. Whatever way it ends, no process is left: all of them carry a mark in their environment, by which they are
@@ -107,6 +107,16 @@ def step_back() -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
+def step_forward(mark: str) -> None:
+    """Let all processes that carry the mark have their share of the time again, where the user may: root may."""
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):  # it has ended
+            Path(f"/proc/{pid}/autogroup").write_text("0")
+        for thread in Path(f"/proc/{pid}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+
+
 def marked(mark: str) -> dict[int, str]:
     """The command lines of all processes that carry the mark, by their ids."""
     found = {}
@@ -148,8 +158,13 @@ def plan(check: bool, more: list[str], folder: Path) -> list[Part]:
 
 
 def run(parts: list[Part], mark: str) -> list[int]:
-    """Run all parts; their exit statuses."""
-    return [part.wait() for part in [part.start(mark) for part in parts]]
+    """Run all parts, idle ones last; their exit statuses."""
+    statuses = []
+    for part in [part.start(mark) for part in parts]:
+        if part.idle:  # the others have ended
+            step_forward(mark)
+        statuses.append(part.wait())
+    return statuses
 
 
 def conclude(parts: list[Part], statuses: list[int], behind: list[str]) -> int:
