@@ -106,7 +106,8 @@ def _may_be_joined(tensors: list[torch.Tensor]) -> bool:
 
 
 def _without_gaps(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    images = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return bool(images or tensor.is_contiguous())
 
 
 def _wait_for_ranks(handle: int) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames
