@@ -86,7 +86,7 @@ def _of_samples(
 
 
 def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: bool, ranks: int, stage: Stage) -> int:
-    """The buffer in which all gradients are reduced, or the buckets of a sharded step; and what compression and Local SGD keep.
+    """The buffer of all gradients, or the buckets of a sharded step; and what compression and Local SGD keep.
 
     `value` are the bytes of one gradient value.
     """
