@@ -62,7 +62,7 @@ def concat(tensors: Sequence[mx.nd.NDArray], axis: int = 0) -> mx.nd.NDArray:
 
 
 def join(tensors: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    # Copies into slices take a tenth of the time of mx.nd.concat, for 25 matrices of 512 x 512 float32 values.
+    # Copies into slices take an eighth of the time of mx.nd.concat, for 25 matrices of 512 x 512 float32 values.
     first, start = tensors[0], 0
     joined = mx.nd.empty(sum(tensor.size for tensor in tensors), ctx=first.context, dtype=first.dtype)
     for tensor in tensors:
