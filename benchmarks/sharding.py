@@ -1,4 +1,4 @@
-"""What sharding saves and costs: memory of each stage at four ranks, and its speed at two.
+"""What sharding saves and costs: memory of each stage at four ranks, its speed at two, and what the simulator foresees.
 
     make bench-sharding        (or: .venv/bin/python benchmarks/sharding.py --rounds 7 --framework pytorch)
 
@@ -6,9 +6,11 @@ Speed: two ranks of one thread each train two GPTs; in one process a rank, the s
 random order in each round (`turns_rank.py`). A ratio is a stage's speed to that without sharding in the same round; the
 page has their medians. The bytes are those that the loopback interface counts. Memory: the peak of the largest of four
 ranks with GPT-2 and AdamW, on a context of 64 tokens and one sample a rank, beside what `hvdkit memory` counts; other
-processes do not matter to it. What is done is kept in `runs/sharding` and not run again: give `--fresh` after a change
-of code. Writes sharding.json and sharding.md beside itself, and docs/images/sharding.png; exit status 1 if a limit is
-missed and the interval leaves no doubt.
+processes do not matter to it. Foreseen: steps of the larger GPT by `hvdkit predict` (`sharding_foreseen.py`).
+
+What is done is kept in `runs/sharding` and not run again: give `--fresh` after a change of code. Writes sharding.json
+and sharding.md beside itself, and docs/images/sharding.png; exit status 1 if a limit is missed and the interval leaves
+no doubt.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import sharding_foreseen
 import sharding_picture
 
 from hvdkit.recipe import registry, schema
@@ -37,6 +40,8 @@ RECIPE, RANKS, ALWAYS = "gpt-tiny", 2, ["threads=1", "checkpoint=null", "data.va
 LIMITS = {"pytorch": 0.95}  # of stages `optimizer` and `gradients`
 OTHER_LIMIT = 0.90
 MEMORY_RANKS, STEPS = 4, 3
+WHAT = ("speed", "memory", "foreseen")
+FORESEEN, FORESEEN_RANKS = "25 M", {"pytorch": (2, 4)}  # of the other frameworks as many ranks as for speed
 GPT2 = ["name=gpt2", "model={name: gpt, layers: 12, heads: 12, width: 768, context: 64, vocabulary: 50257}"]
 PARTS = ("framework", "parameters", "gathered", "gradients", "optimizer", "communication", "activations")
 PICTURE = harness.HERE.parent / "docs" / "images" / "sharding.png"
@@ -45,24 +50,34 @@ PICTURE = harness.HERE.parent / "docs" / "images" / "sharding.png"
 def main() -> int:
     """The command line; returns the exit status."""
     parser = harness.parser(__doc__, rounds=7, keep="sharding", frameworks=True)
-    parser.add_argument("--what", choices=("speed", "memory"), action="append", help="only this, for now")
+    parser.add_argument("--what", choices=WHAT, action="append", help="only this, for now")
     args = parser.parse_args()
     keep = harness.kept(args)
-    for framework in args.framework or harness.FRAMEWORKS:
-        for model in MODELS if "speed" in (args.what or ["speed"]) else ():
-            take_turns(framework, model, args.rounds, keep)
-    if "memory" in (args.what or ["memory"]):
-        for stage in sharding.supported("pytorch"):
-            peak(stage, keep)
+    frameworks, what = args.framework or harness.FRAMEWORKS, args.what or WHAT
+    for framework in frameworks if "speed" in what else ():
+        for model in MODELS:
+            take_turns(framework, model, RANKS, args.rounds, keep)
+    for framework in frameworks if "foreseen" in what else ():
+        for ranks in FORESEEN_RANKS.get(framework, (RANKS,)):
+            harness.say(f"foreseen: {framework}, {ranks} ranks")
+            take_turns(framework, FORESEEN, ranks, args.rounds, keep)
+            keys = MODELS[FORESEEN][0] + ALWAYS
+            sharding_foreseen.measure(framework, RECIPE, keys, ranks, keep / f"foreseen-{framework}-{ranks}")
+    for stage in sharding.supported("pytorch") if "memory" in what else ():
+        peak(stage, keep)
     outcome = {
         "recipe": RECIPE,
         "ranks": RANKS,
         "turns": {model: {"left_out": each[1], "measured": each[2]} for model, each in MODELS.items()},
-        "speed": [row for file in sorted(keep.glob("speed-*.json")) for row in speeds(json.loads(file.read_text()))],
+        "speed": [
+            row for file in sorted(keep.glob(f"speed-{RANKS}-*.json")) for row in speeds(json.loads(file.read_text()))
+        ],
         "memory_ranks": MEMORY_RANKS,
         "memory": [
             memory_row(stage, keep) for stage in sharding.STAGES if (keep / f"memory-{stage}" / "result.json").exists()
         ],
+        "foreseen_model": FORESEEN,
+        "foreseen": foreseen(keep),
     }
     harness.publish("sharding", outcome, args.out)
     if outcome["speed"] and outcome["memory"]:
@@ -73,9 +88,14 @@ def main() -> int:
 # -- speed ------------------------------------------------------------------------------------------------------------
 
 
-def take_turns(framework: str, model: str, rounds: int, keep: Path) -> None:
+def turns_file(framework: str, model: str, ranks: int, keep: Path) -> Path:
+    """Where turns of the stages are kept."""
+    return keep / f"speed-{ranks}-{framework}-{model.replace(' ', '')}.json"
+
+
+def take_turns(framework: str, model: str, ranks: int, rounds: int, keep: Path) -> None:
     """Measure the stages of a framework, unless that is done."""
-    file = keep / f"speed-{framework}-{model.replace(' ', '')}.json"
+    file = turns_file(framework, model, ranks, keep)
     if file.exists():
         return
     keys, left_out, measured = MODELS[model]
@@ -88,7 +108,7 @@ def take_turns(framework: str, model: str, rounds: int, keep: Path) -> None:
     }
     harness.say(f"{framework}, {model}: {rounds} rounds of {', '.join(stages)}")
     folder = str(keep / file.stem)
-    harness.start_ranks(folder, framework, RANKS, RECIPE, keys + ALWAYS, "turns_rank.py", [framework, json.dumps(plan)])
+    harness.start_ranks(folder, framework, ranks, RECIPE, keys + ALWAYS, "turns_rank.py", [framework, json.dumps(plan)])
     found = json.loads(Path(plan["out"]).read_text())
     file.write_text(json.dumps(found | {"framework": framework, "model": model, "turns": [left_out, measured]}))
 
@@ -136,6 +156,18 @@ def judged(ratio: Mapping[str, float], limit: float | None) -> str:
     if ratio["low"] >= limit:
         return "met"
     return "met by the median" if ratio["median"] >= limit else "in doubt" if ratio["high"] >= limit else "missed"
+
+
+def foreseen(keep: Path) -> list[dict[str, Any]]:
+    """Predicted steps beside measured ones."""
+    found = []
+    for framework in harness.FRAMEWORKS:
+        for ranks in FORESEEN_RANKS.get(framework, (RANKS,)):
+            folder, file = keep / f"foreseen-{framework}-{ranks}", turns_file(framework, FORESEEN, ranks, keep)
+            if (folder / sharding_foreseen.COLLECTIVES[-1] / "bench.json").exists() and file.exists():
+                turns = harness.turn_ms(json.loads(file.read_text())["rounds"])
+                found += sharding_foreseen.rows(framework, ranks, turns, folder)
+    return found
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_training_run_as_text(inside: Hvdkit, tmp_path: Path) -> None:
         "HOROVOD_FUSION_THRESHOLD Horovod's default, 128 MiB: it holds all gradients",
         "1,437 training and 360 validation samples of 32×32×3",
         "66 in 3 epochs of 22; 64 samples per batch",
-        "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, communication 1.0 MiB, activations 47.5",
+        "at least parameters 1.0 MiB, gradients 1.0 MiB, optimizer 1.0 MiB, communication 0.1 MiB, activations 47.5",
         "by the model's arithmetic on this machine's cores, right to a factor of about two; found no earlier run of",
         "writes to runs/mine",
     ):
@@ -75,7 +75,7 @@ def test_the_same_as_json(inside: Hvdkit, tmp_path: Path) -> None:
     assert (run.train, run.val, run.shape, run.global_batch) == (1437, 360, [32, 32, 3], 96)
     assert (run.steps_per_epoch, run.epochs, run.steps, run.first_step) == (14, 8, 112, 0)
     assert run.memory and run.memory.parameters == run.memory.gradients == run.memory.optimizer == 2 * PARAMETERS
-    assert run.memory.communication == 2 * PARAMETERS and run.seconds and "arithmetic" in run.seconds_from
+    assert 0 < run.memory.communication < PARAMETERS and run.seconds and "arithmetic" in run.seconds_from
     assert run.environment["HOROVOD_CYCLE_TIME"] == "5" and run.tuning["HOROVOD_CYCLE_TIME"]["value"] == 5
     assert list(tmp_path.iterdir()) == []
 
@@ -87,7 +87,9 @@ def test_memory_follows_the_recipe(inside: Hvdkit) -> None:
         return found
 
     plain = memory()
-    assert plain.parameters == plain.gradients == plain.optimizer == plain.communication == PARAMETERS
+    assert plain.parameters == plain.gradients == plain.optimizer == PARAMETERS
+    assert plain.communication < PARAMETERS / 5, "the largest gradient, until it is copied to the others"
+    assert memory("accumulate=2").communication == memory("compression=fp16").communication == PARAMETERS
     assert memory("optimizer={name: adamw, learning_rate: 0.001}").optimizer == 2 * PARAMETERS
     assert memory("compression=topk").communication == 2 * PARAMETERS
     assert memory("sync={every: 4, outer: nesterov}").communication == 3 * PARAMETERS
@@ -144,8 +146,8 @@ def test_without_an_earlier_run_the_time_is_that_of_the_arithmetic(
 
 
 def test_memory_beyond_the_machine_is_noted(inside: Hvdkit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank needs 4 × 1.04 MiB, 1.5 MiB an image, and 230 MiB for PyTorch; on a GPU 1,343 and a buffer of 128."""
-    monkeypatch.setattr(machine, "memory", lambda: 520 * 2**20)
+    """A rank needs 4 × 1.04 MiB, 1.5 MiB an image, and 273 MiB for PyTorch; on a GPU 1,343 and a buffer of 128."""
+    monkeypatch.setattr(machine, "memory", lambda: 604 * 2**20)
     monkeypatch.setattr(machine, "gpus", lambda: ["GPU 0", "GPU 1"])
     monkeypatch.setattr(machine, "gpu_memory", lambda: [1600 * 2**20, 1500 * 2**20])
 
@@ -154,7 +156,7 @@ def test_memory_beyond_the_machine_is_noted(inside: Hvdkit, monkeypatch: pytest.
 
     assert noted() == []
     (line,) = noted("-np", 2)
-    assert line.startswith("memory: 2 ranks need at least 0.6 GiB, and this machine has 0.5 GiB; give batch_size=17")
+    assert line.startswith("memory: 2 ranks need at least 0.6 GiB, and this machine has 0.6 GiB; give batch_size=17")
     assert noted("-np", 2, "batch_size=17") == [] and noted("-np", 2, "batch_size=18")
     (line,) = noted("-np", 2, "device=gpu")
     assert "a rank needs at least" in line and "the smallest GPU has" in line and "batch_size=17" in line

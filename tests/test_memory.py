@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import hvdkit
 from hvdkit.commands import memory as command
+from hvdkit.core.shares import BUCKET_BYTES
 from hvdkit.errors import RequestError
 from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import Recipe
@@ -110,9 +111,11 @@ def test_a_recipe_needs_no_more_at_a_higher_stage(
     subject = recipe(name).model_copy(update={"precision": precision, "accumulate": accumulate})
     found = [needs(subject, ranks, stage, gpu=gpu) for stage in STAGES]
     totals = [each.total for each in found]
-    assert totals[0] >= totals[1] >= totals[2] - 8, "shares are equal to one value"
+    # Small models: their gradients are whole when they are packed.
+    small = found[0].parameters if found[0].parameters <= 5 * BUCKET_BYTES else 0
+    assert totals[0] >= totals[1] >= totals[2] - 8 - small, "shares are equal to one value"
     # Few ranks: the last stage packs the gradients of a whole block, such as GPT-2's table of tokens, beside them.
-    assert totals[3] <= totals[2 if ranks > 4 else 0]
+    assert totals[3] <= totals[2 if ranks > 4 else 0] + small
     assert ranks > 1 or len(set(totals)) == 1
     assert ranks == 1 or found[-1].parameters < found[0].parameters
 

@@ -192,6 +192,93 @@ def test_each_stage_trains_as_the_whole_does(
             assert worst(mine, theirs) < 1e-12, (ranks, step, worst(mine, theirs))
 
 
+class InVectors(local.TrainableModel):
+    """A linear model whose gradients are parts of vectors."""
+
+    def join_gradients(self, groups: Any) -> InVectors:
+        self.vectors, self.parts = [], {}
+        for names, size in groups:
+            self.vectors.append(np.zeros(size))
+            start = 0
+            for name in names:
+                parameter = self.parameters[name]
+                self.parts[name] = self.vectors[-1][start : start + parameter.size].reshape(parameter.shape)
+                start += parameter.size
+        return self
+
+    def holds(self, gradients: Any) -> bool:
+        return all(gradients[name] is part for name, part in self.parts.items())
+
+    def backward(self, inputs: Any, targets: Any, scale: Any) -> Any:
+        logits, loss, gradients = super().backward(inputs, targets, scale)
+        for name, gradient in gradients.items():
+            self.parts[name][...] = gradient
+        return logits, loss, self.parts
+
+    def start_average(self, tensor: Any, name: str) -> Done:
+        tensor[...] = self.session.adapter.allreduce([tensor.copy()], name=name)[0]  # ranks are threads
+        return Done(tensor)
+
+
+@pytest.mark.parametrize("most_bytes", [8, 10_000])
+@pytest.mark.parametrize("stage", ["none", "optimizer"])
+@pytest.mark.parametrize("title", OPTIMIZERS)
+def test_joined_gradients_train_as_those_apart(
+    title: str, stage: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdkit.strategies.dense.next_name", lambda: "dense")
+    optimizer = OPTIMIZERS[title]
+    more = {} if stage == "none" else {"most_bytes": most_bytes}
+
+    def states(ranks: int) -> list[dict[str, np.ndarray]]:
+        return on_ranks(ranks, optimizer, lambda adapter, topology: staged(adapter, topology, stage, **more))
+
+    for ranks in (2, 3, 19):
+        apart = states(ranks)
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "TrainableModel", InVectors)
+            joined = states(ranks)
+        for mine, theirs in zip(joined, apart, strict=True):
+            assert worst(mine, theirs) < 1e-14
+
+
+def test_buckets_are_sent_in_one_order_and_few_are_under_way() -> None:
+    """A rank whose backward computes gradients in another order sends its buckets as the others do."""
+    sent: list[str] = []
+    under_way: list[int] = []
+
+    class Sending:
+        def __init__(self, tensor: np.ndarray) -> None:
+            self._tensor = tensor
+            under_way.append(1 + (under_way[-1] if under_way else 0))
+
+        def __call__(self) -> np.ndarray:
+            under_way.append(under_way[-1] - 1)
+            return self._tensor
+
+        def ready(self) -> bool:
+            return False
+
+    class Slow(local.TrainableModel):
+        def start_reducescatter(self, tensor: Any, name: str) -> Sending:
+            sent.append(name)
+            return Sending(tensor)
+
+    strategy = Sharded(local, Mesh(Topology()).data, frees=True, most_bytes=8)
+    strategy.at_once = 2
+    trainable: Any = Slow(local.Linear(1, 1), Loss())
+    trainable.parameters = {name: np.zeros(2) for name in "abcd"}
+    session: Any = type("", (), {"trainable": trainable, "adapter": local, "dtype": "float64"})()
+    strategy.owned(session, AdamW(learning_rate=0.1))
+    order = [name for bucket in strategy._shares.buckets for name in bucket.shapes]
+    assert len(order) == len(strategy._shares.buckets) == 4
+    for name in reversed(order[:-1]):
+        assert strategy.begin(session, name, np.ones(2))
+    assert sent == ["gradients.0", "gradients.1", "gradients.2"] and max(under_way) <= 3
+    found = strategy.average(session, {order[-1]: np.ones(2)})
+    assert sent[-1] == "gradients.3" and len(sent) == 4 and len(found) == 4
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 19])
 @pytest.mark.parametrize(
     ("stage", "accumulate", "times"),
@@ -339,3 +426,15 @@ def test_blocks_of_modules_and_their_memory() -> None:
     ]
     assert "sharding: parameters: expected that 0 returns tensors" in found["odd"] and "got a Result" in found["odd"]
     assert found["tied"] == {"second.weight": "first.weight"}
+
+
+@pytest.mark.ranks
+def test_joined_gradients_are_those_of_backward_and_large_blocks_are_returned() -> None:
+    """Under PyTorch, without Horovod: also of a convolution, of layers that are used twice, and not used."""
+    command = [str(find("pytorch").python), str(ROOT / "tests" / "joined_gradients.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["gradients"] == {"equal": True, "kept": False, "order": True, "holds": True}
+    memory = found["memory"]
+    assert memory["taken"] >= 60 and memory["kept"] <= 4 and memory["empty"] == 0 and memory["sum"] == 2.0**23

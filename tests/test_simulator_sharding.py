@@ -16,6 +16,7 @@ from hvdkit.simulator import advise as advising
 from hvdkit.simulator import predict as predicting
 from hvdkit.simulator import refusals, step
 from hvdkit.simulator.calibration import calibrate
+from hvdkit.simulator.compression_costs import Compression
 from hvdkit.simulator.costs import Network
 from hvdkit.simulator.money import Money
 from hvdkit.simulator.settings import Settings, read
@@ -61,10 +62,37 @@ def test_gathers_are_hidden_under_compute_a_block_ahead() -> None:
     assert exposed[3] == pytest.approx(first + exposed[0] / 2, rel=0.5) and exposed[3] < exposed[1]
 
 
+def test_nothing_hides_gathers_where_the_same_cores_compute_and_send() -> None:
+    none, _, _, parameters = cases(8, compute_s=30.0, policy="naive")
+    exposed = [step.period(each) - step.period(none.alone) for each in (none, parameters)]
+    gathered = parameters.gather_s * (2 - 1 / parameters.workload.blocks)
+    assert exposed[1] == pytest.approx(exposed[0] / 2 + gathered)
+    order = [task.name for task in step.detailed(parameters) if task.resource == "device"]
+    assert order.index("forward") < order.index("gather in backward") < order.index("backward end")
+
+
+def test_joined_gradients_are_not_copied_and_a_share_is_copied_once() -> None:
+    work = simulating.workload()
+    network = Network(simulating.cluster(latency_us=0.0), 8)
+    sent = sum(tensor.bytes for tensor in work.tensors)
+    device = network.cluster.device
+    copy_s = 2 * sent / device.memory_bytes_per_s + 1e-6 * device.launch_us
+
+    def saved(**more: Any) -> list[float]:
+        made = [Case(work, network, "grouped", sharding=stage, **more) for stage in STAGES]
+        joined = [replace(each, workload=replace(work, joined=True)) for each in made]
+        return [step.period(apart) - step.period(each) for apart, each in zip(made, joined, strict=True)]
+
+    assert saved() == pytest.approx([2 * copy_s, copy_s, 0, 0])
+    assert saved(compression=Compression(method="fp16")) == pytest.approx([0, 0, 0, 0])
+
+
 def test_ranks_update_their_share() -> None:
     work = simulating.workload(update_s=0.08)
     network = Network(simulating.cluster(), 8)
     assert [Case(work, network, sharding=stage).update_s for stage in STAGES] == [0.08, 0.01, 0.01, 0.01]
+    slowly = replace(work, divides_update=False)
+    assert {Case(slowly, network, sharding=stage).update_s for stage in STAGES} == {0.08}
 
 
 def test_a_sharded_profile_has_the_update_of_a_share() -> None:

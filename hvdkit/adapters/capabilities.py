@@ -20,17 +20,28 @@ CAPABILITIES: dict[str, frozenset[str]] = {
 # Frameworks that keep the weights of attention until backward; a fused kernel computes them again.
 KEEPS_ATTENTION_WEIGHTS = frozenset({"tensorflow", "keras", "mxnet"})
 
-# MiB of a process before a model is there. On a CPU: measured, with Horovod started and one product computed (Linux,
-# Python 3.11, the pinned versions). On a GPU: PyTorch's kernels and context, as Hugging Face measured them.
+# Frameworks whose gradients are parts of one vector on a CPU, which is sent as it is.
+JOINS_GRADIENTS = frozenset({"pytorch"})
+
+# Frameworks whose compiled step updates shares by single operations, since its kernels take whole variables only: that
+# takes no less time than the kernels take for everything.
+UPDATES_SHARES_SLOWLY = frozenset({"tensorflow", "keras"})
+
+# With sharding: bytes of a block from which it is returned to the kernel as soon as a step frees it. New pages take
+# time at the next use, too much where steps have many such blocks (docs/benchmarking.md).
+OWN_PAGES_FROM = {"pytorch": 32 * 2**20}
+
+# MiB of a process without its model. On a CPU: measured, the peak of a rank that trains a GPT of 8,432 parameters
+# (Linux, Python 3.11, the pinned versions). On a GPU: PyTorch's kernels and context, as Hugging Face measured them.
 RESIDENT_SOURCE = {
     "cpu": "measured on Linux with the pinned versions",
     "gpu": "1,343 MiB of PyTorch's kernels and context, huggingface.co/docs/transformers/v4.44.2/model_memory_anatomy",
 }
 RESIDENT_MIB = {
-    "pytorch": {"cpu": 230, "gpu": 1343},
-    "tensorflow": {"cpu": 587, "gpu": 1343},
-    "keras": {"cpu": 587, "gpu": 1343},
-    "mxnet": {"cpu": 195, "gpu": 1343},
+    "pytorch": {"cpu": 273, "gpu": 1343},
+    "tensorflow": {"cpu": 570, "gpu": 1343},
+    "keras": {"cpu": 586, "gpu": 1343},
+    "mxnet": {"cpu": 187, "gpu": 1343},
 }
 
 _THREADS = ("a number of threads, 1 or more", r"|0*[1-9][0-9]{0,3}")

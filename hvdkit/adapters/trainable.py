@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hvdkit.core import trainer
-from hvdkit.core.seam import Block, Hooks, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
+from hvdkit.core.seam import Block, Hooks, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
 from hvdkit.recipe.schema import Optimizer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -50,6 +50,9 @@ class TrainableModel:
 
     def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:
         raise NotImplementedError
+
+    def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> Joined | None:
+        return None
 
     def start_average(self, tensor: Tensor, name: str) -> Pending:
         raise NotImplementedError

@@ -136,6 +136,15 @@ class Pending(Protocol):
         """Whether there is nothing to wait for."""
 
 
+class Joined(Protocol):
+    """Gradients that are parts of vectors, of which each can be sent as it is."""
+
+    vectors: list[Tensor]
+
+    def holds(self, gradients: Mapping[str, Tensor]) -> bool:
+        """Whether these are the parts themselves, so that what changes the vectors changes them."""
+
+
 class Block(Protocol):
     """Parameters as parts of one vector whose memory can be freed. A new one has none."""
 
@@ -220,8 +229,13 @@ class Trainable(Protocol):
         Where it returns true, backward keeps no reference to the gradient and leaves it out of its result.
         """
 
+    def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> Joined | None:
+        """Have `backward` leave gradients in vectors: for each group those of its parameters, in its order, in a vector
+        of its size, which ends with zeros. Returns None where the framework cannot.
+        """
+
     def start_average(self, tensor: Tensor, name: str) -> Pending:
-        """Start averaging a tensor over all ranks. Only used if `overlaps`."""
+        """Start averaging a tensor over all ranks, in place. Only used if `overlaps`, or for joined gradients."""
 
     def start_reducescatter(self, tensor: Tensor, name: str) -> Pending:
         """Start averaging a vector over all ranks, for this rank's part of the mean.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,8 @@ class Gradients:
 class Session:
     """`trainable` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
 
+    `initial` makes a `model_state` to start from, which is never in memory beside the slots; an empty one changes
+    nothing.
     Raises RequestError for a model that cannot be trained, for example because two variables share a name.
     """
 
@@ -59,6 +61,7 @@ class Session:
         loss: AnyLoss,
         strategy: Strategy | None = None,
         precision: str = "fp32",
+        initial: Callable[[], Mapping[str, np.ndarray]] | None = None,
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
         self.own_loss = None if isinstance(loss, Loss) else one_value(loss)
@@ -70,6 +73,9 @@ class Session:
         self.shapes = {name: self._turned_shape(parameters[name]) for name in sorted(parameters)}
         self.dtype = adapter.dtype(parameters[next(iter(self.shapes))])
         del parameters  # sharding replaces them, and frees their memory
+        if initial is not None and (state := initial()):
+            self._load_model(state)
+            del state
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))
@@ -300,6 +306,15 @@ class Session:
             if name in state:
                 number.set(float(state[name]))
 
+    def _load_model(self, state: Mapping[str, np.ndarray]) -> None:
+        parameters = self.trainable.parameters
+        shapes = {name: self._turned_shape(each) for name, each in (parameters | self.trainable.buffers).items()}
+        check_fits(shapes, state)
+        Owned(self.adapter, parameters).load(
+            {name: self._native(state[name]).astype(self.dtype, copy=False) for name in parameters}
+        )
+        self.load_buffers(state)
+
     def broadcast_state(self, root_rank: int = 0, found: Mapping[str, np.ndarray] | None = None) -> None:
         """Broadcast the root's parameters, buffers and optimizer state to every rank.
 
@@ -330,9 +345,14 @@ class Session:
             by_dtype[adapter.dtype(tensor)][name] = tuple(int(size) for size in tensor.shape)
         for dtype, shapes in by_dtype.items():
             for number, bucket in enumerate(buckets(shapes, 1, np.dtype(dtype).itemsize)):
-                packed = adapter.tensors.join([tensors[name] for name in bucket.shapes])
-                got = adapter.broadcast(packed, root_rank, f"state.{dtype}.{number}")
+                got = adapter.broadcast(self._joined(tensors, bucket.shapes), root_rank, f"state.{dtype}.{number}")
                 yield from zip(bucket.shapes, adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
+                del got
+
+    def _joined(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> Tensor:
+        """The tensors of these names as one vector: a single one without a copy."""
+        found, ops = [tensors[name] for name in names], self.adapter.tensors
+        return ops.join(found) if len(found) > 1 else ops.reshape(found[0], (-1,))
 
     def state_bytes(self) -> dict[str, int]:
         """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots).

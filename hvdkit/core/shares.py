@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel (Li et al. 2020)
+# Buckets under way, by stage. Horovod fuses those that are sent together, which costs copies; where they are sent one
+# after the other in backward, fewer would make ranks wait for each other more often.
+BUCKETS_AT_ONCE = {"optimizer": 1, "gradients": 4, "parameters": 2}
 Shape = tuple[int, ...]
 
 

@@ -115,5 +115,5 @@ def digest(state: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -
     for name, value in sorted(state.items()) if isinstance(state, Mapping) else state:
         array = np.ascontiguousarray(value)
         total.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        total.update(array.tobytes())
+        total.update(array.data)
     return total.hexdigest()

@@ -83,9 +83,12 @@ class Case:
 
     @property
     def rules(self) -> policies.Policy:
-        """The policy; with Local SGD nothing overlaps."""
+        """The policy; with Local SGD nothing overlaps, and joined gradients need no buffer."""
         policy = policies.named(self.policy)
-        return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped) if self.every > 1 else policy
+        if self.every > 1:
+            return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped)
+        whole = self.policy == "grouped" and self.compression == _DENSE and self.stage in ("none", "optimizer")
+        return replace(policy, fuses=False) if whole and self.workload.joined else policy
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -103,7 +106,8 @@ class Case:
     @property
     def update_s(self) -> float:
         """The update of what a rank updates."""
-        return self.workload.update_s / (self.network.ranks if self.stage != "none" else 1)
+        divided = self.stage != "none" and self.workload.divides_update
+        return self.workload.update_s / (self.network.ranks if divided else 1)
 
     @property
     def gathered_bytes(self) -> float:

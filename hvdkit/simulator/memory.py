@@ -9,7 +9,7 @@ from hvdkit.adapters import capabilities
 from hvdkit.core import tuning
 from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.seam import ROOT_BLOCK
-from hvdkit.core.shares import BUCKET_BYTES
+from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE
 from hvdkit.core.update_rules import slot_names
 from hvdkit.data.counts import KNOWN
 from hvdkit.recipe.schema import GPT, ImageFolder, Recipe, Synthetic
@@ -55,7 +55,7 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
         optimizer=int(kept.optimizer),
         casts=casts,
         gathered=gathered,
-        communication=_communication(recipe, architecture, full, gpu, ranks, stage) if ranks > 1 else 0,
+        communication=_communication(recipe, architecture, framework, full, gpu, ranks, stage) if ranks > 1 else 0,
         activations=activations,
         batch=batch,
         framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
@@ -85,7 +85,9 @@ def _of_samples(
     return recipe.batch_size * ((kept.compute + scores) * low + kept.full * full), recipe.batch_size * sample
 
 
-def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: bool, ranks: int, stage: Stage) -> int:
+def _communication(
+    recipe: Recipe, architecture: Architecture, framework: str, value: int, gpu: bool, ranks: int, stage: Stage
+) -> int:
     """The buffer of all gradients, or the buckets of a sharded step; and what compression and Local SGD keep.
 
     `value` are the bytes of one gradient value.
@@ -94,19 +96,33 @@ def _communication(recipe: Recipe, architecture: Architecture, value: int, gpu: 
     gradient_bytes = sum(sizes)
     residuals = int(getattr(recipe.compression, "error_feedback", False))
     copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity
-    threshold = tuning.choose(recipe, {})[tuning.FUSION].value or tuning.FUSION_BYTES
-    # All of it is taken of a GPU's memory; a host gives pages as they are used.
-    buffer = threshold if gpu else min(threshold, gradient_bytes)
-    if stage == "parameters":  # the gradients of a block, and packed
+    if stage == "none":
+        buffer = max(sizes) if _joins(recipe, framework, gpu) else _fused(recipe, gradient_bytes, gpu)
+    elif stage == "parameters":  # the gradients of a block, and packed
         buffer = 2 * value * max(_blocks(architecture).values())
-    elif stage != "none":
+    else:
         largest = min(gradient_bytes, max(BUCKET_BYTES, *sizes))  # a larger tensor is a bucket of its own
-        buffer = min(2 * BUCKET_BYTES, gradient_bytes)  # packed
-        # Beside the means of this rank's share there are whole gradients: all, or those of the bucket that is packed.
-        buffer += gradient_bytes // ranks if stage == "optimizer" else largest
-        if not gpu and ranks > 2:  # Gloo's reduce-scatter (runtimes/patches)
-            buffer += 2 * largest // ranks
+        packed = min((BUCKETS_AT_ONCE[stage] + 1) * BUCKET_BYTES, gradient_bytes)  # and the one that waits
+        # Gloo's reduce-scatter (runtimes/patches)
+        scratch = 2 * largest // ranks if not gpu and ranks > 2 else 0
+        if stage == "gradients":  # whole ones of the bucket that is packed
+            buffer = largest + packed + scratch
+        else:  # the means of this rank's share
+            means = gradient_bytes // ranks + scratch
+            buffer = max(means, *sizes) if _joins(recipe, framework, gpu) else means + packed
     return int(buffer) + gradient_bytes * (residuals + copies)
+
+
+def _joins(recipe: Recipe, framework: str, gpu: bool) -> bool:
+    """Whether gradients are sent from where they are. Beside them there is one until it is copied there."""
+    dense = recipe.compression.method == "none" and recipe.sync is None and recipe.allreduce == "ring"
+    return dense and recipe.accumulate == 1 and not gpu and framework in capabilities.JOINS_GRADIENTS
+
+
+def _fused(recipe: Recipe, gradient_bytes: int, gpu: bool) -> int:
+    """Horovod's fusion buffer. All of it is taken of a GPU's memory; a host gives pages as they are used."""
+    threshold = tuning.choose(recipe, {})[tuning.FUSION].value or tuning.FUSION_BYTES
+    return int(threshold if gpu else min(threshold, gradient_bytes))
 
 
 def _gathered(architecture: Architecture) -> int:

@@ -74,6 +74,7 @@ class _Builder:
         self.rules = cases[0].rules
         self.tensors = cases[0].workload.tensors
         self.sizes = np.array([float(tensor.bytes) for tensor in self.tensors])
+        self.before_backward: list[Task] = []
 
     def array(self, value: Callable[[Case], float]) -> Floats:
         """A value of every case, shape (cases,)."""
@@ -111,7 +112,7 @@ class _Builder:
 
     def gathering(self) -> tuple[list[Task], tuple[Edge, ...], dict[str, Edge]]:
         """Gathering sharded weights; what the first block waits for; and what the last blocks of forward and backward
-        wait for, by these names: each gather comes one block ahead.
+        wait for, by these names: each gather comes one block ahead. Where nothing overlaps, blocks wait for all.
         """
         stage = self.cases[0].stage
         if stage == "none":
@@ -123,6 +124,13 @@ class _Builder:
             return [Task("gather weights", "communication", link, whole, updated)], (Edge("gather weights"),), {}
         first = self.each(lambda case: case.gather_s / case.workload.blocks)
         others = self.each(lambda case: case.gather_s * (1 - 1 / case.workload.blocks))
+        if not self.rules.overlaps:
+            self.before_backward = [Task("gather in backward", "communication", "device", others)]
+            forward = [
+                Task("gather the first block", "communication", "device", first, updated),
+                Task("gather in forward", "communication", "device", others),
+            ]
+            return forward, (Edge("gather in forward"),), {}
         tasks = [
             Task("gather the first block", "communication", link, first, updated),
             Task("gather in forward", "communication", link, others),
@@ -153,6 +161,7 @@ class _Builder:
             last = self.each(lambda case: (1 - before_last) * case.work * case.parts.forward_s)
             tasks.append(Task("forward of the last block", "forward", "device", last, (block_is_there["forward"],)))
         tasks[0] = replace(tasks[0], after=batch_is_there)
+        tasks += self.before_backward
         segments = np.stack([case.work * case.parts.segments for case in self.cases], axis=1)
         encode = self._passes("encode_passes")
         self.encoded = encode > 0
@@ -190,6 +199,8 @@ class _Builder:
         held = _totals(np.broadcast_to(self.sizes[:, None], ready.shape), firsts)
         copied = buckets.closes & (index > firsts) & self.rules.fuses
         copies = np.where(copied, share * (2 * held / rate + launch_s), 0.0)
+        # A rank takes its share of a bucket as it comes.
+        back = copies if self.cases[0].stage == "none" else np.zeros_like(copies)
         decode = np.where(buckets.closes, _totals(self._passes("decode_passes"), firsts), 0.0)
         tasks: list[Task] = []
         unpacked: list[Task] = []
@@ -204,7 +215,7 @@ class _Builder:
                 tasks.append(Task(f"negotiate {name}", "negotiation", None, self.duration(wait), (after,)))
                 after = Edge(tasks[-1].name)
             chain = (after, *ends[number % streams])
-            for label, kind, resource, seconds in self._parts(phases, copies, firsts, i):
+            for label, kind, resource, seconds in self._parts(phases, copies, back, firsts, i):
                 tasks.append(Task(f"{label} {name}", kind, resource, seconds, chain))
                 chain = (Edge(tasks[-1].name),)
             ends[number % streams] = chain
@@ -224,14 +235,14 @@ class _Builder:
             before = (Edge("several hosts"),)
         return [*tasks, *unpacked], (*before, Edge("backward end"))
 
-    def _parts(self, phases: list[Floats], copies: Floats, firsts: Any, i: int) -> list[Part]:
+    def _parts(self, phases: list[Floats], copies: Floats, back: Floats, firsts: Any, i: int) -> list[Part]:
         """The parts of a bucket's way. Without detail they are one."""
         case = self.cases[0]
         if not self.detail and case.at_once == 1:
-            return [("communicate", "communication", "network", sum((row[i] for row in phases), 2 * copies[i]))]
+            return [("communicate", "communication", "network", sum((row[i] for row in phases), copies[i] + back[i]))]
         link = case.network.levels[-1][0].name
         if case.at_once > 1:
-            return self._beside_others(phases, copies, firsts, i)
+            return self._beside_others(phases, copies, back, firsts, i)
         found: list[Part] = [("copy in", "fusion", "communication stream", self.duration(copies[i]))]
         for number, (phase, cost, row) in enumerate(zip(case.traffic.phases, case.costs, phases, strict=True)):
             label = phase.operation if number == 0 else f"{phase.operation} {number + 1}"
@@ -244,10 +255,10 @@ class _Builder:
                     found.append((f"{label} {what}", "communication", where, seconds))
             else:
                 found.append((label, "communication", link, self.duration(row[i])))
-        found.append(("copy out", "fusion", "communication stream", self.duration(copies[i])))
+        found.append(("copy out", "fusion", "communication stream", self.duration(back[i])))
         return [part for part in found if part[3]]
 
-    def _beside_others(self, phases: list[Floats], copies: Floats, firsts: Any, i: int) -> list[Part]:
+    def _beside_others(self, phases: list[Floats], copies: Floats, back: Floats, firsts: Any, i: int) -> list[Part]:
         """The parts of a bucket's way where others are under way too: what needs the link, and what does not."""
         case = self.cases[0]
         link = case.network.levels[-1][0].name if self.detail else "network"
@@ -258,7 +269,7 @@ class _Builder:
             alone = np.minimum(row[i], case.wire / case.every * size * float(cost.line.slope[-1]))
             found.append((f"{label} latency", "communication", None, self.duration(row[i] - alone)))
             found.append((label, "communication", link, self.duration(alone)))
-        found.append(("copy out", "fusion", None, self.duration(copies[i])))
+        found.append(("copy out", "fusion", None, self.duration(back[i])))
         return [part for part in found if np.any(part[3])]
 
     def _last_task(self, i: int) -> str:

@@ -22,7 +22,7 @@ def choose(adapter: Adapter, mesh: Mesh, recipe: Recipe) -> Strategy:
 
         return Sharded(adapter, mesh.data, recipe.sharding == "gradients", half, accumulate=recipe.accumulate)
     if recipe.sync is None and compression.method in ("none", "fp16") and recipe.allreduce == "ring":
-        return Dense(adapter, mesh.data.size, half=compression.method == "fp16")
+        return Dense(adapter, mesh.data.size, compression.method == "fp16", recipe.accumulate)
     # Imported here because most runs need none of these.
     from hvdkit.strategies.compressed import Compressed
     from hvdkit.strategies.local_sgd import LocalSgd

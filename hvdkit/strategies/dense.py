@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import trace_events
-from hvdkit.core.seam import Adapter
+from hvdkit.core.seam import Adapter, Joined
 from hvdkit.core.strategy import Strategy
 
 Tensor = Any
@@ -50,16 +50,20 @@ class Dense(Strategy):
 
     overlaps = True
 
-    def __init__(self, adapter: Adapter, size: int, half: bool = False) -> None:
+    def __init__(self, adapter: Adapter, size: int, half: bool = False, accumulate: int = 1) -> None:
         self._adapter, self._size, self._half = adapter, size, half
+        self._joins = not half and size > 1 and accumulate == 1  # then what backward returns is sent as it is
+        self._joined: Joined | None = None
         self._name = next_name()
         self._under_way: dict[str, tuple[Callable[[], Tensor], str | None]] = {}  # by gradient: wait, own dtype
         self._bytes = 0.0
 
     def bind(self, session: Any, parameters: int) -> None:
-        """Compute the bytes per step from the number of parameters."""
+        """Compute the bytes per step from the number of parameters; have gradients in one vector, where possible."""
         itemsize = 2 if self._half else np.dtype(session.dtype).itemsize
         self._bytes = ring_bytes(parameters * itemsize, self._size)
+        if self._joins and not session.trainable.overlaps:
+            self._joined = session.trainable.join_gradients([(list(session.trainable.parameters), parameters)])
 
     @property
     def bytes_per_step(self) -> float:
@@ -70,6 +74,12 @@ class Dense(Strategy):
         """The means over all ranks by name; waits for gradients that `begin` has sent."""
         if session.trainable.overlaps:
             return self._awaited(session, gradients)
+        if self._joined is not None and self._joined.holds(gradients):
+            session.trainable.stamp((trace_events.SENT,), [])
+            for vector in self._joined.vectors:
+                session.trainable.start_average(vector, self._name)()
+            session.trainable.stamp((trace_events.RECEIVED,), [])
+            return gradients
         sent = {name: on_wire(self._adapter, gradient, self._half) for name, gradient in gradients.items()}
         packed = session.trainable.stamp((trace_events.SENT,), [tensor for tensor, _ in sent.values()])
         means = self._adapter.allreduce(packed, "average", self._name, overwrite=True)

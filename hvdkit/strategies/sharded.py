@@ -16,15 +16,14 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.mesh import Axis
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter, Pending, Trainable
-from hvdkit.core.shares import BUCKET_BYTES, Bucket, Piece, buckets
+from hvdkit.core.seam import Adapter, Joined, Pending, Trainable
+from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Piece, buckets
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import is_layerwise
 from hvdkit.recipe.schema import Optimizer
 from hvdkit.strategies.dense import from_wire, next_name, on_wire, ring_bytes
 
 Tensor = Any
-_AT_ONCE = 2  # buckets that are under way
 
 
 class Shares(Owned):
@@ -206,7 +205,6 @@ class Sharded(Strategy):
     """
 
     overlaps = True
-    waits_in_backward = False  # whether backward waits until at most _AT_ONCE buckets are under way
 
     def __init__(
         self,
@@ -219,10 +217,14 @@ class Sharded(Strategy):
     ) -> None:
         self._adapter, self._axis, self._half, self._most_bytes = adapter, axis, half, most_bytes
         self.keeps_shares, self._sendings = frees, accumulate if frees else 1
+        self.at_once = BUCKETS_AT_ONCE["gradients" if frees else "optimizer"]
+        self._joins = not half and not frees and accumulate == 1  # then what backward returns is sent as it is
+        self._joined: Joined | None = None
         self._name = next_name()
-        self._waiting: dict[int, dict[str, Tensor]] = {}  # gradients of buckets that are not complete
+        self._waiting: dict[int, dict[str, Tensor]] = {}  # gradients of buckets that are not sent
         self._under_way: dict[int, tuple[Pending, str | None]] = {}  # by bucket: its share, own dtype
         self._received: dict[int, Tensor] = {}  # by bucket
+        self._next = 0  # the bucket that is sent next: all ranks send them in one order
         self._bytes = 0.0
 
     def owned(self, session: Any, settings: Optimizer) -> Shares:
@@ -230,6 +232,9 @@ class Sharded(Strategy):
         self._shares = self._divided(session, not is_layerwise(settings))
         self._buckets = {name: number for number, each in enumerate(self._shares.buckets) for name in each.shapes}
         elements = [each.share * self._axis.size for each in self._shares.buckets]
+        if self._joins and not session.trainable.overlaps:
+            names = [list(each.shapes) for each in self._shares.buckets]
+            self._joined = session.trainable.join_gradients(list(zip(names, elements, strict=True)))
         itemsize = np.dtype(session.dtype).itemsize
         sent = self._sendings * (2 if self._half else itemsize) * sum(elements) + itemsize * self._gathers(elements)
         # A reduce-scatter or an allgather in a ring is half of an allreduce.
@@ -255,16 +260,14 @@ class Sharded(Strategy):
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over all ranks of each piece of this rank's share; waits for buckets that `begin` has sent."""
-        sent = self._under_way.keys() | self._received.keys()
-        left = [number for number in range(len(self._shares.buckets)) if number not in sent]
+        left = range(self._next, len(self._shares.buckets))
         if not left:
             session.trainable.stamp((trace_events.SENT,), [])
-        # Ranks whose backward has sent other buckets wait for none of them: each may have what another waits for.
-        waits = self.waits_in_backward or not sent
         for number in left:
             both = {**gradients, **self._waiting.pop(number, {})}
             self._send(session, number, both, (trace_events.SENT,) if number == left[0] else ())
-            self._receive_what_is_there(waits)
+            self._receive_first(self.at_once)
+        self._next = 0
         found: dict[str, Tensor] = {}
         for number in range(len(self._shares.buckets)):
             if number in self._under_way:
@@ -274,25 +277,33 @@ class Sharded(Strategy):
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""
-        number = self._buckets[name]
-        waiting = self._waiting.setdefault(number, {})
-        waiting[name] = gradient
-        if len(waiting) == len(self._shares.buckets[number].shapes):
-            self._send(session, number, self._waiting.pop(number))
-            self._receive_what_is_there(self.waits_in_backward)
+        self._waiting.setdefault(self._buckets[name], {})[name] = gradient
+        while self._is_complete(self._next):
+            self._send(session, self._next, self._waiting.pop(self._next))
+            self._next += 1
+            if self.keeps_shares:
+                self._receive_first(self.at_once)
         return self.keeps_shares
 
+    def _is_complete(self, number: int) -> bool:
+        return number in self._waiting and len(self._waiting[number]) == len(self._shares.buckets[number].shapes)
+
     def _send(self, session: Any, number: int, gradients: Mapping[str, Tensor], events: tuple[str, ...] = ()) -> None:
-        packed, dtype = on_wire(self._adapter, self._shares.packed(self._shares.buckets[number], gradients), self._half)
+        packed, dtype = on_wire(self._adapter, self._packed(number, gradients), self._half)
         (packed,) = session.trainable.stamp(events, [packed])
         name = f"{self._name}.{number}"
         self._under_way[number] = session.trainable.start_reducescatter(packed, name), dtype
 
-    def _receive_what_is_there(self, waits: bool) -> None:
-        """Receive shares, whose packed gradients are then freed."""
-        for number in list(self._under_way):
-            if self._under_way[number][0].ready() or (waits and len(self._under_way) > _AT_ONCE):
-                self._receive(number)
+    def _receive_first(self, at_most: int) -> None:
+        """Wait until so many buckets are under way, as packed gradients are freed behind theirs."""
+        for sent in list(self._under_way):
+            if self._under_way[sent][0].ready() or len(self._under_way) > at_most:
+                self._receive(sent)
+
+    def _packed(self, number: int, gradients: Mapping[str, Tensor]) -> Tensor:
+        if self._joined is not None and self._joined.holds(gradients):
+            return self._joined.vectors[number]
+        return self._shares.packed(self._shares.buckets[number], gradients)
 
     def _receive(self, number: int) -> None:
         pending, dtype = self._under_way.pop(number)

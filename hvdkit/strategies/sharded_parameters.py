@@ -16,7 +16,7 @@ import numpy as np
 
 from hvdkit.core.mesh import Axis
 from hvdkit.core.seam import ROOT_BLOCK, Adapter, Block, Pending, Phase, Trainable
-from hvdkit.core.shares import Bucket, bucket
+from hvdkit.core.shares import BUCKETS_AT_ONCE, Bucket, bucket
 from hvdkit.strategies.sharded import Sharded, Shares
 
 Tensor = Any
@@ -148,11 +148,11 @@ class ShardedParameters(Sharded):
     All ranks must compute with the same blocks in the same order.
     """
 
-    waits_in_backward = True
     _blocks: GatheredBlocks
 
     def __init__(self, adapter: Adapter, axis: Axis, half: bool = False, accumulate: int = 1) -> None:
         super().__init__(adapter, axis, frees=True, half=half, accumulate=accumulate)
+        self.at_once = BUCKETS_AT_ONCE["parameters"]
 
     def average(self, session: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """As `Sharded` does, once backward no longer needs parameters."""

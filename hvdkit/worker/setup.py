@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import tasks
+from hvdkit.adapters.capabilities import OWN_PAGES_FROM
 from hvdkit.core import tuning, usage
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.precision import PRECISIONS, check_can
@@ -65,17 +66,20 @@ class Setup:
             self.architecture, dtype=precision.parameters, compute_dtype=precision.compute, recompute=recipe.recompute
         )
         make = getattr(self.adapter, "session_class", Session)
-        built, loss = self.script.build(architecture), self.task.loss or recipe.loss
-        session: Session = make(self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision)
-        state = architecture.initial_state(recipe.seed)
-        if recipe.model.weights:
+        loss = self.task.loss or recipe.loss
+
+        def initial() -> Mapping[str, Any]:
+            state = architecture.initial_state(recipe.seed)
+            if not recipe.model.weights:
+                return state
             from hvdkit.checkpoint import weights
 
-            file, rename = Path(recipe.model.weights), architecture.from_file
-            state = weights.start_from(file, state, recipe.model.new_head, rename)
-        if state:
-            session.load_state(state)
-        del state
+            return weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head, architecture.from_file)
+
+        saves = recipe.sharding != "none" and self.mesh.data.size > 1
+        with startup.own_pages(OWN_PAGES_FROM.get(self.adapter.NAME) if saves else None):
+            built = self.script.build(architecture)
+            session: Session = make(self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial)
         startup.done()
         return session
 

@@ -6,7 +6,8 @@ objects can be freed yet; scanning them takes a sixth of the start-up time (PyTo
 A script that its user starts with an interpreter that lacks a package ends with a line that names one that has it.
 
 The C library keeps the memory that a step frees for the next step. By default it returns each block of more than
-32 MiB to the kernel, which clears every page again at its next use (docs/benchmarking.md).
+32 MiB to the kernel, which clears every page again at its next use (docs/benchmarking.md). What is in memory from the
+start to the end has pages of its own (`own_pages`).
 """
 
 from __future__ import annotations
@@ -16,21 +17,37 @@ import ctypes
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's <malloc.h>
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's <malloc.h>
 _KEPT_BYTES = 2**30
+_LARGE_BYTES, _MOST_BLOCKS = 2**18, 2**16
 
 
-def _keep_freed_memory() -> None:
+def _set(*options: tuple[int, int]) -> None:
     """Call mallopt(3). Does nothing with another C library, or if the user has set malloc options."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_MAX, 0)
-        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        for option, value in options:
+            library.mallopt(option, value)
+
+
+@contextlib.contextmanager
+def own_pages(then_from: int | None = None) -> Iterator[None]:
+    """A context in which large blocks get pages of their own: for what is in memory as long as the process.
+
+    Blocks that steps free are then not between them, so that the C library can join them, and a step needs less.
+    Afterwards blocks get pages of their own if they have `then_from` bytes (at most 32 MiB), or none does.
+    """
+    _set((_MMAP_THRESHOLD, _LARGE_BYTES), (_MMAP_MAX, _MOST_BLOCKS))
+    try:
+        yield
+    finally:
+        _set((_MMAP_MAX, 0) if then_from is None else (_MMAP_THRESHOLD, then_from))
 
 
 def return_freed_memory() -> None:
@@ -59,7 +76,7 @@ def _say_what_lacks(kind: type[BaseException], error: BaseException, trace: Trac
     os._exit(2)
 
 
-_keep_freed_memory()
+_set((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEPT_BYTES))
 if "HVDKIT_RANK_DIR" not in os.environ:  # hvdkit's command line reads what Python prints
     sys.excepthook = _say_what_lacks
 _disabled_here = gc.isenabled()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hvdkit.adapters.pytorch.pages import Pages
 from hvdkit.core.seam import ROOT_BLOCK, Phase, Uses
 from hvdkit.errors import RequestError
 
@@ -49,6 +50,9 @@ def _numbered(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _numbered(child, f"{path}{name}.")
 
 
+_OWN_PAGES_FROM = 16 * 2**20  # bytes of a vector
+
+
 class BlockMemory:
     """Parameters of one dtype as parts of one `vector`, whose memory is there between `allocate` and `free`.
 
@@ -58,8 +62,11 @@ class BlockMemory:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], size: int) -> None:
         first = next(iter(parameters.values()))
-        self.vector = torch.empty(size, dtype=first.dtype, device=first.device)
-        self._bytes = self.vector.untyped_storage().nbytes()
+        self._bytes = size * first.dtype.itemsize
+        # Large blocks that come and go would leave holes in the C library's heap.
+        own = first.device.type == "cpu" and self._bytes >= _OWN_PAGES_FROM
+        self._pages = Pages(size, first.dtype) if own else None
+        self.vector = self._pages.vector if self._pages else torch.empty(size, dtype=first.dtype, device=first.device)
         sizes = [each.numel() for each in parameters.values()]
         parts = self.vector[: sum(sizes)].split(sizes)
         self.views = {name: part.view(each.shape) for (name, each), part in zip(parameters.items(), parts, strict=True)}
@@ -67,14 +74,18 @@ class BlockMemory:
         self.free()
 
     def allocate(self) -> None:
-        self.vector.untyped_storage().resize_(self._bytes)
+        if self._pages is None:
+            self.vector.untyped_storage().resize_(self._bytes)
         for name, parameter in self._parameters.items():
             parameter.data = self.views[name]
 
     def free(self) -> None:
         for parameter in self._parameters.values():
             parameter.data = self._nothing
-        self.vector.untyped_storage().resize_(0)
+        if self._pages is None:
+            self.vector.untyped_storage().resize_(0)
+        else:
+            self._pages.free()
 
 
 def watch(model: nn.Module, blocks: Mapping[str, Mapping[str, nn.Parameter]], uses: Uses) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from horovod.torch import mpi_ops
 
 from hvdkit.adapters.collectives import Collectives
+from hvdkit.adapters.pytorch.tensors import join, part
 from hvdkit.core.seam import Op
 
 _POLL_S, _POLL_SHARE = 1e-4, 1 / 1000
@@ -36,13 +36,9 @@ class WaitingCollectives(Collectives):
             return list(_wait_for_ranks(hvd.grouped_allreduce_async(tensors, **settings)))
         if len(tensors) == 1 or not _may_be_joined(tensors):
             return list(_wait_for_ranks(hvd.grouped_allreduce_async_(tensors, **settings)))
-        joined = torch.cat([tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors])
+        joined = join(tensors)
         _wait_for_ranks(hvd.allreduce_async_(joined, **settings))
-        ends = itertools.accumulate(tensor.numel() for tensor in tensors)
-        return [
-            joined.as_strided(tensor.shape, tensor.stride(), end - tensor.numel())
-            for tensor, end in zip(tensors, ends, strict=True)
-        ]
+        return part(joined, [tensor.shape for tensor in tensors])
 
     def allgather(self, tensor: torch.Tensor, name: str = "allgather") -> torch.Tensor:
         return _wait_for_ranks(hvd.allgather_async(tensor, name=name))
@@ -97,17 +93,10 @@ def start_allgather(tensor: torch.Tensor, out: torch.Tensor, name: str) -> Start
 
 
 def _may_be_joined(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors in main memory can be reduced as one, whatever the order of their axes in memory.
-
-    Horovod copies a group's tensors into its buffer and back; of one tensor that is made of them, no copy comes back.
-    """
+    """Whether tensors are reduced as one: Horovod copies a group's into its buffer and back, and of one that is made of
+    them no copy comes back."""
     first = tensors[0]
-    return first.device.type == "cpu" and all(each.dtype == first.dtype and _without_gaps(each) for each in tensors)
-
-
-def _without_gaps(tensor: torch.Tensor) -> bool:
-    images = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return bool(images or tensor.is_contiguous())
+    return first.device.type == "cpu" and all(tensor.dtype == first.dtype for tensor in tensors)
 
 
 def _wait_for_ranks(handle: int) -> Any:  # launch/diagnosis/hangs.py looks for this name in stack frames

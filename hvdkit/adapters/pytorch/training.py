@@ -12,6 +12,7 @@ import torch
 
 from hvdkit.adapters.pytorch import timing
 from hvdkit.adapters.pytorch.collectives import Started, start_allgather, start_average, start_reducescatter
+from hvdkit.adapters.pytorch.gradients import JoinedGradients
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
@@ -64,6 +65,7 @@ class TrainableModel(EagerModel):
         self.overlaps = device.type in OVERLAPPED_ON
         self.stamp = partial(timing.stamp, device)
         self._taken: set[str] = set()  # gradients of the last backward that `on_ready` has handed over
+        self._joined: JoinedGradients | None = None
         self._whole = True  # whether all parameters are there all the time
         self._pools: dict[int, torch.Tensor] = {}  # of inputs that stay on the device
 
@@ -80,6 +82,8 @@ class TrainableModel(EagerModel):
         for parameter in self.trained.values():
             parameter.grad = None
         self._taken.clear()
+        if self._joined is not None:
+            self._joined.begin()
         try:
             logits, loss = self.loss_of(inputs, targets)
         except (RuntimeError, IndexError) as error:
@@ -100,6 +104,8 @@ class TrainableModel(EagerModel):
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Every parameter's gradient that is not taken; zeros if it is unused on this rank, as others may use it."""
+        if self._joined is not None:
+            return self._joined.gradients()
         return {
             name: torch.zeros_like(self.parameters[name]) if parameter.grad is None else parameter.grad
             for name, parameter in self.trained.items()
@@ -140,6 +146,10 @@ class TrainableModel(EagerModel):
 
         for name, parameter in self.trained.items():
             parameter.register_post_accumulate_grad_hook(partial(take, name=name))
+
+    def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> JoinedGradients:
+        self._joined = JoinedGradients(self.trained, groups)
+        return self._joined
 
     def start_average(self, tensor: torch.Tensor, name: str) -> Started:
         return start_average(tensor, name)
