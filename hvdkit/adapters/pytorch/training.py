@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from hvdkit.adapters.pytorch import timing
 from hvdkit.adapters.pytorch.collectives import Started, start_allgather, start_average, start_reducescatter
-from hvdkit.adapters.pytorch.gradients import JoinedGradients
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
@@ -21,6 +20,9 @@ from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AdamW, Loss, Optimizer, Sgd
+
+if TYPE_CHECKING:
+    from hvdkit.adapters.pytorch.gradients import JoinedGradients
 
 # A GPU computes while Horovod sends, so each gradient is sent there as soon as it is ready. On a CPU, sending during
 # backward would only take cores from it.
@@ -148,6 +150,8 @@ class TrainableModel(EagerModel):
             parameter.register_post_accumulate_grad_hook(partial(take, name=name))
 
     def join_gradients(self, groups: Sequence[tuple[Sequence[str], int]]) -> JoinedGradients:
+        from hvdkit.adapters.pytorch.gradients import JoinedGradients  # one rank does not need it
+
         self._joined = JoinedGradients(self.trained, groups)
         return self._joined
 
