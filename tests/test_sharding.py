@@ -399,13 +399,18 @@ def test_one_rank_has_nothing_to_share() -> None:
     assert isinstance(choose(local, Mesh(Topology()), recipe_of(sharding="optimizer")), Dense)
 
 
+def found_by(script: str) -> dict[str, Any]:
+    """What a script of this folder prints under PyTorch's Python."""
+    command = [str(find("pytorch").python), str(ROOT / "tests" / script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 @pytest.mark.ranks
 def test_blocks_of_modules_and_their_memory() -> None:
     """Under PyTorch, without Horovod."""
-    command = [str(find("pytorch").python), str(ROOT / "tests" / "blocks_of_modules.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = found_by("blocks_of_modules.py")
     assert found["transformer"] == {
         "": ["embedding.weight", "layers.0.1.weight", "layers.0.1.bias", "head.weight", "head.bias"],
         "layers.0": ["layers.0.0.weight", "layers.0.0.bias"],
@@ -431,10 +436,7 @@ def test_blocks_of_modules_and_their_memory() -> None:
 @pytest.mark.ranks
 def test_joined_gradients_are_those_of_backward_and_large_blocks_are_returned() -> None:
     """Under PyTorch, without Horovod: also of a convolution, of layers that are used twice, and not used."""
-    command = [str(find("pytorch").python), str(ROOT / "tests" / "joined_gradients.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = found_by("joined_gradients.py")
     assert found["gradients"] == {"equal": True, "kept": False, "order": True, "holds": True}
     memory = found["memory"]
     assert memory["taken"] >= 60 and memory["kept"] <= 4 and memory["empty"] == 0 and memory["sum"] == 2.0**23
