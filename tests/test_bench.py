@@ -198,6 +198,13 @@ def test_the_cluster_file_gives_the_measured_times_again(collective: str, tmp_pa
         assert 1e6 * piecewise_linear.of_pieces(line.pieces)(size) == pytest.approx(900 + 0.12 * size, rel=1e-3)
 
 
+def test_the_cluster_file_has_the_measured_rate_of_copies() -> None:
+    found = measured("allreduce", 4, 900.0, 0.12)
+    assert bench.network(found).device.memory_bytes_per_s == 1e10
+    copied = found.model_copy(update={"memory_bytes_per_s": 1.9e10})
+    assert bench.network(copied).device.memory_bytes_per_s == 1.9e10
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "halving-doubling"])
 def test_the_simulator_makes_of_it_what_was_measured(algorithm: str) -> None:
     """By the link alone too, without the measured line, which other numbers of ranks need."""
@@ -224,6 +231,8 @@ def test_the_command_writes_what_it_says(hvdkit: Hvdkit, tmp_path: Path) -> None
     written = {path.name for path in (tmp_path / "one").iterdir()}
     assert written == {"bench.csv", "bench.json", "bench.png", "cluster.yaml", "logs", "request.json"}
     assert (tmp_path / "one" / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert told.memory_bytes_per_s == cluster.load(tmp_path / "one" / "cluster.yaml").device.memory_bytes_per_s
+    assert 1e8 < told.memory_bytes_per_s < 1e12
     more = ["--framework", "pytorch", "--add-to", "one/cluster.yaml", "--dtype", "int32", "--out", "two"]
     second = hvdkit("bench", "alltoall", *options, *more)
     assert second.returncode == 0, second.stderr

@@ -91,8 +91,6 @@ def test_ranks_update_their_share() -> None:
     work = simulating.workload(update_s=0.08)
     network = Network(simulating.cluster(), 8)
     assert [Case(work, network, sharding=stage).update_s for stage in STAGES] == [0.08, 0.01, 0.01, 0.01]
-    slowly = replace(work, divides_update=False)
-    assert {Case(slowly, network, sharding=stage).update_s for stage in STAGES} == {0.08}
 
 
 def test_a_sharded_profile_has_the_update_of_a_share() -> None:

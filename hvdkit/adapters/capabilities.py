@@ -23,10 +23,6 @@ KEEPS_ATTENTION_WEIGHTS = frozenset({"tensorflow", "keras", "mxnet"})
 # Frameworks whose gradients are parts of one vector on a CPU, which is sent as it is.
 JOINS_GRADIENTS = frozenset({"pytorch"})
 
-# Frameworks whose compiled step updates shares by single operations, since its kernels take whole variables only: that
-# takes no less time than the kernels take for everything.
-UPDATES_SHARES_SLOWLY = frozenset({"tensorflow", "keras"})
-
 # With sharding: bytes of a block from which it is returned to the kernel as soon as a step frees it. New pages take
 # time at the next use, too much where steps have many such blocks (docs/benchmarking.md).
 OWN_PAGES_FROM = {"pytorch": 32 * 2**20}

@@ -175,6 +175,7 @@ def run(plan: Plan, folder: Path, watch: Callable[[BenchRow], None] | None = Non
         device=ranks["device"],
         algorithm="ring",
         link_mbit_per_s=plan.link_mbit_per_s,
+        memory_bytes_per_s=ranks["memory_bytes_per_s"],
         settings={key: value for key, value in sorted(ranks["settings"].items()) if key not in _OF_A_RANK},
         rows=rows,
         machine=this_machine(),
@@ -210,6 +211,9 @@ def measured(bench: Bench) -> Measured:
 def network(bench: Bench) -> Cluster:
     """The links between the ranks, by this collective alone."""
     found = measured(bench)
+    device = Device(name=bench.machine.processor[:100] or bench.device)
+    if bench.memory_bytes_per_s:
+        device = device.model_copy(update={"memory_bytes_per_s": bench.memory_bytes_per_s})
     return Cluster(
         schema_version=1,
         name=f"measured-{bench.np}-ranks",
@@ -217,7 +221,7 @@ def network(bench: Bench) -> Cluster:
         source=f"{bench.framework} {bench.framework_version}, Horovod {bench.horovod_version}, "
         f"hvdkit {bench.hvdkit_version}; a hop is the whole time over the hops, Horovod's negotiation included",
         ranks_per_host=found.ranks_per_host,
-        device=Device(name=bench.machine.processor[:100] or bench.device),
+        device=device,
         levels=[Level(name="link", pieces=_hops(found))],
         software=Software(
             negotiation_us=0,

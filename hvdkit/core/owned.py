@@ -55,7 +55,7 @@ class Owned:
             self.adapter.tensors.assign(parameter, weight)
 
     def changed(self, weights: list[Tensor]) -> None:
-        """As `store`, of `weights` that a framework's kernel has changed; collective."""
+        """As `store`, of the new weights that a framework's kernel returns; collective."""
 
     def summed(self, number: Tensor) -> Tensor:
         """A number of one element over all pieces, from the sum over this rank's; collective."""

@@ -118,7 +118,7 @@ def one_tensor(outputs: Any) -> Any:
     return outputs
 
 
-UpdateKernel = Callable[[list[Tensor], list[Tensor], list[tuple[Tensor, ...]], Any, tuple[Any, Any]], None]
+UpdateKernel = Callable[[list[Tensor], list[Tensor], list[tuple[Tensor, ...]], Any, tuple[Any, Any]], list[Tensor]]
 Stamp = Callable[[tuple[str, ...], list[Tensor]], list[Tensor]]
 
 
@@ -215,12 +215,13 @@ class Trainable(Protocol):
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[Tensor]
     ) -> UpdateKernel | None:
-        """The framework's own kernel for the rule of `core.update_rules`, or None to use that rule; updates in place.
+        """The framework's own kernel for the rule of `core.update_rules`, or None to use that rule.
 
         `like` has a tensor like each weight: a parameter, or a vector of a part of it; with `traced`, a variable.
         `shapes` are those of the parameters, which decide on weight decay.
 
-        The kernel takes weights, gradients, slots by weight, the learning rate, and both bias corrections.
+        The kernel takes weights, gradients, slots by weight, the learning rate, and both bias corrections. It updates
+        in place, and returns the new weights; with `traced`, weights that are no variables may be left as they are.
         """
 
     def on_ready(self, ready: Callable[[str, Tensor], bool]) -> None:

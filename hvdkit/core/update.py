@@ -39,8 +39,7 @@ class Update:
         self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
         self.good_steps = ops.number(0.0)
         self._kernel = None
-        # The kernels of a compiled step take variables only.
-        if owned.by_kernel and (owned.in_place or not trainable.traced):
+        if owned.by_kernel:
             like = [slots[0] for slots in self.slots.values()]
             self._kernel = trainable.update_kernel(settings, list(owned.shapes.values()), like)
 
@@ -85,8 +84,7 @@ class Update:
             corrections = bias_corrections(settings, self.steps.get())
         rate, weights, slots = self.rate.get(), self.owned.weights(), list(self.slots.values())
         if self._kernel is not None:
-            self._kernel(weights, gradients, slots, rate, corrections)
-            self.owned.changed(weights)
+            self.owned.changed(self._kernel(weights, gradients, slots, rate, corrections))
             return
         first, second = (scalar(self._adapter, each, gradients[0]) for each in corrections)
         shapes, rate = list(self.owned.shapes.values()), scalar(self._adapter, rate, gradients[0])

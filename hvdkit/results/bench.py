@@ -52,6 +52,7 @@ class BenchRow(Record):
 class Bench(Record, Result):
     """`bench.json`. `hosts` are listed by rank, `settings` are rank 0's HOROVOD_… variables.
 
+    `memory_bytes_per_s` is what a rank on a CPU reads and writes in copies while all ranks copy; None if unknown.
     `algorithm` is the allreduce's (Gloo uses a ring); it is `ring` for other collectives and libraries too.
     """
 
@@ -65,6 +66,7 @@ class Bench(Record, Result):
     device: str
     algorithm: Literal["ring", "halving-doubling"]
     link_mbit_per_s: float | None
+    memory_bytes_per_s: float | None = None
     settings: dict[str, str]
     rows: list[BenchRow]
     machine: Machine

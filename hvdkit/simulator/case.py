@@ -106,8 +106,7 @@ class Case:
     @property
     def update_s(self) -> float:
         """The update of what a rank updates."""
-        divided = self.stage != "none" and self.workload.divides_update
-        return self.workload.update_s / (self.network.ranks if divided else 1)
+        return self.workload.update_s / (1 if self.stage == "none" else self.network.ranks)
 
     @property
     def gathered_bytes(self) -> float:

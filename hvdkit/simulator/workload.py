@@ -12,7 +12,7 @@ from statistics import mean
 
 import numpy as np
 
-from hvdkit.adapters.capabilities import JOINS_GRADIENTS, UPDATES_SHARES_SLOWLY
+from hvdkit.adapters.capabilities import JOINS_GRADIENTS
 from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
 from hvdkit.simulator import batch_curves
@@ -44,7 +44,7 @@ class Workload:
     is the coefficient of variation of compute. `compression_s` is the time to turn all gradients into what is sent and
     back, 0 if it was not measured. `state_bytes` are the model's states on a device, without sharding; zeros if only
     the process's memory is known; `stages` are those of sharding that the framework has. With `joined`, gradients are
-    parts of one vector, which is sent as it is; with `divides_update`, the update of a share takes as much less time.
+    parts of one vector, which is sent as it is.
     `curve` has forward and backward at the batch sizes (samples per rank) that were measured, this one's among them;
     None if it is the only one.
     Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
@@ -68,7 +68,6 @@ class Workload:
     state_bytes: States = NO_STATES
     stages: tuple[Stage, ...] = STAGES
     joined: bool = False
-    divides_update: bool = True
     curve: BatchCurve | None = None
     unit: str = "images"
     units_per_sample: int = 1
@@ -157,7 +156,6 @@ def of_profile(profile: Profile) -> Workload:
         activation_bytes=activations,
         state_bytes=_states(profile),
         stages=supported(profile.framework),
-        divides_update=profile.framework not in UPDATES_SHARES_SLOWLY,
         joined=profile.device == "cpu" and profile.framework in JOINS_GRADIENTS and profile.accumulate == 1,
         curve=batch_curves.of_profile(profile, shares),
         unit=profile.unit,
@@ -199,8 +197,7 @@ def _jitter(profile: Profile) -> float:
 
 def _shares(profile: Profile) -> int:
     """Into how many shares the update and the optimizer's state are divided."""
-    whole = sharding_of(profile) == "none" or profile.framework in UPDATES_SHARES_SLOWLY
-    return 1 if whole else profile.np
+    return 1 if sharding_of(profile) == "none" else profile.np
 
 
 def _states(profile: Profile) -> States:

@@ -29,6 +29,7 @@ ROWS, RANKS = "rows.json", "ranks.json"
 _PERIOD = 11  # of the values; not a power of two, so that a tensor's parts differ
 _WARMUPS, _WARMUP_S = 5, 0.5  # at most so many warm-up repeats; after the first, only until this time has passed
 _FEWEST, _MOST = 3, 2000
+_COPIED_BYTES, _COPIES = 32 * 2**20, 15
 
 
 def measure(
@@ -98,6 +99,20 @@ def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int,
         repeats=repeats,
         wrong=sum(each for _, each in everyone),
     )
+
+
+def copy_rate(adapter: Adapter) -> float:
+    """Bytes per second that a rank reads and writes in copies in main memory, while all ranks copy: the slowest's
+    median. Collective."""
+    source, target = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)
+    adapter.allgather_object(None, name="bench.copies")  # all ranks start
+    seconds = []
+    for _ in range(_COPIES):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - start)
+    medians = adapter.allgather_object(float(np.median(seconds)), name="bench.copied")
+    return float(2 * _COPIED_BYTES / max(medians))
 
 
 def _all_agree(adapter: Adapter, mine: bool) -> bool:
@@ -188,10 +203,17 @@ def _run(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat)
     heartbeat.beat("measuring")
     # A large tensor over a slow link takes a minute or more, so each repeat counts as progress.
     measure(adapter, topology, request, after, lambda: heartbeat.beat("measuring", len(rows)))
+    rate = copy_rate(adapter) if topology.device == "cpu" else None
     hosts = adapter.allgather_object(os.environ.get("HOROVOD_HOSTNAME", "localhost"), name="bench.hosts")
     if topology.is_root:
         settings = {key: value for key, value in os.environ.items() if key.startswith("HOROVOD_")}
-        report = {"hosts": hosts, "device": topology.device, "versions": adapter.versions(), "settings": settings}
+        report = {
+            "hosts": hosts,
+            "device": topology.device,
+            "versions": adapter.versions(),
+            "settings": settings,
+            "memory_bytes_per_s": rate,
+        }
         write_atomic(out / RANKS, json.dumps(report))
     heartbeat.beat("leaving Horovod")
     adapter.shutdown()

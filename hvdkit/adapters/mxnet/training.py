@@ -156,12 +156,13 @@ def _sgd(
     slots: Slots,
     rate: float,
     corrections: tuple[float, float],
-) -> None:
+) -> Tensors:
     """Core's SGD with coupled decay; MXNet's own includes the learning rate in the velocity."""
     for start in range(0, len(weights), _KERNEL_TENSORS):
         part = slice(start, start + _KERNEL_TENSORS)
         velocities = [velocity for (velocity,) in slots[part]]
         _sgd_part(settings, decays[part], scratch[part], weights[part], gradients[part], velocities, rate)
+    return weights
 
 
 def _sgd_part(
@@ -196,7 +197,7 @@ def _adamw(
     slots: Slots,
     rate: float,
     corrections: tuple[float, float],
-) -> None:
+) -> Tensors:
     """Core's AdamW. MXNet's kernel corrects no bias, and multiplies only `lrs` by the direction, not the decay."""
     root = math.sqrt(corrections[1])
     for start in range(0, len(weights), _KERNEL_TENSORS):
@@ -210,6 +211,7 @@ def _adamw(
             etas=[1.0] * count,
             beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon * root, out=weights[part],
         )  # fmt: skip
+    return weights
 
 
 def _interleaved(*tensors: Tensors) -> Tensors:

@@ -11,7 +11,7 @@ import torch
 
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.pytorch import tensors, timing, training
-from hvdkit.adapters.pytorch.collectives import WaitingCollectives
+from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.core.seam import AnyLoss, Observer, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
@@ -21,7 +21,7 @@ CHOSEN = capabilities.CHOSEN[NAME]
 
 _device = torch.device("cpu")
 
-_collectives = WaitingCollectives()
+_collectives = TorchCollectives()
 allreduce, allgather, broadcast = _collectives.allreduce, _collectives.allgather, _collectives.broadcast
 alltoall, reducescatter = _collectives.alltoall, _collectives.reducescatter
 allgather_object, process_set = _collectives.allgather_object, _collectives.process_set

@@ -218,7 +218,7 @@ def _sgd(
     slots: Slots,
     rate: float,
     corrections: tuple[float, float],
-) -> None:
+) -> Tensors:
     """SGD with momentum and coupled decay by `_foreach` calls; importing `torch.optim` would take another second."""
     velocities = [velocity for (velocity,) in slots]
     gradients = [
@@ -231,6 +231,7 @@ def _sgd(
     if settings.nesterov:
         directions = torch._foreach_add(gradients, velocities, alpha=settings.momentum)
     torch._foreach_add_(weights, directions, alpha=-rate)
+    return weights
 
 
 def _adamw(
@@ -242,7 +243,7 @@ def _adamw(
     slots: Slots,
     rate: float,
     corrections: tuple[float, float],
-) -> None:
+) -> Tensors:
     """Core's AdamW by PyTorch's fused kernel, which reads and writes each tensor once.
 
     The kernel's own corrections, made from a count of updates, are 1 after `many` of them; the rate and epsilon have
@@ -264,3 +265,4 @@ def _adamw(
             lr=rate * factor, beta1=settings.beta1, beta2=settings.beta2, weight_decay=decay / factor,
             eps=settings.epsilon * root, amsgrad=False, maximize=False,
         )  # fmt: skip
+    return weights

@@ -104,9 +104,16 @@ class TrainableModel(EagerModel):
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[tf.Variable]
     ) -> UpdateKernel | None:
+        update: Callable[..., None]
         if isinstance(settings, AdamW):
-            return partial(_adamw, settings)
-        return partial(_sgd, settings) if isinstance(settings, Sgd) and not settings.decoupled else None
+            update = partial(_adamw, settings)
+        elif isinstance(settings, Sgd) and not settings.decoupled:
+            update = partial(_sgd, settings)
+        else:
+            return None
+        decays = [decay_of(settings, shape) for shape in shapes]
+        scratch = tf.Variable(tf.zeros(0, like[0].dtype), trainable=False, shape=tf.TensorShape(None))
+        return partial(_by_kernel, update, decays, scratch)
 
 
 class ModuleModel(TrainableModel):
@@ -141,53 +148,76 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) 
     return tf.reduce_mean(losses)
 
 
-def _sgd(
-    settings: Sgd,
-    weights: list[tf.Variable],
-    gradients: list[tf.Tensor],
-    slots: list[tuple[tf.Variable, ...]],
-    rate: tf.Tensor,
-    corrections: tuple[Any, Any],
-) -> None:
-    """Core's SGD with coupled decay. TensorFlow's momentum kernel keeps the rate out of the velocity too."""
-    for variable, gradient, (velocity,) in zip(weights, gradients, slots, strict=True):
-        decay = decay_of(settings, tuple(variable.shape))
-        tf.raw_ops.ResourceApplyMomentum(
-            var=variable.handle,
-            accum=velocity.handle,
-            lr=tf.cast(rate, variable.dtype),
-            grad=gradient + decay * variable if decay else gradient,
-            momentum=tf.constant(settings.momentum, variable.dtype),
-            use_nesterov=settings.nesterov,
-        )
-
-
-def _adamw(
-    settings: AdamW,
-    weights: list[tf.Variable],
+def _by_kernel(
+    update: Callable[..., None],
+    decays: list[float],
+    scratch: tf.Variable,
+    weights: list[tf.Variable] | list[tf.Tensor],
     gradients: list[tf.Tensor],
     slots: list[tuple[tf.Variable, ...]],
     rate: tf.Tensor,
     corrections: tuple[tf.Tensor, tf.Tensor],
+) -> list[tf.Variable] | list[tf.Tensor]:
+    """The new weights, by `update` for each. TensorFlow's kernels take variables: a tensor goes through `scratch`,
+    which takes its memory over, so that nothing is copied."""
+    renewed = []
+    for weight, *others in zip(weights, gradients, slots, decays, strict=True):
+        variable = weight
+        if isinstance(weight, tf.Tensor):
+            variable = scratch
+            scratch.assign(weight)
+        update(variable, *others, rate, corrections)
+        renewed.append(tf.reshape(scratch, weight.shape) if variable is scratch else weight)
+    return renewed
+
+
+def _sgd(
+    settings: Sgd,
+    variable: tf.Variable,
+    gradient: tf.Tensor,
+    slots: tuple[tf.Variable],
+    decay: float,
+    rate: tf.Tensor,
+    corrections: tuple[Any, Any],
+) -> None:
+    """Core's SGD with coupled decay. TensorFlow's momentum kernel keeps the rate out of the velocity too."""
+    (velocity,) = slots
+    tf.raw_ops.ResourceApplyMomentum(
+        var=variable.handle,
+        accum=velocity.handle,
+        lr=tf.cast(rate, variable.dtype),
+        grad=gradient + decay * variable if decay else gradient,
+        momentum=tf.constant(settings.momentum, variable.dtype),
+        use_nesterov=settings.nesterov,
+    )
+
+
+def _adamw(
+    settings: AdamW,
+    variable: tf.Variable,
+    gradient: tf.Tensor,
+    slots: tuple[tf.Variable, tf.Variable],
+    decay: float,
+    rate: tf.Tensor,
+    corrections: tuple[tf.Tensor, tf.Tensor],
 ) -> None:
     """Core's AdamW by TensorFlow's kernel for Adam, which adds epsilon before the second correction, not behind it."""
-    for variable, gradient, (mean, square) in zip(weights, gradients, slots, strict=True):
-        own, dtype = partial(tf.cast, dtype=variable.dtype), variable.dtype
-        decay = decay_of(settings, tuple(variable.shape))
-        if decay:
-            variable.assign(variable * (1 - own(rate * decay)))
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=mean.handle,
-            v=square.handle,
-            beta1_power=own(1 - corrections[0]),
-            beta2_power=own(1 - corrections[1]),
-            lr=own(rate),
-            beta1=tf.constant(settings.beta1, dtype),
-            beta2=tf.constant(settings.beta2, dtype),
-            epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
-            grad=gradient,
-        )
+    own, dtype = partial(tf.cast, dtype=variable.dtype), variable.dtype
+    mean, square = slots
+    if decay:
+        variable.assign(variable * (1 - own(rate * decay)))
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=mean.handle,
+        v=square.handle,
+        beta1_power=own(1 - corrections[0]),
+        beta2_power=own(1 - corrections[1]),
+        lr=own(rate),
+        beta1=tf.constant(settings.beta1, dtype),
+        beta2=tf.constant(settings.beta2, dtype),
+        epsilon=own(settings.epsilon * tf.sqrt(corrections[1])),
+        grad=gradient,
+    )
 
 
 def _check_dtypes(trained: dict[str, tf.Variable], wanted: str, precision: str) -> None:

@@ -58,9 +58,7 @@ class Hang:
     @property
     def waiting(self) -> bool:
         """Whether it waits for other ranks: its frames are in a collective, or it waits for its step's results."""
-        return self.phase == "end of step" or any(
-            "/horovod/" in frame or frame.startswith("_wait_for_ranks ") for frame in self.frames
-        )
+        return self.phase == "end of step" or any("/horovod/" in frame for frame in self.frames)
 
     @property
     def in_library(self) -> bool:
