@@ -1,0 +1,193 @@
+"""A model with its optimizer as named arrays: read, loaded, and broadcast from one rank."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+
+from hvdkit.core.owned import Owned
+from hvdkit.core.seam import Adapter, Tensor, Trainable
+from hvdkit.core.shares import buckets
+from hvdkit.core.state import check_fits, from_canonical, to_canonical
+from hvdkit.core.update import Update
+
+_TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
+_TURNED_BACK = {4: (2, 3, 1, 0), 2: (1, 0)}
+
+
+class Stateful:
+    """What a `Session` is made of. `shapes` has the parameters' shapes by sorted names, in the layouts of `state`.
+
+    `_sums` are sums of the gradients of an update's earlier batches; `_gradient_bytes` the size of the gradients with
+    which an update begins on this rank.
+    """
+
+    adapter: Adapter
+    trainable: Trainable
+    update: Update
+    dtype: str
+    shapes: dict[str, tuple[int, ...]]
+    _sums: dict[str, Tensor]
+    _gradient_bytes: int
+
+    def state(self, keep: bool = True) -> dict[str, np.ndarray]:
+        """`model_state`, and the optimizer's slots as `optimizer.SLOT.NAME`; collective if ranks own shares of them.
+
+        A rank that does not `keep` it joins the collectives with a bucket in memory at a time, and gets nothing.
+
+        Slots are always present, zero before the first step. There are also arrays without dimensions: `optimizer.step`
+        (int64, number of updates) if the optimizer counts them, and, if the loss is scaled, `optimizer.loss_scale`
+        (float64) and `optimizer.good_steps` (int64, steps since the scale last changed).
+        """
+        slots = {name: self._array(tensor) for name, tensor in self.update.tensors() if keep}
+        model = self.model_state(keep)
+        if not keep:
+            return {}
+        numbers = {
+            name: np.asarray(number.get()).astype(dtype) for name, (number, dtype) in self.update.numbers().items()
+        }
+        return model | slots | numbers
+
+    def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
+        """Parameters and buffers by torchvision's names and layouts; collective, and with `keep`, as `state`."""
+        return dict(self.model_arrays(keep))
+
+    def model_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
+        """The arrays of `model_state` one after the other, sorted by name; collective.
+
+        A rank that shares parameters has those of one bucket in memory. One that does not `keep` them gets none.
+        """
+        buffers = sorted(self.trainable.buffers.items())
+        for name, tensor in heapq.merge(self.update.owned.model(), buffers, key=lambda item: item[0]):
+            if keep:
+                yield name, self._array(tensor)
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """This rank's buffers, in names and layouts as in `model_state`."""
+        return self._arrays(self.trainable.buffers)
+
+    def load_buffers(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set all buffers."""
+        for name, tensor in self.trainable.buffers.items():
+            array = self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
+            self.adapter.tensors.assign(tensor, self.adapter.from_numpy(array))
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Load `state`. Optimizer slots may be absent. Raises RequestError naming the tensors that do not fit.
+
+        Each rank takes its own share of the slots.
+        """
+        tensors = self.trainable.parameters
+        slots = self.update.slot_tensors()
+        wanted = {**tensors, **self.trainable.buffers, **slots}
+        check_fits({name: self._turned_shape(tensor) for name, tensor in wanted.items()}, state)
+        arrays = {
+            name: self._native(state[name]).astype(self.adapter.dtype(tensor), copy=False)
+            for name, tensor in (tensors | slots).items()
+            if name in state
+        }
+        self.update.owned.load(arrays)
+        self.load_buffers(state)
+        if slots.keys() <= arrays.keys():
+            self.update.load(arrays)
+        for name, (number, _) in self.update.numbers().items():
+            if name in state:
+                number.set(float(state[name]))
+
+    def _load_model(self, state: Mapping[str, np.ndarray]) -> None:
+        parameters = self.trainable.parameters
+        shapes = {name: self._turned_shape(each) for name, each in (parameters | self.trainable.buffers).items()}
+        check_fits(shapes, state)
+        Owned(self.adapter, parameters).load(
+            {name: self._native(state[name]).astype(self.dtype, copy=False) for name in parameters}
+        )
+        self.load_buffers(state)
+
+    def broadcast_state(self, root_rank: int = 0, found: Mapping[str, np.ndarray] | None = None) -> None:
+        """Broadcast the root's parameters, buffers and optimizer state to every rank.
+
+        `found` is a state that the root has in place of its own, such as a checkpoint's; the others then pass an empty
+        one. Without it, ranks keep their shares of slots and parameters as they are.
+        """
+        if found is not None:
+            own = self.state()
+            given = {name: value.astype(own[name].dtype) for name, value in found.items()}
+            state = {name: self.adapter.from_numpy(value.reshape(-1)) for name, value in (own | given).items()}
+            roots = ((name, self.adapter.to_numpy(tensor)) for name, tensor in self._broadcast(state, root_rank))
+            self.load_state({name: array.reshape(own[name].shape) for name, array in roots})
+            return
+        owned = self.update.owned
+        tensors = self.trainable.buffers | (self.trainable.parameters if owned.keeps_model else {})
+        tensors |= dict(self.update.tensors() if owned.in_place else ())
+        for name, tensor in self._broadcast(tensors, root_rank):
+            self.adapter.tensors.assign(tensors[name], tensor)
+        if owned.in_place:
+            for name, (number, _) in self.update.numbers().items():
+                value = self.adapter.from_numpy(np.asarray([number.get()], np.float64))
+                number.set(float(self.adapter.to_numpy(self.adapter.broadcast(value, root_rank, f"state.{name}"))[0]))
+
+    def _broadcast(self, tensors: Mapping[str, Tensor], root_rank: int) -> Iterator[tuple[str, Tensor]]:
+        """The root's tensors, a bucket at a time."""
+        adapter, by_dtype = self.adapter, defaultdict[str, dict[str, tuple[int, ...]]](dict)
+        for name, tensor in tensors.items():
+            by_dtype[adapter.dtype(tensor)][name] = tuple(int(size) for size in tensor.shape)
+        for dtype, shapes in by_dtype.items():
+            for number, bucket in enumerate(buckets(shapes, 1, np.dtype(dtype).itemsize)):
+                got = adapter.broadcast(self._joined(tensors, bucket.shapes), root_rank, f"state.{dtype}.{number}")
+                yield from zip(bucket.shapes, adapter.tensors.part(got, list(bucket.shapes.values())), strict=True)
+                del got
+
+    def _joined(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> Tensor:
+        """The tensors of these names as one vector: a single one without a copy."""
+        found, ops = [tensors[name] for name in names], self.adapter.tensors
+        return ops.join(found) if len(found) > 1 else ops.reshape(found[0], (-1,))
+
+    def state_bytes(self) -> dict[str, int]:
+        """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots).
+
+        Gradients include the sums over an update's batches.
+        """
+        slots = {f"{name}.{place}": each for name, held in self.update.slots.items() for place, each in enumerate(held)}
+        return {
+            "parameters": self._bytes_of(self.update.owned.held),
+            "gradients": self._gradient_bytes + self._bytes_of(self._sums),
+            "optimizer": self._bytes_of(slots),
+        }
+
+    def _bytes_of(self, tensors: Mapping[str, Tensor]) -> int:
+        sizes = (int(np.prod(each.shape)) * np.dtype(self.adapter.dtype(each)).itemsize for each in tensors.values())
+        return sum(sizes)
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Tensors of the parameters, such as gradients, as one vector: by sorted names, in the layouts of `state`."""
+        return self.adapter.tensors.join([self._turned(tensors[name], _TURNED) for name in self.shapes])
+
+    def unpack(self, vector: Tensor) -> dict[str, Tensor]:
+        """The inverse of `pack`, in the order of the parameters."""
+        parts = self.adapter.tensors.part(vector, list(self.shapes.values()))
+        named = {name: self._turned(part, _TURNED_BACK) for name, part in zip(self.shapes, parts, strict=True)}
+        return {name: named[name] for name in self.trainable.parameters}
+
+    def _native(self, array: np.ndarray) -> np.ndarray:
+        return from_canonical(array) if self.trainable.transposed else array
+
+    def _arrays(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        return {name: self._array(tensor) for name, tensor in tensors.items()}
+
+    def _array(self, tensor: Tensor) -> np.ndarray:
+        array = self.adapter.to_numpy(tensor)
+        return to_canonical(array) if self.trainable.transposed else array
+
+    def _turned(self, tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
+        dimensions = len(tensor.shape)
+        if not self.trainable.transposed or dimensions not in axes:
+            return tensor
+        return self.adapter.tensors.transpose(tensor, axes[dimensions])
+
+    def _turned_shape(self, tensor: Tensor) -> tuple[int, ...]:
+        shape = tuple(int(size) for size in tensor.shape)
+        axes = _TURNED.get(len(shape)) if self.trainable.transposed else None
+        return tuple(shape[axis] for axis in axes) if axes else shape
