@@ -50,8 +50,10 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(LOCAL, name)
 
-    def allreduce(self, tensors: list[np.ndarray], op: str = "average", name: str = "") -> list[np.ndarray]:
-        result = LOCAL.allreduce(tensors, op, name)
+    def allreduce(
+        self, tensors: list[np.ndarray], op: str = "average", name: str = "", **more: Any
+    ) -> list[np.ndarray]:
+        result = LOCAL.allreduce(tensors, op, name, **more)
         if len(result[0]) == 12:
             self.reduced += 1
             result[0][5] += self.reduced == 1

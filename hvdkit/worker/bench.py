@@ -3,6 +3,9 @@
 usage: python -P -m hvdkit.worker.bench FRAMEWORK REQUEST.json OUT
 
 Rank 0 writes `rows.json` into OUT after each size, and `ranks.json` at the end.
+
+Collectives are those of a training step: allreduce may overwrite its input, and memory is kept from one repeat to the
+next.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from hvdkit.core.seam import Adapter, Tensor
 from hvdkit.core.topology import Topology
 from hvdkit.files import write_atomic
 from hvdkit.results.bench import DTYPES, BenchRequest, BenchRow, bus_factor
+from hvdkit.worker import startup
 from hvdkit.worker.entry import end_as_rank
 
 ROWS, RANKS = "rows.json", "ranks.json"
@@ -54,10 +58,10 @@ def measure(
 def _row(adapter: Adapter, topology: Topology, request: BenchRequest, size: int, moved: Callable[[], None]) -> BenchRow:
     count, name = size // DTYPES[request.dtype], f"bench.{request.collective}.{size}"
     mine, expected = _arrays(request, topology, count)
-    tensor = adapter.from_numpy(mine)
 
     def once() -> tuple[float, Tensor]:
         moved()
+        tensor = adapter.from_numpy(mine.copy())  # the collective may overwrite it
         adapter.synchronize()
         # A barrier: otherwise the time would include waiting for the last rank.
         adapter.allreduce([adapter.from_numpy(np.zeros(1, np.float32))], op="sum", name="bench.barrier")
@@ -121,7 +125,7 @@ def _all_agree(adapter: Adapter, mine: bool) -> bool:
 
 def _collective(adapter: Adapter, request: BenchRequest, tensor: Tensor, name: str) -> Tensor:
     if request.collective == "allreduce":
-        return adapter.allreduce([tensor], op=request.redop, name=name)[0]
+        return adapter.allreduce([tensor], op=request.redop, name=name, overwrite=True)[0]
     if request.collective == "reducescatter":
         return adapter.reducescatter(tensor, op=request.redop, name=name)
     if request.collective == "broadcast":
@@ -192,6 +196,7 @@ def _run(framework: str, request: BenchRequest, out: Path, heartbeat: Heartbeat)
     adapter = adapters.load(framework)
     heartbeat.beat("starting Horovod")
     topology = adapter.init(request.device)
+    startup.done()
     rows: list[BenchRow] = []
 
     def after(row: BenchRow) -> None:
