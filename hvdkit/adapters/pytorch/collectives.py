@@ -28,10 +28,12 @@ class TorchCollectives(Collectives):
         overwrite: bool = False,
     ) -> list[torch.Tensor]:
         settings: Any = {"name": name, "op": self._ops[op], "process_set": within or hvd.global_process_set}
-        if not overwrite:
-            return list(hvd.synchronize(hvd.grouped_allreduce_async(tensors, **settings)))
-        if len(tensors) == 1 or not _may_be_joined(tensors):
-            return list(hvd.synchronize(hvd.grouped_allreduce_async_(tensors, **settings)))
+        if len(tensors) == 1:  # without the bookkeeping of a group
+            one = hvd.allreduce_async_ if overwrite else hvd.allreduce_async
+            return [hvd.synchronize(one(tensors[0], **settings))]
+        if not overwrite or not _may_be_joined(tensors):
+            group = hvd.grouped_allreduce_async_ if overwrite else hvd.grouped_allreduce_async
+            return list(hvd.synchronize(group(tensors, **settings)))
         joined = join(tensors)
         hvd.synchronize(hvd.allreduce_async_(joined, **settings))
         return part(joined, [tensor.shape for tensor in tensors])
