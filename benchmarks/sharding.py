@@ -4,9 +4,9 @@
 
 Speed: two ranks of one thread each train two GPTs; in one process a rank, the stages take turns of a few steps, in
 random order in each round (`turns_rank.py`). A ratio is a stage's speed to that without sharding in the same round; the
-page has their medians. The bytes are those that the loopback interface counts. Memory: the peak of the largest of four
-ranks with GPT-2 and AdamW, on a context of 64 tokens and one sample a rank, beside what `hvdkit memory` counts; other
-processes do not matter to it. Foreseen: steps of the larger GPT by `hvdkit predict` (`sharding_foreseen.py`).
+page has their medians. The bytes are those that the loopback interface counts. Memory: the peak of the largest of two
+to four ranks with GPT-2 and AdamW, on a context of 64 tokens and one sample a rank, beside what `hvdkit memory` counts;
+other processes do not matter to it. Foreseen: steps of the larger GPT by `hvdkit predict` (`sharding_foreseen.py`).
 
 What is done is kept in `runs/sharding` and not run again: give `--fresh` after a change of code. Writes sharding.json
 and sharding.md beside itself, and docs/images/sharding.png; exit status 1 if a limit is missed and the interval leaves
@@ -39,11 +39,11 @@ MODELS: dict[str, tuple[list[str], int, int]] = {
 RECIPE, RANKS, ALWAYS = "gpt-tiny", 2, ["threads=1", "checkpoint=null", "data.validation=0.01"]
 LIMITS = {"pytorch": 0.95}  # of stages `optimizer` and `gradients`
 OTHER_LIMIT = 0.90
-MEMORY_RANKS, STEPS = 4, 3
+MEMORY_RANKS, STEPS = (2, 3, 4), 3
 WHAT = ("speed", "memory", "foreseen")
 FORESEEN, FORESEEN_RANKS = "25 M", {"pytorch": (2, 4)}  # of the other frameworks as many ranks as for speed
 GPT2 = ["name=gpt2", "model={name: gpt, layers: 12, heads: 12, width: 768, context: 64, vocabulary: 50257}"]
-PARTS = ("framework", "parameters", "gathered", "gradients", "optimizer", "communication", "activations")
+PARTS = ("framework", "parameters", "gathered", "gradients", "optimizer", "communication", "activations", "start")
 PICTURE = harness.HERE.parent / "docs" / "images" / "sharding.png"
 
 
@@ -63,8 +63,9 @@ def main() -> int:
             take_turns(framework, FORESEEN, ranks, args.rounds, keep)
             keys = MODELS[FORESEEN][0] + ALWAYS
             sharding_foreseen.measure(framework, RECIPE, keys, ranks, keep / f"foreseen-{framework}-{ranks}")
-    for stage in sharding.supported("pytorch") if "memory" in what else ():
-        peak(stage, keep)
+    for stage in sharding.STAGES if "memory" in what else ():
+        for count in MEMORY_RANKS:
+            peak(stage, count, keep)
     outcome = {
         "recipe": RECIPE,
         "ranks": RANKS,
@@ -72,9 +73,11 @@ def main() -> int:
         "speed": [
             row for file in sorted(keep.glob(f"speed-{RANKS}-*.json")) for row in speeds(json.loads(file.read_text()))
         ],
-        "memory_ranks": MEMORY_RANKS,
         "memory": [
-            memory_row(stage, keep) for stage in sharding.STAGES if (keep / f"memory-{stage}" / "result.json").exists()
+            memory_row(stage, count, keep)
+            for count in MEMORY_RANKS
+            for stage in sharding.STAGES
+            if (memory_folder(stage, count, keep) / "result.json").exists()
         ],
         "foreseen_model": FORESEEN,
         "foreseen": foreseen(keep),
@@ -179,20 +182,26 @@ def memory_keys(stage: str) -> list[str]:
     return [*GPT2, *length, "threads=1", "check_ranks=0", f"sharding={stage}"]
 
 
-def peak(stage: str, keep: Path) -> None:
+def memory_folder(stage: str, ranks: int, keep: Path) -> Path:
+    """Where a run is kept."""
+    return keep / f"memory-{ranks}-{stage}"
+
+
+def peak(stage: str, ranks: int, keep: Path) -> None:
     """Train GPT-2 for a few steps, unless that is done."""
-    folder = keep / f"memory-{stage}"
+    folder = memory_folder(stage, ranks, keep)
     if not (folder / "result.json").exists():
-        harness.say(f"memory: {stage}")
-        harness.train("pytorch", MEMORY_RANKS, RECIPE, memory_keys(stage), folder)
+        harness.say(f"memory: {stage}, {ranks} ranks")
+        harness.train("pytorch", ranks, RECIPE, memory_keys(stage), folder)
 
 
-def memory_row(stage: sharding.Stage, keep: Path) -> dict[str, Any]:
+def memory_row(stage: sharding.Stage, ranks: int, keep: Path) -> dict[str, Any]:
     """What `hvdkit memory` counts by part, and what was measured, in MiB."""
     recipe = schema.load(registry.locate(Path(RECIPE)), memory_keys(stage))
-    parts = counting.parts(recipe, counting.sample_shape(recipe), "pytorch", False, MEMORY_RANKS, stage)
-    result = harness.result_of(keep / f"memory-{stage}")
+    parts = counting.parts(recipe, counting.sample_shape(recipe), "pytorch", False, ranks, stage)
+    result = harness.result_of(memory_folder(stage, ranks, keep))
     return {
+        "ranks": ranks,
         "stage": stage,
         "counted_mib": {name: (getattr(parts, name) or 0) / 2**20 for name in PARTS},
         "state_mib": {name: size / 2**20 for name, size in result["state_bytes"].items()},

@@ -23,7 +23,8 @@ def picture(outcome: Mapping[str, Any], path: Path) -> None:
 
 def _memory(axes: Any, outcome: Mapping[str, Any]) -> None:
     """A stack of what is counted for each stage, beside it a bar of what was measured."""
-    rows = outcome["memory"]
+    ranks = max(row["ranks"] for row in outcome["memory"])
+    rows = [row for row in outcome["memory"] if row["ranks"] == ranks]
     places = range(len(rows))
     bottom = [0.0] * len(rows)
     for number, part in enumerate(rows[0]["counted_mib"]):
@@ -35,9 +36,7 @@ def _memory(axes: Any, outcome: Mapping[str, Any]) -> None:
     for place, each in zip(places, peaks, strict=True):
         axes.text(place + WIDTH / 2, each, f"{each:,.0f}", ha="center", va="bottom", fontsize=8)
     axes.set_xticks(places, [row["stage"] for row in rows])
-    axes.set(
-        ylabel="MiB of a rank", title=f"GPT-2, AdamW, fp32, {outcome['memory_ranks']} ranks: counted by part, measured"
-    )
+    axes.set(ylabel="MiB of a rank", title=f"GPT-2, AdamW, fp32, {ranks} ranks: counted by part, measured")
     axes.set_ylim(0, 1.45 * max(*peaks, *bottom))  # room for the legend
     axes.legend(fontsize=8, ncols=3, loc="upper left")
 

@@ -23,9 +23,10 @@ KEEPS_ATTENTION_WEIGHTS = frozenset({"tensorflow", "keras", "mxnet"})
 # Frameworks whose gradients are parts of one vector on a CPU, which is sent as it is.
 JOINS_GRADIENTS = frozenset({"pytorch"})
 
-# With sharding: bytes of a block from which it is returned to the kernel as soon as a step frees it. New pages take
-# time at the next use, too much where steps have many such blocks (docs/benchmarking.md).
-OWN_PAGES_FROM = {"pytorch": 32 * 2**20}
+# With sharding: bytes of a block from which it is returned to the kernel as soon as a step frees it; the second for
+# a model with at least so many parameters. New pages take time at the next use (docs/benchmarking.md).
+OWN_PAGES_FROM = {"pytorch": (32 * 2**20, 4 * 2**20)}
+LARGE_MODEL = 2**26
 
 # MiB of a process without its model. On a CPU: measured, the peak of a rank that trains a GPT of 8,432 parameters
 # (Linux, Python 3.11, the pinned versions). On a GPU: PyTorch's kernels and context, as Hugging Face measured them.

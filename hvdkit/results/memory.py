@@ -28,6 +28,7 @@ class Parts(Figures):
     activations: Count | None = Field(description="what forward keeps for backward; null: unknown")
     batch: Count | None = Field(description="samples and targets; null: unknown")
     framework: Count = Field(description="the framework's own, before a model is there")
+    start: Count = Field(default=0, description="what the start needs beyond a step: the initial weights and a model")
 
     @property
     def total(self) -> int:

@@ -49,7 +49,7 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     casts = (whole if recipe.recompute else count) * low if low < full else 0
     gathered = whole * full if gathers else 0
     activations, batch = _of_samples(recipe, architecture, shape, framework)
-    return Parts(
+    found = Parts(
         parameters=int(kept.parameters),
         gradients=int(kept.gradients),
         optimizer=int(kept.optimizer),
@@ -60,6 +60,10 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
         batch=batch,
         framework=capabilities.RESIDENT_MIB[framework]["gpu" if gpu else "cpu"] * 2**20,
     )
+    sizes = [math.prod(shape) for shape in architecture.parameter_shapes().values()]
+    # The initial weights are in main memory beside the whole model, and a tensor of them once more while it is set.
+    start = 0 if gpu else found.framework + full * (2 * count + max(sizes, default=0))
+    return found.model_copy(update={"start": max(0, start - found.total)})
 
 
 def largest_batch(needs: Parts, batch_size: int, room: int) -> int | None:
@@ -98,15 +102,15 @@ def _communication(
     copies = 0 if recipe.sync is None else 2 if recipe.sync.outer else 1  # the last common weights, and their velocity
     if stage == "none":
         buffer = max(sizes) if _joins(recipe, framework, gpu) else _fused(recipe, gradient_bytes, gpu)
-    elif stage == "parameters":  # the gradients of a block, and packed
-        buffer = 2 * value * max(_blocks(architecture).values())
+    elif stage == "parameters":
+        buffer = int(value * _blocks_sent(architecture, 0 if gpu or ranks == 2 else ranks, ranks))
     else:
         largest = min(gradient_bytes, max(BUCKET_BYTES, *sizes))  # a larger tensor is a bucket of its own
         packed = min((BUCKETS_AT_ONCE[stage] + 1) * BUCKET_BYTES, gradient_bytes)  # and the one that waits
         # Gloo's reduce-scatter (runtimes/patches)
         scratch = 2 * largest // ranks if not gpu and ranks > 2 else 0
-        if stage == "gradients":  # whole ones of the bucket that is packed
-            buffer = largest + packed + scratch
+        if stage == "gradients":  # the others are received behind the largest one's backward
+            buffer = max(largest + scratch, packed)
         else:  # the means of this rank's share
             means = gradient_bytes // ranks + scratch
             buffer = max(means, *sizes) if _joins(recipe, framework, gpu) else means + packed
@@ -129,6 +133,17 @@ def _gathered(architecture: Architecture) -> int:
     """The parameters that stage `parameters` holds at once: those of no block, and those of the largest blocks."""
     sizes = _blocks(architecture)
     return sizes.pop(ROOT_BLOCK, 0) + sum(sorted(sizes.values())[-_AT_ONCE:])
+
+
+def _blocks_sent(architecture: Architecture, ring: int, ranks: int) -> float:
+    """What stage `parameters` has of blocks' gradients: in backward those of the root, of a block, and two packed ones,
+    when the share of the root's is not there; behind backward the root's, packed, when no parameters are gathered.
+    """
+    sizes = _blocks(architecture)
+    root, block = sizes.pop(ROOT_BLOCK, 0), max(sizes.values(), default=0)
+    scratch = 2 * root / ring if ring else 0  # Gloo's reduce-scatter (runtimes/patches)
+    behind = 2 * root + scratch - _gathered(architecture)
+    return max(root - root / ranks + (1 + BUCKETS_AT_ONCE["parameters"]) * block, behind)
 
 
 def gathered_once(architecture: Architecture) -> int:

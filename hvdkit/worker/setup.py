@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit import tasks
-from hvdkit.adapters.capabilities import OWN_PAGES_FROM
+from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM
 from hvdkit.core import tuning, usage
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.precision import PRECISIONS, check_can
@@ -22,7 +22,7 @@ from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
 from hvdkit.strategies.dense import restart_names
-from hvdkit.tasks.task import Architecture, Task
+from hvdkit.tasks.task import Architecture, Task, parameter_count
 from hvdkit.worker import startup
 
 
@@ -76,12 +76,17 @@ class Setup:
 
             return weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head, architecture.from_file)
 
-        saves = recipe.sharding != "none" and self.mesh.data.size > 1
-        with startup.own_pages(OWN_PAGES_FROM.get(self.adapter.NAME) if saves else None):
+        with startup.own_pages(self._own_pages_from(recipe)):
             built = self.script.build(architecture)
             session: Session = make(self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial)
         startup.done()
         return session
+
+    def _own_pages_from(self, recipe: Recipe) -> int | None:
+        """Bytes of a block from which it is returned to the kernel when a step frees it; None if none is."""
+        if recipe.sharding == "none" or self.mesh.data.size == 1 or self.adapter.NAME not in OWN_PAGES_FROM:
+            return None
+        return OWN_PAGES_FROM[self.adapter.NAME][parameter_count(self.architecture) >= LARGE_MODEL]
 
 
 def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | None = None) -> Setup:
