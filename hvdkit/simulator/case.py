@@ -105,8 +105,15 @@ class Case:
 
     @property
     def update_s(self) -> float:
-        """The update of what a rank updates."""
-        return self.workload.update_s / (1 if self.stage == "none" else self.network.ranks)
+        """The update of what a rank updates.
+
+        Where parameters are not parts of vectors, its share is copied out of them, and the gathered weights into them.
+        """
+        if self.stage == "none":
+            return self.workload.update_s
+        ranks, device = self.network.ranks, self.network.cluster.device
+        whole = 0 if "parameters" in self.workload.stages else sum(tensor.bytes for tensor in self.workload.tensors)
+        return self.workload.update_s / ranks + 2 * whole * (1 + 1 / ranks) / device.memory_bytes_per_s
 
     @property
     def gathered_bytes(self) -> float:

@@ -72,9 +72,10 @@ class Shares(Owned):
         self.store(weights)
 
     def summed(self, number: Tensor) -> Tensor:
-        ops = self.adapter.tensors
-        (total,) = self.adapter.allreduce([ops.reshape(number, (1,))], "sum", f"{self._name}.sum")
-        return ops.reshape(total, tuple(number.shape))
+        # An allgather has fewer messages one after the other than an allreduce.
+        ops, ranks = self.adapter.tensors, self._axis.size
+        gathered = self.adapter.allgather(ops.reshape(number, (1,)), f"{self._name}.sum")
+        return ops.reshape(sum(ops.part(gathered, [(1,)] * ranks)), tuple(number.shape))
 
     def norms(self, *kinds: list[Tensor]) -> list[list[Tensor]]:
         ops, count = self.adapter.tensors, len(self._numbers)
