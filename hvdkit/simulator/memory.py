@@ -103,7 +103,7 @@ def _communication(
     if stage == "none":
         buffer = max(sizes) if _joins(recipe, framework, gpu) else _fused(recipe, gradient_bytes, gpu)
     elif stage == "parameters":
-        buffer = int(value * _blocks_sent(architecture, 0 if gpu or ranks == 2 else ranks, ranks))
+        buffer = int(value * _blocks_sent(architecture, ranks, gpu))
     else:
         largest = min(gradient_bytes, max(BUCKET_BYTES, *sizes))  # a larger tensor is a bucket of its own
         packed = min((BUCKETS_AT_ONCE[stage] + 1) * BUCKET_BYTES, gradient_bytes)  # and the one that waits
@@ -135,13 +135,15 @@ def _gathered(architecture: Architecture) -> int:
     return sizes.pop(ROOT_BLOCK, 0) + sum(sorted(sizes.values())[-_AT_ONCE:])
 
 
-def _blocks_sent(architecture: Architecture, ring: int, ranks: int) -> float:
-    """What stage `parameters` has of blocks' gradients: in backward those of the root, of a block, and two packed ones,
-    when the share of the root's is not there; behind backward the root's, packed, when no parameters are gathered.
+def _blocks_sent(architecture: Architecture, ranks: int, gpu: bool) -> float:
+    """The values of gradients that stage `parameters` has beside a rank's shares, at the worse of two moments.
+
+    In backward they are those of the root, whose share is not there yet, of a block, and of two packed blocks. Behind
+    backward they are the root's and a copy of them, and no parameters are gathered.
     """
     sizes = _blocks(architecture)
     root, block = sizes.pop(ROOT_BLOCK, 0), max(sizes.values(), default=0)
-    scratch = 2 * root / ring if ring else 0  # Gloo's reduce-scatter (runtimes/patches)
+    scratch = 2 * root / ranks if not gpu and ranks > 2 else 0  # of Gloo's reduce-scatter (runtimes/patches)
     behind = 2 * root + scratch - _gathered(architecture)
     return max(root - root / ranks + (1 + BUCKETS_AT_ONCE["parameters"]) * block, behind)
 

@@ -21,7 +21,7 @@ import numpy as np
 from hvdkit.adapters import capabilities
 from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.mxnet import tensors, timing, training
-from hvdkit.adapters.mxnet import tensors as ops
+from hvdkit.adapters.mxnet.tensors import join, part
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 
@@ -48,9 +48,9 @@ class _Collectives(Collectives):
         if not _worth_joining(tensors):
             hvd.grouped_allreduce_(tensors, **settings)
             return tensors
-        joined = ops.join(tensors)
+        joined = join(tensors)
         hvd.allreduce_(joined, **settings)
-        return ops.part(joined, [tensor.shape for tensor in tensors])
+        return part(joined, [tensor.shape for tensor in tensors])
 
 
 def _worth_joining(tensors: list[mx.nd.NDArray]) -> bool:
