@@ -36,6 +36,17 @@ def test_a_committed_page_is_what_its_json_gives(harness: ModuleType, name: str)
     assert harness.page(name, outcome) == (ROOT / "benchmarks" / f"{name}.md").read_text()
 
 
+def test_the_measured_prices_of_sharding_are_foreseen() -> None:
+    """Memory within 3 % and steps within 6 %, as the documentation says; after a change of either, measure again."""
+    found = json.loads((ROOT / "benchmarks" / "sharding.json").read_text())
+    sharded = [row for row in found["memory"] if row["stage"] != "none"]
+    assert {row["ranks"] for row in sharded} == {2, 3, 4}
+    assert all(abs(row["peak_rss_mib"] / row["total_mib"] - 1) <= 0.03 for row in sharded)
+    assert {row["framework"] for row in found["foreseen"]} == {"pytorch", "tensorflow", "keras", "mxnet"}
+    assert all(max(abs(row["error_percent"]), abs(row["ratio_error_percent"])) <= 6.0 for row in found["foreseen"])
+    assert not [row for row in found["speed"] if row["verdict"] in ("missed", "in doubt")]
+
+
 def test_the_sweep_that_is_timed_has_all_its_what_ifs(harness: ModuleType) -> None:
     import simulator
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hvdkit
+from hvdkit.adapters.capabilities import RESIDENT_MIB
 from hvdkit.commands import memory as command
 from hvdkit.core.shares import BUCKET_BYTES
 from hvdkit.errors import RequestError
@@ -23,7 +24,7 @@ from hvdkit.results.memory import FILE, MemoryNeed, Parts
 from hvdkit.runtimes.store import find
 from hvdkit.simulator import memory, sharding
 from hvdkit.simulator.sharding import STAGES, States
-from hvdkit.tasks import gpt, resnet
+from hvdkit.tasks import choose, gpt, resnet
 
 ADAM = States(parameters=2, gradients=2, optimizer=8, masters=4)  # mixed precision, as in the paper
 DEEPSPEED = States(parameters=2, gradients=2, optimizer=8, masters=8)  # and the gradients in fp32 too
@@ -118,6 +119,17 @@ def test_a_recipe_needs_no_more_at_a_higher_stage(
     assert totals[3] <= totals[2 if ranks > 4 else 0] + small
     assert ranks > 1 or len(set(totals)) == 1
     assert ranks == 1 or found[-1].parameters < found[0].parameters
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_start_has_the_initial_weights_beside_the_model(stage: sharding.Stage) -> None:
+    size = "model={name: gpt, layers: 12, heads: 12, width: 768, context: 64, vocabulary: 50257}"
+    subject = recipe("gpt-tiny", size, "batch_size=1")
+    sizes = [math.prod(shape) for shape in choose(subject).architecture(None).parameter_shapes().values()]
+    start = RESIDENT_MIB["pytorch"]["cpu"] * MIB + 4 * (2 * sum(sizes) + max(sizes))
+    found = needs(subject, 64, stage, gpu=False)
+    assert found.total == start if stage in ("gradients", "parameters") else found.start == 0 < found.total - start
+    assert needs(subject, 64, stage, gpu=True).start == 0
 
 
 def test_a_gpts_activations_are_korthikantis() -> None:

@@ -8,7 +8,10 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,15 +20,19 @@ from crowd import together
 from hygiene import patience
 from sharing import CLASSES, FEATURES, InVectors, batch, on_ranks, session_of, staged
 
+from hvdkit import tasks
 from hvdkit.adapters import local
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.shares import buckets
 from hvdkit.core.topology import Topology
+from hvdkit.recipe import registry, schema
 from hvdkit.recipe.schema import AdamW, Loss, Recipe
 from hvdkit.runtimes.store import find
 from hvdkit.strategies import choose, sharded
 from hvdkit.strategies.dense import Dense
 from hvdkit.strategies.sharded import Sharded
+from hvdkit.worker import startup
+from hvdkit.worker.setup import Script, Setup
 
 sys.path.insert(0, str(ROOT / "tests" / "contract"))
 from grown import OPTIMIZERS, worst
@@ -301,3 +308,33 @@ def test_joined_gradients_are_those_of_backward_and_large_blocks_are_returned() 
     assert found["gradients"] == {"equal": True, "kept": False, "order": True, "holds": True}
     memory = found["memory"]
     assert memory["taken"] >= 60 and memory["kept"] <= 4 and memory["empty"] == 0 and memory["sum"] == 2.0**23
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "stage", "ranks", "mib"),
+    [
+        ("pytorch", "gpt-tiny", "none", 2, None),
+        ("pytorch", "gpt-tiny", "gradients", 1, None),
+        ("mxnet", "gpt-tiny", "optimizer", 2, None),
+        ("pytorch", "gpt-tiny", "gradients", 2, 32),
+        ("pytorch", "gpt2", "gradients", 2, 4),
+    ],
+)
+def test_large_sharded_models_return_smaller_blocks(
+    monkeypatch: pytest.MonkeyPatch, framework: str, model: str, stage: str, ranks: int, mib: int | None
+) -> None:
+    asked: list[int | None] = []
+
+    def own_pages(then_from: int | None = None) -> nullcontext[None]:
+        asked.append(then_from)
+        return nullcontext()
+
+    monkeypatch.setattr(startup, "own_pages", own_pages)
+    monkeypatch.setattr(startup, "done", lambda: None)
+    recipe = schema.load(registry.locate(Path(model)), [f"sharding={stage}"])
+    adapter: Any = SimpleNamespace(NAME=framework, session_class=lambda *_: None)
+    mesh: Any = SimpleNamespace(data=SimpleNamespace(size=ranks))
+    script, nothing = Script(lambda architecture: None), cast("Any", None)
+    task = tasks.choose(recipe)
+    Setup(adapter, script, recipe, mesh, nothing, task, task.architecture(None)).session(recipe)
+    assert asked == [mib and mib * 2**20]

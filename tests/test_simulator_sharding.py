@@ -84,6 +84,9 @@ def test_joined_gradients_are_not_copied_and_a_share_is_copied_once() -> None:
         return [step.period(apart) - step.period(each) for apart, each in zip(made, joined, strict=True)]
 
     assert saved() == pytest.approx([2 * copy_s, copy_s, 0, 0])
+    whole = Case(work, network, "grouped")
+    as_one = replace(whole, workload=replace(work, as_one=True))
+    assert step.period(whole) - step.period(as_one) == pytest.approx(copy_s), "no copy comes back"
     assert saved(compression=Compression(method="fp16")) == pytest.approx([0, 0, 0, 0])
 
 
@@ -91,6 +94,17 @@ def test_ranks_update_their_share() -> None:
     work = simulating.workload(update_s=0.08)
     network = Network(simulating.cluster(), 8)
     assert [Case(work, network, sharding=stage).update_s for stage in STAGES] == [0.08, 0.01, 0.01, 0.01]
+
+
+def test_parameters_that_are_in_no_vector_are_copied_out_and_back() -> None:
+    """A rank reads and writes its share of them, and then all: under a framework that cannot shard parameters."""
+    work = replace(simulating.workload(update_s=0.08), stages=STAGES[:3])
+    network = Network(simulating.cluster(), 8)
+    copied = 2 * (1 + 1 / 8) * sum(tensor.bytes for tensor in work.tensors)
+    expected = 0.01 + copied / network.cluster.device.memory_bytes_per_s
+    assert [Case(work, network, sharding=stage).update_s for stage in STAGES[:3]] == [
+        0.08, pytest.approx(expected), pytest.approx(expected),
+    ]  # fmt: skip
 
 
 def test_a_sharded_profile_has_the_update_of_a_share() -> None:

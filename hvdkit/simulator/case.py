@@ -88,7 +88,9 @@ class Case:
         if self.every > 1:
             return replace(policy, overlaps=False, fuses=True, buckets=policies.grouped)
         whole = self.policy == "grouped" and self.compression == _DENSE and self.stage in ("none", "optimizer")
-        return replace(policy, fuses=False) if whole and self.workload.joined else policy
+        if not whole:
+            return policy
+        return replace(policy, fuses=not self.workload.joined, copies_back=not self.workload.as_one)
 
     @cached_property
     def traffic(self) -> Traffic:

@@ -145,9 +145,9 @@ class Policy:
     """What overlaps, and how gradients are put into buckets.
 
     `reads_ahead`: batches are read and decoded while the device computes. `copies_ahead`: they are also copied to the
-    device meanwhile. `overlaps`: gradients are sent during backward. `fuses`: buckets are copied into a buffer and
-    back. `algorithm` is the allreduce's, None for the library's choice. `in_turn`: one bucket is sent after the
-    other even where several streams could send at once, since the buckets were chosen for that.
+    device meanwhile. `overlaps`: gradients are sent during backward. `fuses`: buckets are copied into a buffer, and
+    with `copies_back` out of it. `algorithm` is the allreduce's, None for the library's choice. `in_turn`: one bucket
+    is sent after the other even where several streams could send at once, since the buckets were chosen for that.
     """
 
     reads_ahead: bool
@@ -155,6 +155,7 @@ class Policy:
     overlaps: bool
     buckets: Callable[[Gradients], Buckets]
     fuses: bool = False
+    copies_back: bool = True
     algorithm: Algorithm | None = None
     in_turn: bool = False
 

@@ -200,7 +200,7 @@ class _Builder:
         copied = buckets.closes & (index > firsts) & self.rules.fuses
         copies = np.where(copied, share * (2 * held / rate + launch_s), 0.0)
         # A rank takes its share of a bucket as it comes.
-        back = copies if self.cases[0].stage == "none" else np.zeros_like(copies)
+        back = copies if self.cases[0].stage == "none" and self.rules.copies_back else np.zeros_like(copies)
         decode = np.where(buckets.closes, _totals(self._passes("decode_passes"), firsts), 0.0)
         tasks: list[Task] = []
         unpacked: list[Task] = []

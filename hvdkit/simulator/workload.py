@@ -12,7 +12,7 @@ from statistics import mean
 
 import numpy as np
 
-from hvdkit.adapters.capabilities import JOINS_GRADIENTS
+from hvdkit.adapters.capabilities import JOINS_GRADIENTS, REDUCES_AS_ONE
 from hvdkit.results.memory import Stage
 from hvdkit.results.profile import Profile, Spread
 from hvdkit.simulator import batch_curves
@@ -44,7 +44,7 @@ class Workload:
     is the coefficient of variation of compute. `compression_s` is the time to turn all gradients into what is sent and
     back, 0 if it was not measured. `state_bytes` are the model's states on a device, without sharding; zeros if only
     the process's memory is known; `stages` are those of sharding that the framework has. With `joined`, gradients are
-    parts of one vector, which is sent as it is.
+    parts of one vector, which is sent as it is; with `as_one` they are copied into one, and no copy comes back.
     `curve` has forward and backward at the batch sizes (samples per rank) that were measured, this one's among them;
     None if it is the only one.
     Speeds count the `unit`, such as tokens, of which a sample has `units_per_sample`.
@@ -68,6 +68,7 @@ class Workload:
     state_bytes: States = NO_STATES
     stages: tuple[Stage, ...] = STAGES
     joined: bool = False
+    as_one: bool = False
     curve: BatchCurve | None = None
     unit: str = "images"
     units_per_sample: int = 1
@@ -157,10 +158,19 @@ def of_profile(profile: Profile) -> Workload:
         state_bytes=_states(profile),
         stages=supported(profile.framework),
         joined=profile.device == "cpu" and profile.framework in JOINS_GRADIENTS and profile.accumulate == 1,
+        as_one=_as_one(profile),
         curve=batch_curves.of_profile(profile, shares),
         unit=profile.unit,
         units_per_sample=profile.units_per_sample,
     )
+
+
+def _as_one(profile: Profile) -> bool:
+    """Whether a group of gradients is reduced as one tensor."""
+    least = REDUCES_AS_ONE.get(profile.framework)
+    if profile.device != "cpu" or least is None or not profile.tensors:
+        return False
+    return mean(tensor.bytes for tensor in profile.tensors) >= least
 
 
 def sharding_of(profile: Profile) -> Stage:
