@@ -120,7 +120,7 @@ def test_what_goes_wrong_while_training_goes_on_is_raised_in_the_rank(
     checkpoints = Checkpoints(tmp_path, Checkpointing(), "accuracy")
     with pytest.raises(Exception, match=r"<U9|dtype|str"):
         checkpoints.write(Checkpoint(record(1), {"fc.weight": np.array(["no number"])}))
-    monkeypatch.setattr(snapshots, "_sync_folder", mock.Mock(side_effect=ValueError("by the thread")))
+    monkeypatch.setattr(snapshots, "_sync", mock.Mock(side_effect=ValueError("by the thread")))
     checkpoints.write(Checkpoint(record(1), STATE))
     with pytest.raises(ValueError, match="by the thread"):
         checkpoints.wait()

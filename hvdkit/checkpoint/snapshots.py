@@ -16,10 +16,11 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
@@ -34,12 +35,16 @@ from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.recipe.schema import Checkpointing
 
+if TYPE_CHECKING:
+    from hvdkit.checkpoint.streamed import Layout
+
 FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
 COMMUNICATION = "communication.safetensors"
 _LAST, _BEST = "last", "best"
 _VALIDATION = "val_"  # of the keys of validation metrics
 State = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 def _from_file(progress: Any) -> Any:
@@ -205,11 +210,38 @@ class Checkpoints:
         Raises RunError if the previous checkpoint could not be written; older checkpoints stay as they are.
         """
         self.wait()
-        files = {name: save(part) for name, part in _parts(checkpoint.state).items()}
+        state = {name: np.asarray(array, order="C") for name, array in checkpoint.state.items()}
+        files = {name: save(part) for name, part in _parts(state).items()}
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        record = checkpoint.record.model_copy(update={"files": digests})
-        self._writing = threading.Thread(target=self._write_and_keep_error, args=(record, files), name="checkpoint")
-        self._writing.start()
+        self._start(lambda: self._write(checkpoint.record, files, digests))
+
+    def write_each(self, record: Record, layout: Layout, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
+        """As `write`, of a state's tensors that come one after the other, so that they are not in memory together.
+
+        Takes all of them even if they cannot be written, as other ranks wait for that.
+        """
+        from hvdkit.checkpoint.streamed import SafetensorsFile  # one rank does not need it
+
+        self.wait()
+        making = None
+        try:
+            making = self._begin(record)
+            with ExitStack() as opened:
+                files = {
+                    name: opened.enter_context(SafetensorsFile(making / name, part))
+                    for name, part in _parts(layout).items()
+                }
+                for name, array in tensors:
+                    files[_file_of(name)].put(name, array)
+        except OSError as error:
+            for _ in tensors:
+                pass
+            if making is not None:
+                shutil.rmtree(making, ignore_errors=True)
+            self._fault = self._full(error)
+            return
+        names = list(files)
+        self._start(lambda: self._end(record, making, {name: _flushed(making / name) for name in names}))
 
     def wait(self) -> None:
         """Wait until all is written. Raises RunError if that failed, and any other exception of the thread."""
@@ -225,31 +257,52 @@ class Checkpoints:
         links = {name: self._folder / name for name in (_LAST, _BEST)}
         return {name: self._folder / link.readlink() for name, link in links.items() if link.is_symlink()}
 
-    def _write_and_keep_error(self, record: Record, files: Mapping[str, bytes]) -> None:
+    def _start(self, writes: Callable[[], None]) -> None:
+        self._writing = threading.Thread(target=self._keep_error, args=(writes,), name="checkpoint")
+        self._writing.start()
+
+    def _keep_error(self, writes: Callable[[], None]) -> None:
         try:
-            self._write(record, files)
+            writes()
         except OSError as error:
-            self._fault = RunError(
-                f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
-            )
+            self._fault = self._full(error)
         except Exception as error:  # `wait` raises it; an exception in a thread is not raised elsewhere
             self._fault = error
 
-    def _write(self, record: Record, files: Mapping[str, bytes]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        place = self._folder / f"step-{record.progress.step:08}"
-        making = self._folder / f".{place.name}.making"
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir()
+    def _full(self, error: OSError) -> RunError:
+        return RunError(
+            f"{self._folder}: no checkpoint can be written ({error.strerror}); free space, then use --resume"
+        )
+
+    def _write(self, record: Record, files: Mapping[str, bytes], digests: dict[str, str]) -> None:
+        making = self._begin(record)
         try:
             for name, content in files.items():
-                _write_to_disk(making / name, content)
-            write_atomic(making / RECORD, record.model_dump_json(indent=1) + "\n")
-            _sync_folder(making)
+                (making / name).write_bytes(content)
+                _sync(making / name)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        self._end(record, making, digests)
+
+    def _begin(self, record: Record) -> Path:
+        """A new folder, which `_end` renames."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        making = self._folder / f".{_name(record)}.making"
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir()
+        return making
+
+    def _end(self, record: Record, making: Path, digests: dict[str, str]) -> None:
+        """Make a checkpoint of a folder whose tensors are on the disk."""
+        place = self._folder / _name(record)
+        try:
+            write_atomic(making / RECORD, record.model_copy(update={"files": digests}).model_dump_json(indent=1) + "\n")
+            _sync(making)
             if place.exists():  # the same checkpoint, of a run that was killed after this step
                 shutil.rmtree(place)
             making.rename(place)
-            _sync_folder(self._folder)
+            _sync(self._folder)
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
@@ -303,26 +356,33 @@ def _progress(place: Path) -> Progress | None:
         return None
 
 
-def _parts(state: Mapping[str, np.ndarray]) -> dict[str, State]:
-    """The state's tensors by the file that they are written to."""
-    parts: dict[str, State] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}}
-    for name, array in state.items():
-        file = {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL)
-        parts[file][name] = np.asarray(array, order="C")
+def _name(record: Record) -> str:
+    return f"step-{record.progress.step:08}"
+
+
+def _file_of(name: str) -> str:
+    """The file that a tensor of a state is in."""
+    return {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL)
+
+
+def _parts(state: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """What a state has by name, by the file that it is in."""
+    parts: dict[str, dict[str, T]] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}}
+    for name, value in state.items():
+        parts[_file_of(name)][name] = value
     return {file: part for file, part in parts.items() if part or file != COMMUNICATION}
 
 
-def _write_to_disk(path: Path, content: bytes) -> None:
-    """Write a file and flush it to the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _flushed(path: Path) -> str:
+    """The SHA-256 of a file, which is then on the disk."""
+    _sync(path)
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk; otherwise a power failure may lose a rename."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    """Flush a file, or a folder's entries, to the disk; otherwise a power failure may lose a rename."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -42,14 +42,22 @@ class Stateful:
         (int64, number of updates) if the optimizer counts them, and, if the loss is scaled, `optimizer.loss_scale`
         (float64) and `optimizer.good_steps` (int64, steps since the scale last changed).
         """
-        slots = {name: self._array(tensor) for name, tensor in self.update.tensors() if keep}
-        model = self.model_state(keep)
-        if not keep:
-            return {}
-        numbers = {
-            name: np.asarray(number.get()).astype(dtype) for name, (number, dtype) in self.update.numbers().items()
-        }
-        return model | slots | numbers
+        return dict(self.state_arrays(keep))
+
+    def state_arrays(self, keep: bool = True) -> Iterator[tuple[str, np.ndarray]]:
+        """The arrays of `state` one after the other; collective. A rank that shares them has one bucket in memory."""
+        yield from self.model_arrays(keep)
+        for name, tensor in self.update.tensors():
+            if keep:
+                yield name, self._array(tensor)
+        for name, (number, dtype) in self.update.numbers().items() if keep else ():
+            yield name, np.asarray(number.get()).astype(dtype)
+
+    def state_layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of each array of `state`, by name."""
+        whole = self.trainable.parameters | self.trainable.buffers | self.update.slot_tensors()
+        found = {name: (self.adapter.dtype(tensor), self._turned_shape(tensor)) for name, tensor in whole.items()}
+        return found | {name: (dtype, ()) for name, (_, dtype) in self.update.numbers().items()}
 
     def model_state(self, keep: bool = True) -> dict[str, np.ndarray]:
         """Parameters and buffers by torchvision's names and layouts; collective, and with `keep`, as `state`."""

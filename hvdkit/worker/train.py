@@ -173,11 +173,23 @@ class _Keeper:
     def keep(self, progress: Progress) -> None:
         """Start writing a checkpoint; collective."""
         if self.checkpoints or not isinstance(self.session.strategy, Dense):  # other strategies' states are collective
-            taken = self._snapshot(progress, keep=self.checkpoints is not None)
-            if self.checkpoints:
-                self.checkpoints.write(taken)
+            if self.session.update.owned.in_place:
+                taken = self._snapshot(progress, keep=self.checkpoints is not None)
+                if self.checkpoints:
+                    self.checkpoints.write(taken)
+            else:
+                self._keep_shares(progress)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
         self.setup.adapter.seed(seed_of(self.setup.recipe, self.setup.mesh.world.rank, progress.step))
+
+    def _keep_shares(self, progress: Progress) -> None:
+        """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
+        arrays = self.session.state_arrays(keep=self.checkpoints is not None)
+        if self.checkpoints:
+            self.checkpoints.write_each(_record(self.setup, progress), self.session.state_layout(), arrays)
+        else:
+            for _ in arrays:
+                pass
 
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""

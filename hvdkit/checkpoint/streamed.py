@@ -1,0 +1,57 @@
+"""A safetensors file (huggingface.co/docs/safetensors) whose tensors are written as they come, in any order.
+
+The library writes a file from tensors that are all in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+Layout = dict[str, tuple[str, tuple[int, ...]]]  # by name: NumPy's dtype, and the shape
+_KINDS = {"f": "F", "i": "I", "u": "U"}
+_ALIGNED = 8  # bytes of the header, as the library has it
+
+
+class SafetensorsFile:
+    """A new file at `path`, with a place for each tensor of the `layout`. Its methods raise OSError as files do."""
+
+    def __init__(self, path: Path, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        end, header, self._starts = 0, {}, dict[str, int]()
+        # Wide types first, so that each tensor is aligned.
+        for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (-np.dtype(item[1][0]).itemsize, item[0])):
+            self._starts[name] = end
+            end += math.prod(shape) * np.dtype(dtype).itemsize
+            header[name] = {"dtype": _name(dtype), "shape": shape, "data_offsets": [self._starts[name], end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNED)
+        self._layout, self._first = layout, len(text) + 8
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.truncate(self._first + end)
+
+    def put(self, name: str, array: np.ndarray) -> None:
+        """Write a tensor, which has the dtype and shape of the layout."""
+        assert (str(array.dtype), array.shape) == self._layout[name], name
+        self._file.seek(self._first + self._starts.pop(name))
+        self._file.write(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        assert kind or not self._starts, f"not written: {', '.join(self._starts)}"
+
+
+def _name(dtype: str) -> str:
+    """The format's name of a dtype."""
+    found = np.dtype(dtype)
+    return "BOOL" if found.kind == "b" else f"{_KINDS[found.kind]}{8 * found.itemsize}"
