@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,19 @@ def test_evaluation_sees_each_sample_exactly_once(samples: int, size: int, round
         for batch, valid in found:
             assert len(batch.targets) == 4
             seen += batch.targets[:valid].tolist()
+            assert not valid or batch.targets[0] % 4 == 0, "a batch has the same samples on any number of ranks"
     assert sorted(seen) == list(range(samples))
+
+
+def test_rows_have_the_same_sum_in_any_order() -> None:
+    """Also where float64 rounds, and of what is no number."""
+    adapter: Any = adapters.load("local")
+    rows = [[10.0**power, 1] for power in range(-20, 20)]
+    found = metrics.add_rows(adapter, ["loss", "count"], rows)
+    assert found == metrics.add_rows(adapter, ["loss", "count"], rows[::-1])
+    assert found == {"loss": math.fsum(loss for loss, _ in rows), "count": 40}
+    assert metrics.add_rows(adapter, ["loss"], []) == {"loss": 0}
+    assert math.isnan(metrics.add_rows(adapter, ["loss"], [[math.inf], [-math.inf]])["loss"])
 
 
 def test_synthetic_images_need_little_memory_however_many_there_are() -> None:

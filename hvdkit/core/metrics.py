@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -37,6 +38,25 @@ def reduce_sums(adapter: Adapter, **sums: float) -> dict[str, float]:
     vector = adapter.from_numpy(np.array(list(sums.values()), np.float64))
     (total,) = adapter.allreduce([vector], op="sum", name="metrics." + ".".join(sums))
     return dict(zip(sums, adapter.to_numpy(total).tolist(), strict=True))
+
+
+def add_rows(adapter: Adapter, names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The sum of each column over the rows of all ranks, by name; collective. Ranks may have unequal numbers of rows.
+
+    They are added exactly and rounded once (Shewchuk 1997, by `math.fsum`), so that the sums have the same bits
+    however the rows are divided among ranks.
+    """
+    mine = np.array([[0.0] * len(names), *rows], np.float64)  # a row at least: not all frameworks gather nothing
+    everyone = adapter.to_numpy(adapter.allgather(adapter.from_numpy(mine), name="metrics." + ".".join(names)))
+    columns = everyone.T.tolist()
+    return {name: _sum(column) for name, column in zip(names, columns, strict=True)}
+
+
+def _sum(values: list[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # of infinities, or beyond float64
+        return sum(values)
 
 
 def peak_rss_mib() -> float:

@@ -347,27 +347,25 @@ def summed(
 ) -> tuple[dict[str, float], int]:
     """The sums of the metrics over the split's samples, and the number of samples; collective, like `evaluate`.
 
-    A session with a loss of the user's own adds that as `loss`, unless a metric has the name.
+    They have the same bits on any number of ranks (`batches.evaluation_batches`, `metrics.add_rows`). A session with a
+    loss of the user's own adds that as `loss`, unless a metric has the name.
     """
-    sums, total, loss = np.zeros(len(metrics_of.names)), 0, 0.0
     adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
+    names = [*metrics_of.names, *(["loss"] if adds_loss else []), "count"]
+    rows: list[list[float]] = []  # of each batch, in the order of the names
     batches = data_.evaluation_batches(split, batch_size, shard.rank, shard.size)
     for batch, valid in session.strategy.evaluated(batches):
         on_batch()
-        total += valid
         if metrics_of.sums is None:
-            sums += session.trainable.losses(batch)[:valid].sum(dtype=np.float64)
+            rows.append([float(session.trainable.losses(batch)[:valid].sum(dtype=np.float64)), valid])
             continue
         outputs, targets = session.predict(batch.inputs)[:valid], batch.targets[:valid]
         if not valid:
             continue
-        sums += checked_sums(metrics_of, outputs, targets)
-        if adds_loss:
-            loss += valid * session.mean_loss(outputs, targets)
-    named = dict(zip(metrics_of.names, sums.tolist(), strict=True)) | ({"loss": loss} if adds_loss else {})
-    found = metrics.reduce_sums(adapter, **named, count=total)
-    count = round(found.pop("count"))
-    return found, count
+        loss = [valid * session.mean_loss(outputs, targets)] if adds_loss else []
+        rows.append([*checked_sums(metrics_of, outputs, targets).tolist(), *loss, valid])
+    found = metrics.add_rows(adapter, names, rows)
+    return found, round(found.pop("count"))
 
 
 def checked_sums(metrics_of: Metrics, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -94,18 +94,19 @@ def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:
 
 
 def evaluation_batches(split: Split, batch_size: int, rank: int, size: int) -> Iterator[tuple[Batch, int]]:
-    """Every `size`-th sample from `rank` on, so that the ranks together evaluate each sample exactly once.
+    """Every `size`-th batch from number `rank` on, so that the ranks together evaluate each sample exactly once.
 
-    Yields (batch, valid), of which only the first `valid` rows count. A short last batch repeats its first sample,
-    since some frameworks compile a step for one shape. All ranks get equally many batches, since those that share a
-    model's weights compute together: where samples run out, a batch has none that counts.
+    Batch k has the samples from k × `batch_size` on, whatever `size` is: so its outputs have the same bits on any
+    number of ranks. Yields (batch, valid), of which only the first `valid` rows count. A short last batch repeats its
+    first sample, since some frameworks compile a step for one shape. All ranks get equally many batches, since those
+    that share a model's weights compute together: where samples run out, a batch has none that counts.
     """
     if isinstance(split, BatchedSplit):
         yield from split.evaluation_batches()
         return
-    mine = np.arange(rank, len(split), size)
-    count = -(-len(split) // (batch_size * size))
-    parts = [mine[start : start + batch_size] for start in range(0, count * batch_size, batch_size)]
+    last = -(-len(split) // (batch_size * size)) * size  # rounded up to as many batches on each rank
+    starts = [number * batch_size for number in range(rank, last, size)]
+    parts = [np.arange(start, max(start, min(start + batch_size, len(split)))) for start in starts]
     runs = [np.concatenate([part, np.full(batch_size - len(part), part[0] if len(part) else 0)]) for part in parts]
     batches = split.stream(runs, None) if isinstance(split, StreamedSplit) else map(split.batch, runs)
     for batch, part in zip(batches, parts, strict=True):
