@@ -63,7 +63,10 @@ class Session(Stateful):
         self.trainable = adapter.bind(model, self.own_loss or loss, precision)
         self.trainable.session = self
         if not self.trainable.parameters:
-            raise RequestError("model: expected parameters to train, got a model without any")
+            raise RequestError(
+                "model: expected parameters to train, got a model without any; give layers that are built in their "
+                "first call the shape of their inputs, or call the model once in `model`"
+            )
         parameters = self.trainable.parameters
         self.shapes = {name: self._turned_shape(parameters[name]) for name in sorted(parameters)}
         self.dtype = adapter.dtype(parameters[next(iter(self.shapes))])

@@ -6,23 +6,24 @@ It runs the script, which ends in `run_task`. A script that does not get there i
 import sys
 
 if __name__ == "__main__":
-    # As if Python ran the script itself. Python has put this folder there, whose modules hide the standard library's.
-    sys.path[0] = sys.argv[2].rpartition("/")[0] or "."
+    del sys.path[0]  # this folder, whose modules hide the standard library's
 
 import runpy
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 import hvdkit.worker.startup  # noqa: F401 - before the framework, whose start-up it makes faster
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.errors import HvdkitError, RequestError
 from hvdkit.worker.entry import end_as_rank
-from hvdkit.worker.user_code import described
+from hvdkit.worker.user_code import described, hidden_module
 
 
 def main(framework: str, script: str, arguments: list[str]) -> NoReturn:
     """Run the script as a rank under this framework, and end the process."""
     sys.argv = [script, *arguments, "--framework", framework]
+    sys.path.insert(0, str(Path(script).parent))  # as if Python ran the script itself
     fault: HvdkitError
     try:
         runpy.run_path(script, run_name="__main__")  # run_task does not return
@@ -36,6 +37,7 @@ def main(framework: str, script: str, arguments: list[str]) -> NoReturn:
         if isinstance(error, ModuleNotFoundError):
             what += f"; expected a script for --framework {framework}, and its modules in that runtime "
             what += f"({sys.executable} -m pip install …)"
+        what += hidden_module(error, Path(script).parent)
         fault = RequestError(f"model.script: {what}")
 
     def fail(heartbeat: Heartbeat) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from pathlib import Path
 
 import hvdkit
+from hvdkit.runtimes.pins import FRAMEWORKS
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MOST = 300  # characters of a message
@@ -38,6 +40,19 @@ def described(error: BaseException, script: str, phase: str = "") -> str:
     last = frames[-1]
     function = "" if last.name == "<module>" else f", in {last.name}"
     return f"{last.filename}, line {last.lineno}{function}: {what}; the line is `{last.line}`"
+
+
+def hidden_module(error: BaseException, folder: Path) -> str:
+    """The remedy where a file in the script's folder has taken the place of a module that is imported by its name.
+
+    Python looks there first. Empty if no such file has a part in the error.
+    """
+    known = {*sys.stdlib_module_names, *FRAMEWORKS, "torch", "horovod", "numpy"}
+    text = "".join(traceback.format_exception(error))
+    for path in sorted(folder.glob("*.py")):
+        if path.stem in known and str(path) in text:
+            return f"; {path} hides the module {path.stem}: rename the file"
+    return ""
 
 
 def _own_frames(frames: traceback.StackSummary, script: str) -> list[traceback.FrameSummary]:

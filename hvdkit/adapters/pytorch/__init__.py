@@ -14,6 +14,7 @@ from hvdkit.adapters.pytorch import tensors, timing, training
 from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.core.seam import AnyLoss, Observer, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
+from hvdkit.errors import RequestError
 
 NAME = "pytorch"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -72,7 +73,7 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    return np.array(tensor.detach().cpu())
+    return np.array(tensor.detach().cpu().numpy())
 
 
 def dtype(tensor: torch.Tensor) -> str:
@@ -84,6 +85,9 @@ def cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def bind(model: torch.nn.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        wrapper = type(model).__name__
+        raise RequestError(f"model: expected the model itself, got a {wrapper} around it; return its `module`")
     return training.TrainableModel(model, loss, precision, _device)
 
 

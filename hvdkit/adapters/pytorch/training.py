@@ -52,6 +52,9 @@ class TrainableModel(EagerModel):
         self._dtype = getattr(torch, self._precision.parameters)
         self.model = model.to(device, self._dtype)
         self.forward: Any = self.model
+        # Layers that the user has put into evaluation mode, such as a frozen batch norm, stay in it. A model that is in
+        # it as one, as libraries of trained models return theirs, is trained as one.
+        self._frozen = [each for each in model.modules() if model.training and not each.training]
         self._device, self._layout = device, layout
         self._criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
             partial(cross_entropy, label_smoothing=loss.label_smoothing) if isinstance(loss, Loss) else loss
@@ -99,6 +102,8 @@ class TrainableModel(EagerModel):
     def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and mean loss of a batch in training mode."""
         self.model.train()
+        for module in self._frozen:
+            module.training = False
         with self._autocast():
             logits = self.forward(*arguments(inputs))
         logits = one_tensor(logits).to(self._dtype)

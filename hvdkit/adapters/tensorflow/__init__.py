@@ -20,6 +20,7 @@ from hvdkit.adapters.collectives import Collectives
 from hvdkit.adapters.tensorflow import tensors, timing, training
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
+from hvdkit.errors import RequestError
 
 NAME = "tensorflow"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -108,6 +109,9 @@ def cast(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
 
 
 def bind(model: tf.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:
+    if not isinstance(model, tf.Module):
+        kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
+        raise RequestError(f"model: expected a tf.Module, got {kind}; for a Keras model, import hvdkit.adapters.keras")
     return training.ModuleModel(model, loss, precision)
 
 
