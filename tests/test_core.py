@@ -19,8 +19,9 @@ from hvdkit.core.mesh import Mesh
 from hvdkit.core.schedule import learning_rate
 from hvdkit.core.session import Session
 from hvdkit.core.state import canonical_name, digest, from_canonical, to_canonical
+from hvdkit.core.stopping import Stopping
 from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.core.trainer import Loop, Stopping
+from hvdkit.core.trainer import Loop
 from hvdkit.core.update_rules import decay_of, update
 from hvdkit.data import batches, small_images
 from hvdkit.data.augment import augment

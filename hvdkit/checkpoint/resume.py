@@ -24,6 +24,7 @@ from hvdkit.recipe.schema import Recipe, flat
 _FREE = {
     "epochs", "steps", "device", "threads", "log_every", "tensorboard", "warmup_steps", "check_ranks", "checkpoint",
     "compression", "allreduce", "sharding", "recompute", "batch_size", "accumulate", "elastic", "tune",
+    "early_stopping",
 }  # fmt: skip
 
 

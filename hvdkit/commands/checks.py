@@ -46,6 +46,11 @@ def check(recipe: Recipe, framework: str, placement: Placement, use: Use, rival:
             StepPlan(recipe, found.train, world_size(placement.np, rival))
         with faults.collected():
             task.check(found.shape)
+        if recipe.early_stopping and use == "train" and not task.own:
+            from hvdkit.core.stopping import check_early_stopping  # NumPy comes with it
+
+            with faults.collected():
+                check_early_stopping(recipe.early_stopping, task, found.val)
     with faults.collected():
         if recipe.model.weights and use == "train":
             from hvdkit.checkpoint.weights import read_fitting  # NumPy comes with it

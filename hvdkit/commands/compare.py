@@ -87,7 +87,8 @@ def schedule(
             if times > 1:
                 faults.append(f"{option} {value}: given {times} times; once is enough")
     faults += registry.check(named, frameworks, nps)
-    recipe = recipe.model_copy(update={"checkpoint": None, "elastic": None})  # a comparison's runs are whole
+    # A comparison's runs are whole, and as long as each other.
+    recipe = recipe.model_copy(update={"checkpoint": None, "elastic": None, "early_stopping": None})
     if recipe.threads == "auto" and nps:
         recipe = recipe.model_copy(update={"threads": max(1, len(os.sched_getaffinity(0)) // max(1, *nps))})
     for framework in frameworks:

@@ -35,7 +35,7 @@ from hvdkit.worker.profile import turns
 # Keys of a recipe that do not change how long a step takes; the number of threads is in the result.
 _ANY_SPEED = {
     "name", "epochs", "steps", "seed", "schedule", "loss", "checkpoint", "log_every", "tensorboard", "warmup_steps",
-    "threads", "elastic", "tune",
+    "threads", "elastic", "tune", "early_stopping",
 }  # fmt: skip
 _WORK = {"fp32": 1, "fp64": 2}  # time of the arithmetic, relative to fp32; of the others it is not known
 _DECODING_S = 20.0  # seconds for decoding images

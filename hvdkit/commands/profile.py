@@ -86,7 +86,7 @@ def plan(
 
 def _steady(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe in its steady state, without checkpoints or evaluation; and a line for each part that is left out."""
-    changes: dict[str, Any] = {"elastic": None, "checkpoint": None, "tensorboard": False}
+    changes: dict[str, Any] = {"elastic": None, "checkpoint": None, "early_stopping": None, "tensorboard": False}
     left_out, sync = [], recipe.sync
     if recipe.elastic is not None:
         left_out.append("elastic: what it costs is not profiled; the steps are those of a run whose ranks stay")

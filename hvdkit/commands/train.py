@@ -100,6 +100,11 @@ def run(
 
 def _nothing_to_do(folder: Path, done: TrainResult, recipe: Recipe) -> str:
     longer = f"steps={2 * done.steps}" if recipe.steps else f"epochs={2 * done.epochs}"
+    if done.stopped_early:
+        return (
+            f"{folder}: {done.stopped_early}; nothing to do. To train longer: a larger early_stopping.patience, or "
+            "early_stopping=null"
+        )
     epochs = f"{done.epochs} epoch{'s' if done.epochs > 1 else ''}"
     return f"{folder}: already finished: {epochs}, {done.steps} steps; nothing to do. To train longer: {longer}"
 

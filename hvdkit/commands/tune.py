@@ -84,7 +84,8 @@ def _speed(plan: Plan, place: Path) -> float:
     """Units per second of the updates between WARMUP_STEPS and STEPS, the median of their parts."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    short = plan.recipe.model_copy(update={"checkpoint": None, "log_every": PART, "tensorboard": False, "tune": "rule"})
+    changes = {"checkpoint": None, "early_stopping": None, "tensorboard": False, "tune": "rule"}
+    short = plan.recipe.model_copy(update={**changes, "log_every": PART})
     write_atomic(place / "config.yaml", schema.dump(short))
     speeds: list[float] = []
 

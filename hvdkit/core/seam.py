@@ -69,10 +69,11 @@ class Hooks(Protocol):
     epochs: int
     progress: Progress
     group_sizes: list[int]  # batches of each update that is left in the epoch
+    stopped_early: str | None  # why no epoch follows, in a line; None if training continues
 
     @property
     def finished(self) -> bool:
-        """Whether the last step has been taken."""
+        """Whether the last step has been taken, or training has stopped early."""
 
     def groups(self, epoch: int) -> Iterator[list[Batch]]:
         """This rank's batches for the rest of an epoch, one list per update."""

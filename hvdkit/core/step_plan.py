@@ -97,7 +97,8 @@ class Progress:
     `line_loss` and `epoch_loss` are sums of the updates' mean losses over all ranks, since the last line of
     metrics.jsonl and since the start of the epoch; `line_steps` and `epoch_steps` count the updates in each sum.
     `train_loss` is the mean of the last complete epoch. `validation` has the task's metrics by name; it is empty if
-    there are no validation samples.
+    there are no validation samples. With early stopping, `best` is the best value so far of the metric `watched`,
+    with a minus sign if lower is better, reached at the end of epoch `best_epoch`, counted from 1.
     """
 
     step: int = 0
@@ -110,6 +111,9 @@ class Progress:
     epoch_steps: int = 0
     train_loss: float = 0.0  # of the last complete epoch
     validation: dict[str, float] = field(default_factory=dict)
+    watched: str = ""
+    best: float | None = None
+    best_epoch: int = 0
 
     @property
     def position(self) -> tuple[int, int]:

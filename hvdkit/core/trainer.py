@@ -14,7 +14,6 @@ from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
 from hvdkit.core.state import digest, is_statistic
 from hvdkit.core.step_plan import Progress, StepPlan
-from hvdkit.core.topology import Topology
 from hvdkit.data import Shard
 from hvdkit.data import batches as data_
 from hvdkit.data.batches import Batch, Dataset, Split
@@ -22,9 +21,6 @@ from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import MetricLine, scores, shown_scores
 from hvdkit.tasks.task import Metrics, Task
-
-LOOK_S = 5.0  # between two checks whether a rank was asked to stop
-_GROWTH = 8  # the most by which the interval in steps grows between two checks: the first steps may be quick
 
 
 class Loop:
@@ -63,7 +59,12 @@ class Loop:
         self.progress = progress or Progress()
         if self.progress.samples:  # started with updates of another size, for which `steps` allowed more epochs
             self.epochs = max(self.epochs, self.progress.epoch + 1)
-        self._stopping = asked_to_stop and Stopping(adapter, mesh.world, asked_to_stop, self.progress.step)
+        self._stopping = None
+        if asked_to_stop:
+            from hvdkit.core.stopping import Stopping  # a run without checkpoints does not need it
+
+            self._stopping = Stopping(adapter, mesh.world, asked_to_stop, self.progress.step)
+        self.stopped_early: str | None = None
         if self.progress.step > self.total_steps:
             raise RequestError(
                 f"epochs, steps: the recipe ends at step {self.total_steps}, the checkpoint is at {self.progress.step}"
@@ -74,11 +75,18 @@ class Loop:
         self._unread: list[Tensor] = []  # losses still on the device
         self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
         self.enter_epoch(self.progress.epoch)
+        if recipe.early_stopping and not self.progress.samples:  # it may have stopped before
+            self._look_whether_to_stop(self.progress.epoch)
 
     @property
     def finished(self) -> bool:
-        """Whether the last step has been taken."""
-        return self.progress.step >= self.total_steps
+        """Whether the last step has been taken, or training has stopped early."""
+        return self.progress.step >= self.total_steps or self.stopped_early is not None
+
+    def _look_whether_to_stop(self, done: int) -> None:
+        from hvdkit.core.stopping import stopped_early  # most runs do not need it
+
+        self.stopped_early = stopped_early(self._recipe.early_stopping, self.progress, done, self.epochs)
 
     def enter_epoch(self, epoch: int) -> None:
         """Set `group_sizes`; an interrupted epoch continues where it stopped."""
@@ -160,6 +168,11 @@ class Loop:
             summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {self._task.unit}/s"
             summary += shown_scores(progress.validation)
             print(f"epoch {progress.epoch + 1}/{self.epochs}: {summary}", flush=True)
+        if self._recipe.early_stopping:
+            from hvdkit.core.stopping import note_epoch
+
+            note_epoch(self._recipe.early_stopping, self._task, progress)
+            self._look_whether_to_stop(progress.epoch + 1)
         settings = self._recipe.checkpoint
         if settings and (_due(settings.every_epochs, progress.epoch + 1) or self.finished):
             if not self.plan.group_sizes(progress.samples):  # false if `steps` ended the epoch early
@@ -246,34 +259,6 @@ class Loop:
         )
 
 
-class Stopping:
-    """Whether training stops early: all ranks check, at the same steps, whether any rank was asked to.
-
-    It checks after the next update and then about every LOOK_S seconds, or after each update if updates take longer.
-
-    `step` is the number of finished updates; `asked()` says whether this rank was asked to stop.
-    """
-
-    def __init__(self, adapter: Adapter, topology: Topology, asked: Callable[[], bool], step: int) -> None:
-        self._adapter, self._topology, self._asked = adapter, topology, asked
-        self._last, self._next = step, step + 1
-
-    def wanted(self, step: int, seconds: list[float]) -> bool:
-        """Whether any rank was asked to stop; collective at the steps that check, False at the others.
-
-        `seconds` holds the durations of the updates up to `step`, at least those since the last check.
-        """
-        if step < self._next:
-            return False
-        steps = step - self._last
-        # Sums of whole microseconds are exact in any order, so all ranks compute the same next step.
-        taken_us = round(1e6 * sum(seconds[-steps:]))
-        sums = metrics.reduce_sums(self._adapter, stop=float(self._asked()), taken_us=taken_us)
-        fitting = int(1e6 * LOOK_S * steps * self._topology.size / max(1.0, sums["taken_us"]))
-        self._last, self._next = step, step + max(1, min(fitting, _GROWTH * steps))
-        return sums["stop"] > 0
-
-
 def _due(every: int, count: int) -> bool:
     return every > 0 and count % every == 0
 
@@ -281,6 +266,8 @@ def _due(every: int, count: int) -> bool:
 def drive(session: Session, loop: Hooks) -> None:
     """Train: the loop over epochs and updates that calls the hooks."""
     for epoch in range(loop.progress.epoch, loop.epochs):
+        if loop.stopped_early:
+            break
         loop.begin_epoch(epoch)
         for group in loop.groups(epoch):
             loop.begin_step()

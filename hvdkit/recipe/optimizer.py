@@ -1,4 +1,7 @@
-"""The recipe's `optimizer` section: the keys of each optimizer. `hvdkit/recipe/schema.py` has the others."""
+"""The recipe's `optimizer` section, the keys of each optimizer; and when training stops early.
+
+`hvdkit/recipe/schema.py` has the other sections.
+"""
 
 from __future__ import annotations
 
@@ -80,3 +83,17 @@ def _named(value: Any) -> Any:
 
 
 AnyOptimizer = Annotated[Sgd | AdamW | Lars | Lamb, Discriminator("name"), BeforeValidator(_named)]
+
+
+class EarlyStopping(Strict):
+    """Training ends after the first epoch at whose end `metric` has not improved by more than `min_delta` for
+    `patience` epochs.
+
+    The learning rate follows its schedule for all of the recipe's epochs.
+    """
+
+    metric: str | None = Field(
+        None, min_length=1, description="validation metric, with a minus sign if lower is better; null: the task's own"
+    )
+    patience: int = Field(ge=1, le=100_000, description="epochs without improvement after which training ends")
+    min_delta: float = Field(0.0, ge=0, description="an improvement is larger than this")

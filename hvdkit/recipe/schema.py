@@ -32,7 +32,15 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
     SyntheticText,
     Text,
 )
-from hvdkit.recipe.optimizer import AdamW, AnyOptimizer, Lamb, Lars, Optimizer, Sgd  # noqa: F401 - re-exported
+from hvdkit.recipe.optimizer import (  # noqa: F401 - re-exported
+    AdamW,
+    AnyOptimizer,
+    EarlyStopping,
+    Lamb,
+    Lars,
+    Optimizer,
+    Sgd,
+)
 from hvdkit.recipe.yaml_files import brief, named
 
 # Keys that decide which others a section has.
@@ -247,6 +255,9 @@ class Recipe(Strict):
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = Field(Checkpointing(), description="null: no weights are kept")
+    early_stopping: EarlyStopping | None = Field(
+        None, description="end training when validation no longer improves; null: train all epochs"
+    )
     elastic: Elastic | None = Field(None, description="go on when ranks are lost or added; null: do not")
     tune: Literal["rule", "measure", "none"] = Field(
         "rule", description="how Horovod's settings are chosen: by rule, by short runs at the start, or not at all"

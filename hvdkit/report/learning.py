@@ -84,4 +84,6 @@ def _score(line: MetricLine, name: str) -> float | None:
 
 
 def _epoch(line: MetricLine, group: Group) -> float:
-    return line.step / max(1, line.total_steps) * group.first.epochs
+    first = group.first
+    total = first.steps if first.stopped_early else line.total_steps
+    return line.step / max(1, total) * first.epochs

@@ -114,7 +114,8 @@ class TrainResult(Figures, Result):
     that does not shard.
     `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
-    kept, relative to this file: `last`, and `best` by validation accuracy if there is one.
+    kept, relative to this file: `last`, and `best` by validation accuracy if there is one. `stopped_early` says why
+    training ended before the recipe's epochs, None if it did not; `epochs` are then those that were trained.
 
     `unit` is as in `MetricLine`; a sample has `units_per_sample` of them, such as the tokens of a window. `task` names
     the file in hvdkit/tasks. `samples_per_second` counts images or windows; `tokens_per_second` counts the tokens of a
@@ -148,6 +149,7 @@ class TrainResult(Figures, Result):
     accumulate: int
     recompute: bool
     epochs: int
+    stopped_early: str | None = None
     steps: int
     first_step: int
     warmup_steps: int
@@ -227,12 +229,14 @@ class TrainResult(Figures, Result):
 
 
 def result_lines(result: TrainResult) -> str:
-    """The result in a line, and a second one if images were corrupt."""
+    """The result in a line, and a line if images were corrupt, or training has stopped early."""
     scores = shown_scores(result.validation)
     if not scores and result.val_accuracy is not None:  # of an earlier version
         scores = f", validation accuracy {100 * result.val_accuracy:.2f} %"
     if result.corrupt_images:
         scores += f"\n{result.corrupt_images} corrupt image(s) replaced; the logs name them"
+    if result.stopped_early:
+        scores += f"\n{result.stopped_early}"
     by = f" by {result.rival}" if result.rival else ""
     rate = f" ({result.model_flop_per_second / 1e9:.3g} GFLOP/s)" if result.model_flop_per_second else ""
     return (

@@ -38,7 +38,8 @@ class LanguageModeling:
         assert isinstance(recipe.model, GPT)
         self._recipe, self._model, self.loss = recipe, recipe.model, None
         self._table = gpt.architecture(recipe.model)
-        self.units, self.metrics = self._table.context, metrics(None)
+        self.units = self._table.context
+        self.metrics = metrics(1.0 if isinstance(recipe.data, Text) else None)  # until the text is open
         self.flop: int | None = self._table.training_flop()
 
     def count(self) -> Counts:

@@ -132,7 +132,7 @@ class Participant:
         setup, steps, recipe = self._setup, sum(turn.steps for turn in plan), self._recipe
         epoch = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size).steps_per_epoch
         changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch)), "log_every": 0, "check_ranks": 0}
-        recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None})
+        recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None, "early_stopping": None})
         where = self._adapter, self._session, setup.task, recipe, setup.mesh, setup.dataset
         return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), report=self._report)
 

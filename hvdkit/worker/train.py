@@ -74,6 +74,10 @@ def _train(
     mesh, dataset = setup.mesh, setup.dataset
     heartbeat.beat("building the model")
     setup.check_trainable()
+    if recipe.early_stopping:
+        from hvdkit.core.stopping import check_early_stopping  # most runs do not need it
+
+        check_early_stopping(recipe.early_stopping, setup.task, len(dataset.val))
     strategy = setup.strategy(recipe)
     session = setup.session(recipe, strategy)
     initial = digest(session.model_arrays(keep=mesh.is_root))
@@ -263,7 +267,8 @@ def _result(
         precision=recipe.precision,
         accumulate=recipe.accumulate,
         recompute=recipe.recompute,
-        epochs=loop.epochs,
+        epochs=loop.progress.epoch + bool(loop.progress.samples) if loop.stopped_early else loop.epochs,
+        stopped_early=loop.stopped_early,
         steps=progress.step,
         first_step=first_step,
         images_per_second=measured.samples_per_second,

@@ -58,7 +58,7 @@ class TrainableModel(TensorFlowModel):
 
     def fit(self, hooks: Hooks) -> None:
         # In Keras every epoch of a `fit` has the same number of batches, so a partial epoch needs a separate `fit`.
-        while hooks.progress.epoch < hooks.epochs:
+        while hooks.progress.epoch < hooks.epochs and not hooks.stopped_early:
             first = hooks.progress.epoch
             if not hooks.group_sizes:  # the run stopped after the epoch's last update
                 hooks.begin_epoch(first)
@@ -75,7 +75,8 @@ class TrainableModel(TensorFlowModel):
                 callbacks=[_HooksCallback(hooks, self)],
                 verbose=0,
             )
-            hooks.enter_epoch(last)
+            if not hooks.stopped_early:
+                hooks.enter_epoch(last)
 
     def _batches(self, hooks: Hooks, first: int, last: int) -> Iterator[tuple[Any, np.ndarray]]:
         for epoch in range(first, last):
@@ -172,6 +173,7 @@ class _HooksCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """End an epoch. Core evaluates, not Keras."""
         self._hooks.end_epoch()
+        self.model.stop_training = self._hooks.finished
 
 
 @contextmanager
