@@ -62,8 +62,9 @@ def test_aliases_in_reason_are_welcome(tmp_path: Path) -> None:
         ("!!bool maybe", "no bool: 'maybe'"),
         ("!!int ''", "no int: ''"),
         ("!!float ''", "no float: ''"),
-        ("!!timestamp soon", "no timestamp: 'soon'"),
-        ("2026-13-01", "no timestamp: '2026-13-01'"),
+        ("!!int 1_000", "no int: '1_000'"),
+        ("!!timestamp 2026-12-01", "could not determine a constructor"),
+        ("!!binary YQ==", "could not determine a constructor"),
     ],
 )
 def test_what_does_not_fit_its_kind_is_told_with_its_place(value: str, told: str, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def submit(
     from hvdkit.commands import submit as submit_
     from hvdkit.launch.submission import kubernetes, sbatch
     from hvdkit.recipe import grid as grids
+    from hvdkit.recipe.schema import Recipe
 
     kinds = submit_.RESOURCES
     if to not in kinds:
@@ -62,7 +63,7 @@ def submit(
         # A faulty name is refused by its own line, and is no file's name before.
         file = as_path(out) or Path("runs") / f"{Path(pods.name).name}.yaml"
         return submit_.write(submit_.to_kubernetes(loaded, framework, pods, rival, file, overwrite), apply)
-    grid = dict(array) if isinstance(array, Mapping) else grids.read(texts("array", array), "--array")
+    grid = dict(array) if isinstance(array, Mapping) else grids.read(texts("array", array), "--array", Recipe)
     for key, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise RequestError(f"--array {key}: expected a list of values, got {values!r}")

@@ -108,7 +108,24 @@ def _reason(fault: Any, key: list[str], kinds: _Kinds, root: type[BaseModel]) ->
         return str(fault["ctx"]["error"])
     expected = _TYPES.get(kind) or fault["msg"].replace("Input should be", "expected", 1)
     several = "; give each change as a word of its own" if isinstance(value, str) and "=" in value else ""
-    return f"{expected}, got {received}{several}"
+    return f"{expected}, got {received}{several or _of_yaml_1_1(kind, value)}"
+
+
+def _of_yaml_1_1(kind: str, value: Any) -> str:
+    """What to write for a word that YAML 1.1 reads as a number, or as true or false, and 1.2 as a text."""
+    if not isinstance(value, str):
+        return ""
+    if kind == "bool_type" and (
+        word := {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower())
+    ):
+        return f", which is a text in YAML 1.2; write {word}"
+    if kind.startswith(("int", "float", "workers", "threads", "size", "resize", "classes")):
+        digits = value.replace("_", "")
+        if digits != value and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?", digits):
+            return f", which is a text in YAML 1.2; write {digits}"
+        if re.fullmatch(r"[-+]?[0-9]+(:[0-9]+)+", value):
+            return ", which is a text in YAML 1.2; write one number"
+    return ""
 
 
 def _meant(key: list[str], value: Any, known: Iterable[str]) -> str:

@@ -15,9 +15,10 @@ MOST = 100_000  # points of a grid
 _DOTS = ("...", "…")
 
 
-def read(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
+def read(texts: Sequence[str], option: str, root: Any = None) -> dict[str, list[Any]]:
     """The grid in texts such as `n=8,16,...,1024`, by key. Dots go on as the two values before them lead to the last.
 
+    `root` is the pydantic class that has the keys: where it expects a text, a value is the word as it is written.
     Raises RequestError with a line for each fault, which begins with the `option`.
     """
     grid: dict[str, list[Any]] = {}
@@ -29,7 +30,7 @@ def read(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
                 raise ValueError("expected KEY=VALUE,VALUE,..., such as batch_size=32,64")
             if key in grid:
                 raise ValueError("given twice; expected all values of a key together")
-            grid[key] = _filled(_listed(values))
+            grid[key] = _filled(_listed(values, root, key.strip()))
         except ValueError as error:
             faults.append(f"{option} {text if text.isprintable() else repr(text)}: {error}")
     if faults:
@@ -37,12 +38,12 @@ def read(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
     return grid
 
 
-def _listed(text: str) -> list[Any]:
+def _listed(text: str, root: Any, key: str) -> list[Any]:
     """The values in a text, as in a YAML list."""
     for dots in _DOTS:
         text = text.replace(dots, f'"{_DOTS[0]}"')
     try:
-        values = yaml_files.parse(f"[{text}]", "")
+        values = yaml_files.parse(f"[{text}]", "", root, key)
     except RequestError:
         raise ValueError("expected values with commas between them, such as 32,64") from None
     if any(value is None for value in values):

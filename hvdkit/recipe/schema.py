@@ -10,7 +10,6 @@ import copy
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -331,7 +330,7 @@ def revise(
         from hvdkit.recipe.hints import joined  # only a wrong request needs it
 
         overrides, faults = joined(overrides, Recipe)
-    faults += [fault for text in overrides if (fault := yaml_files.override(document, text))]
+    faults += [fault for text in overrides if (fault := yaml_files.override(document, text, Recipe))]
     given = {text.partition("=")[0].strip() for text in overrides}
     if given & _CHOICES:
         from hvdkit.recipe.choices import leave_out  # most runs do not need it
@@ -361,11 +360,11 @@ def revise(
 
 def dump(recipe: Recipe) -> str:
     """The resolved recipe as YAML; `load` reads it back to an equal Recipe."""
-    return yaml.safe_dump(recipe.model_dump(), sort_keys=False)
+    return yaml_files.dump(recipe.model_dump())
 
 
 def _read(path: Path) -> dict[str, Any]:
-    document = yaml_files.load(path, "a YAML recipe", "a YAML recipe such as recipes/resnet20-digits.yaml")
+    document = yaml_files.load(path, "a YAML recipe", "a YAML recipe such as recipes/resnet20-digits.yaml", Recipe)
     if not isinstance(document, dict):
         raise RequestError(f"{named(path)}: expected keys with values (a mapping), got {brief(document)}")
     return document

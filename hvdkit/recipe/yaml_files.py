@@ -1,4 +1,8 @@
-"""Reads users' YAML files strictly, with a size limit and short error messages that name the place of a fault."""
+"""Reads users' YAML files strictly, with a size limit and short error messages that name the place of a fault.
+
+Plain words are read by the core schema of YAML 1.2 (yaml.org/spec/1.2.2, section 10.3.2): `010` is ten, and `1:30`,
+`yes`, `1_000` and `2024-01-01` are texts. Where a document's class expects a text, the word stays as it is written.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from yaml.constructor import ConstructorError
@@ -23,12 +27,23 @@ MOST_BYTES = 2**20
 MOST_VALUES = 10**6
 # Far above any number in a recipe or cluster file; Python cannot convert much larger ones to float.
 _MOST_BITS = 1000
+_TAG = "tag:yaml.org,2002:"
+_CORE = {  # the tags of plain words by pattern, and the characters with which these begin; others are texts
+    "null": (r"(?:~|null|Null|NULL|)", [*"~nN", ""]),
+    "bool": (r"(?:true|True|TRUE|false|False|FALSE)", list("tTfF")),
+    "int": (r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)", list("-+0123456789")),
+    "float": (
+        r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))",
+        list("-+.0123456789"),
+    ),
+}
 
 
-def load(path: Path, expected: str, missing: str | None = None) -> Any:
+def load(path: Path, expected: str, missing: str | None = None, root: Any = None) -> Any:
     """The content of a YAML file. Raises RequestError, one line with the file and what was `expected`.
 
-    `missing` replaces `expected` in the message about a file that does not exist.
+    `missing` replaces `expected` in the message about a file that does not exist. `root` is the pydantic class of the
+    document, which says where texts are.
     """
     try:
         text = read_bounded(path, MOST_BYTES).decode("utf-8")
@@ -38,13 +53,16 @@ def load(path: Path, expected: str, missing: str | None = None) -> Any:
         raise RequestError(f"{named(path)}: no text (byte {error.start} is not UTF-8); expected {expected}") from None
     except OSError as error:
         raise RequestError(f"{named(path)}: cannot be read ({error.strerror}); expected {expected}") from None
-    return parse(text, named(path))
+    return parse(text, named(path), root)
 
 
-def parse(text: str, where: str) -> Any:
-    """The content of a YAML text. Raises RequestError, one line that begins with `where`, if it is damaged."""
+def parse(text: str, where: str, root: Any = None, key: str = "") -> Any:
+    """The content of a YAML text. Raises RequestError, one line that begins with `where`, if it is damaged.
+
+    The text is the value of the dotted `key` of a document of the class `root`, or the whole document.
+    """
     try:
-        return copy.deepcopy(_parsed(text))  # callers modify the result
+        return copy.deepcopy(_parsed(text, root, key))  # callers modify the result
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -55,13 +73,38 @@ def parse(text: str, where: str) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> Any:
+def _parsed(text: str, root: Any, key: str) -> Any:
     """The content of a YAML text, cached: a report reads the same recipe for each of its runs."""
-    return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+    return yaml.load(text, Loader=functools.partial(_Loader, root=root, key=key))  # type: ignore[arg-type]
 
 
-def override(document: dict[str, Any], text: str) -> str | None:
-    """Apply one `key=value` to the document; returns an error line, or None."""
+@functools.cache
+def text_keys(root: Any) -> frozenset[str]:
+    """The dotted keys of a pydantic class that can hold a text other than one of a few words; none without a class."""
+    found: set[str] = set()
+
+    def add(kind: Any, key: str) -> None:
+        if kind is str:
+            found.add(key)
+        for name, field in getattr(kind, "model_fields", {}).items():
+            add(field.annotation, f"{key}.{name}" if key else name)
+        for inner in () if get_origin(kind) is dict else get_args(kind):  # what is in a dictionary is the user's
+            add(inner, key)
+
+    add(root, "")
+    return frozenset(found)
+
+
+def dump(value: Any, **options: Any) -> str:
+    """The value as YAML, which readers of YAML 1.1 and 1.2 read alike; `options` are those of `yaml.dump`."""
+    return str(yaml.dump(value, Dumper=Dumper, sort_keys=False, **options))
+
+
+def override(document: dict[str, Any], text: str, root: Any = None) -> str | None:
+    """Apply one `key=value` to the document of the class `root`; returns an error line, or None.
+
+    A text is taken as it is typed, unless it is null or begins with a quote or bracket, as YAML does.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         return f"override {brief(text)}: expected key=value, such as epochs=2 or optimizer.momentum=0.8"
@@ -72,8 +115,12 @@ def override(document: dict[str, Any], text: str) -> str | None:
         if not isinstance(inner, dict):
             return f"override {brief(text)}: {brief(parent)} holds {brief(inner)}, so nothing can be set below it"
         place = inner
+    word = value.strip()
+    if key.strip() in text_keys(root) and not (word[:1] in {*"'\"[{"} or re.fullmatch(_CORE["null"][0], word)):
+        place[leaf] = word
+        return None
     try:
-        place[leaf] = parse(value, f"override {brief(text)}")
+        place[leaf] = parse(value, f"override {brief(text)}", root, key.strip())
     except RequestError as error:
         return str(error)
     return None
@@ -101,17 +148,28 @@ def brief(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses duplicate keys and large aliases, and reads 1e-4 as a number, like YAML 1.2."""
+    """YAML 1.2's core schema, without duplicate keys and large aliases. `root` and `key` are those of `parse`."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - as in PyYAML's own classes; those of YAML 1.1 are left out
+    yaml_constructors = {  # noqa: RUF012
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.removeprefix(_TAG) in ("map", "seq", "str", "null")
+    }
+
+    def __init__(self, stream: str, root: Any, key: str) -> None:
+        super().__init__(stream)
+        self._texts, self._key = text_keys(root), key
 
     def get_single_node(self) -> Node | None:
         node: Node | None = super().get_single_node()
         if node is not None and _values(node, {}) > MOST_VALUES:
             fault = f"aliases that stand for more than {MOST_VALUES} values"
             raise ConstructorError(None, None, fault, node.start_mark)
-        return node
+        return node if node is None or not self._texts else _with_texts(node, self._key, self._texts, {})
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        # PyYAML raises various errors for a value that does not fit its tag (`!!bool maybe`, the date 2026-13-01).
+        # A value may not fit its tag (`!!bool maybe`).
         try:
             value = super().construct_object(node, deep=deep)
         except (AttributeError, LookupError, TypeError, ValueError):
@@ -126,18 +184,64 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             fault = None if isinstance(key, str) else f"expected text as key, got {brief(key)}"
+            if key == "<<" and key_node.style is None:
+                fault = "YAML 1.2 merges no mappings by <<; write the keys out"
             if fault or key in seen:
                 fault = fault or f"key {brief(key)} is there twice"
                 raise ConstructorError(None, None, fault, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
+    def flatten_mapping(self, node: MappingNode) -> None:
+        """Nothing: this is YAML 1.1's merge by `<<`."""
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
+
+class Dumper(yaml.SafeDumper):
+    """Quotes each text that YAML 1.1 or 1.2 would read as something else."""
+
+
+def _number(loader: _Loader, node: ScalarNode) -> int | float:
+    word = str(loader.construct_scalar(node))
+    kind = node.tag.removeprefix(_TAG)
+    if not re.fullmatch(_CORE[kind][0], word):
+        raise ValueError
+    if kind == "float":
+        return float(re.sub(r"\.(?=inf|nan)", "", word.lower()))
+    return int(word, {"0o": 8, "0x": 16}.get(word[:2], 10))
+
+
+def _bool(loader: _Loader, node: ScalarNode) -> bool:
+    return {"true": True, "false": False}[str(loader.construct_scalar(node)).lower()]
+
+
+for _kind, (_pattern, _first) in _CORE.items():
+    for _class in (_Loader, Dumper):
+        _class.add_implicit_resolver(_TAG + _kind, re.compile(f"^{_pattern}$"), _first)
+Dumper.add_implicit_resolver(_TAG + "bool", re.compile("^[yYnN]$"), list("yYnN"))  # YAML 1.1's, which PyYAML lacks
+for _kind in ("int", "float"):
+    _Loader.add_constructor(_TAG + _kind, _number)
+_Loader.add_constructor(_TAG + "bool", _bool)
+
+
+def _with_texts(node: Node, key: str, texts: frozenset[str], done: dict[tuple[int, str], Node]) -> Node:
+    """The value of `key`, in which plain words are texts where `texts` expects them; null stays null."""
+    if isinstance(node, ScalarNode):
+        if key in texts and node.tag in {_TAG + kind for kind in ("bool", "int", "float")}:
+            return ScalarNode(f"{_TAG}str", node.value, node.start_mark, node.end_mark)
+        return node
+    if key and key not in texts and not any(each.startswith(f"{key}.") for each in texts):
+        return node
+    if (id(node), key) not in done:
+        done[id(node), key] = node  # for a node that holds itself
+        inner: Any = node.value
+        if isinstance(node, MappingNode):
+            inner = [
+                (name, _with_texts(value, f"{key}.{name.value}".lstrip("."), texts, done)) for name, value in inner
+            ]
+        else:
+            inner = [_with_texts(value, key, texts, done) for value in inner]
+        done[id(node), key] = type(node)(node.tag, inner, node.start_mark, node.end_mark)
+    return done[id(node), key]
 
 
 def _values(node: Node, known: dict[int, int]) -> int:

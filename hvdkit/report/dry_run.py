@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 
-import yaml
-
+from hvdkit.recipe import yaml_files
 from hvdkit.report.tabular import size
 from hvdkit.results.dry_run import DryRun, PlannedRun
 from hvdkit.results.memory import Parts
@@ -27,7 +26,7 @@ def lines(found: DryRun) -> list[str]:
     about.append(("writes to", found.out))
     width = max(len(name) for name, _ in about)
     return [
-        yaml.safe_dump(found.recipe, sort_keys=False),
+        yaml_files.dump(found.recipe),
         f"hvdkit {found.command} would start this; with --dry-run nothing is started or written:",
         *(f"  {name:<{width}}  {text}" for name, text in about),
         *found.notes,

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hvdkit import paths
 from hvdkit.baselines.registry import label
 from hvdkit.errors import RequestError
-from hvdkit.recipe import schema
+from hvdkit.recipe import schema, yaml_files
 from hvdkit.recipe.schema import Recipe
 from hvdkit.report.canvas import ranks
 from hvdkit.report.collect import Found, Run
@@ -92,6 +90,6 @@ def _overrides(base: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -
         if same_kind and isinstance(old, dict):
             found += _overrides(old, value, f"{prefix}{key}.")
         else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+            text = yaml_files.dump(value, default_flow_style=True, width=10**6)
             found.append(f"{prefix}{key}={text.removesuffix('...' + chr(10)).strip()}")
     return found

@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from hvdkit.errors import RequestError, nearest
@@ -235,7 +234,7 @@ def load(path: Path) -> Cluster:
     if len(path.parts) == 1 and path.name in names and not os.path.lexists(path):
         path = _SHIPPED / f"{path.name}.yaml"
     either = f"{EXPECTED}, or one of {', '.join(map(repr, names))}{nearest(path.name, names)}"
-    return read(yaml_files.load(path, EXPECTED, either), named(path))
+    return read(yaml_files.load(path, EXPECTED, either, Cluster), named(path))
 
 
 def read(document: Any, where: str) -> Cluster:
@@ -252,7 +251,7 @@ def read(document: Any, where: str) -> Cluster:
 
 def save(cluster: Cluster, path: Path) -> None:
     """Write it as YAML, which `load` reads back unchanged. Raises RunError if it cannot be written."""
-    text = yaml.safe_dump(cluster.model_dump(), sort_keys=False, width=120)
+    text = yaml_files.dump(cluster.model_dump(), width=120)
     write_atomic(path, yaml_files.schema_line(_SHIPPED / SCHEMA) + text)
 
 

@@ -85,7 +85,7 @@ def read(texts: Sequence[str], policy: str | None = None, where: str = "--set") 
 def parsed(texts: Sequence[str], where: str) -> dict[str, Any]:
     """The document that `key=value` texts make. Raises RequestError with a line for each that is none."""
     document: dict[str, Any] = {}
-    faults = [fault for text in texts if (fault := yaml_files.override(document, text))]
+    faults = [fault for text in texts if (fault := yaml_files.override(document, text, Settings))]
     if faults:
         raise RequestError("\n".join(f"{where}: {fault}" for fault in faults))
     return document

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from hvdkit.launch.submission.kubernetes import HOME, JOB_FILES, RUNS, Pods, toleration
+from hvdkit.recipe import yaml_files
 
 Object = dict[str, Any]
 
@@ -45,7 +46,7 @@ def manifest(pods: Pods, recipe: str, command: list[str], elastic: bool) -> str:
     return textwrap.dedent(head) + yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml_files.Dumper):
     """Long texts as blocks of lines, and no references between objects."""
 
     def ignore_aliases(self, data: Any) -> bool:
