@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from own_tasks import DOCUMENT, nothing
 
+from hvdkit.core.strategy import Strategy
 from hvdkit.data.batches import ArraySplit
-from hvdkit.data.dataset import Dataset
+from hvdkit.data.dataset import Batch, Dataset
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe
 from hvdkit.tasks.own import Own
@@ -28,8 +30,13 @@ class Spread(Own):
 class Stub:
     """The parts of a session that the sanity check uses, with the model x -> 2x."""
 
+    adapter, strategy = None, Strategy()
+
     def __init__(self, loss: Any) -> None:
         self.own_loss = loss
+
+    def rehearse(self, batch: Batch) -> None:
+        self.rehearsed = batch
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         return 2 * inputs
@@ -74,7 +81,8 @@ def test_samples_and_labels_are_looked_at_before_training() -> None:
         (np.arange(6), "from 0 to 1 (the model has 2 outputs), got 0 to 5"),
         (
             np.ones(6),
-            "got float64 of shape (6,) for outputs of shape (4, 2); for other targets give a loss of you",
+            "got float64 of shape (6,) for outputs of shape (4, 2); if they are labels, give targets.astype('int64'); "
+            "for other targets give a loss of your own",
         ),
     ]:
         with pytest.raises(RequestError, match=re.escape(got)):
@@ -114,5 +122,105 @@ def test_what_is_measured_follows_the_loss_and_the_targets() -> None:
 def test_samples_are_arrays_of_numbers_or_become_them() -> None:
     split = ArraySplit([[1.0], [2.0]], [0, 1])  # type: ignore[arg-type]
     assert split.batch(np.array([1])).inputs.tolist() == [[2.0]] and split.targets.tolist() == [0, 1]
-    with pytest.raises(RequestError, match="ArraySplit: expected targets that are numbers, got the dtype object"):
-        ArraySplit(np.ones(1), np.array([{}]))
+    masked = np.ma.MaskedArray([1.0, 2.0], [False, True])
+    for inputs, told in (
+        (np.array([{}, {}]), "ArraySplit: inputs: expected numbers, got the dtype object"),
+        (["a", "b"], "ArraySplit: inputs: expected numbers, got the dtype <U1 of a list"),
+        ([[1.0], [2.0, 3.0]], "ArraySplit: inputs: expected numbers, got "),
+        (np.array(["2026-01-01", "2026-01-02"], "datetime64[D]"), "got the dtype datetime64[D]"),
+        (masked, "got a masked array with values that are masked; fill them"),
+        (np.float32(3), "got inputs of shape (), targets (2,)"),
+        ([np.ones((2, 3))] * 3, "got inputs of shape (3, 2, 3), targets (2,); several inputs are a tuple, not a list"),
+    ):
+        with pytest.raises(RequestError, match=re.escape(told)):
+            ArraySplit(inputs, np.zeros(2))
+    with pytest.raises(RequestError, match=r"got inputs of shape \(\), targets \(\)"):
+        ArraySplit(np.float32(3), np.float32(3))  # type: ignore[arg-type]
+
+
+class Tensor:
+    """As PyTorch's with a gradient on a GPU: it becomes an array after `detach` and `cpu` alone."""
+
+    steps = 2
+
+    def detach(self) -> Tensor:
+        self.steps -= 1
+        return self
+
+    cpu = detach
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        assert self.steps == 0
+        return np.ones((2, 1), np.float32)
+
+
+def test_a_batch_has_the_dtypes_that_every_framework_has(tmp_path: Path) -> None:
+    x = np.memmap(tmp_path / "x", ">u2", "w+", shape=(4, 2))
+    x[:] = [[1, 2], [3, 4], [5, 6], [7, 65535]]
+    split = ArraySplit((x, np.arange(8)[::-2]), np.array([0, 1, 0, 1], ">i2"))
+    assert isinstance(split.inputs[0], np.memmap), "no copy of it in memory"
+    batch = split.batch(np.array([3, 0]))
+    (left, right), targets = batch.inputs, batch.targets
+    assert (left.tolist(), right.tolist(), targets.tolist()) == ([[7, 65535], [1, 2]], [1, 7], [1, 0])
+    assert [each.dtype for each in (left, right, targets)] == ["int64"] * 3
+    assert all(each.flags.c_contiguous and each.flags.writeable for each in (left, right, targets))
+    kept = {
+        kind: Batch(np.ones(2, kind), np.ones(2, bool)) for kind in ("bool", "uint8", "int32", "float16", "float32")
+    }
+    assert all(batch.inputs.dtype == kind and batch.targets.dtype == bool for kind, batch in kept.items())
+    same = np.ones((2, 2), np.float32)
+    assert Batch(same, np.zeros(2, np.int64)).inputs is same, "what is right is not copied"
+    assert Batch(Tensor(), [1, 0]).inputs.dtype == np.float32
+    with pytest.raises(
+        RequestError, match=r"Batch: targets: expected whole numbers below 2\^63, got 18446744073709551615"
+    ):
+        Batch(same, np.array([0, 2**64 - 1], np.uint64))
+
+
+def test_a_split_of_ones_own_class_returns_a_batch_or_a_pair() -> None:
+    class Mine:
+        def __init__(self, targets: Any, pair: Any = tuple) -> None:
+            self.targets, self.pair = targets, pair
+
+        def __len__(self) -> int:
+            return 4
+
+        def batch(self, indices: np.ndarray) -> Any:
+            return self.pair((np.ones((4, 2), ">f8")[indices], self.targets[indices]))
+
+    recipe, bools = Recipe.model_validate(DOCUMENT), np.array([True, False, True, True])
+
+    def opened(split: Any, **more: Any) -> Batch:
+        task: Own = type("Task", (Own,), {"samples": lambda task: (split, split), **more})(recipe)
+        return task.open_data(None).train.batch(np.arange(2))  # type: ignore[arg-type]
+
+    for split in (
+        Mine(bools),
+        Mine(bools, list),
+        Mine(bools, lambda pair: Batch(*pair)),
+        ArraySplit(np.ones(4), bools),
+    ):
+        batch = opened(split)
+        assert batch.targets.dtype == np.int64 and batch.targets.tolist() == [1, 0], "labels of a cross-entropy"
+        assert opened(split, loss=lambda task, y, t: 0).targets.dtype == bool, "a mask of a loss of one's own"
+    for pair, got in ((dict, "dict"), (lambda pair: pair[0].tolist(), "list"), (lambda pair: (*pair, 1), "tuple")):
+        with pytest.raises(RequestError, match=rf"Mine.batch: expected Batch\(inputs, targets\), got a {got}"):
+            opened(Mine(np.arange(4), pair) if pair is not dict else Mine(np.arange(4), lambda pair: {}))
+
+
+def test_a_batch_has_a_row_for_each_sample_and_the_step_is_rehearsed() -> None:
+    recipe, ones = Recipe.model_validate(DOCUMENT), np.ones((6, 2), np.float32)
+
+    class Short(ArraySplit):
+        def batch(self, indices: np.ndarray) -> Batch:
+            return Batch(self.inputs[indices], self.targets[indices][:1])
+
+    task, whole = Spread(recipe), ArraySplit(ones, ones)
+    session: Any = Stub(task.loss)
+    sanity_check.sanity_check(session, task, Dataset(whole, whole, (), 10), 4)
+    assert session.rehearsed.inputs.shape == (4, 2)
+    for train, val in ((Short(ones, ones), whole), (whole, Short(ones, ones))):
+        with pytest.raises(
+            RequestError, match=r"samples: expected a batch of 4 samples, .*inputs of shape \(4, 2\) and"
+        ):
+            sanity_check.sanity_check(session, task, Dataset(train, val, (), 10), 4)

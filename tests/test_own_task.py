@@ -166,6 +166,14 @@ class Task(Own):
             "import torch\nTask.model = lambda task: torch.nn.Linear(5, 1)\nrun_task(pytorch, Task)",
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x3 and 5x1) (in the model, with inputs of sh",
         ),
+        (
+            "pytorch",
+            "import torch\nclass Late(torch.nn.Linear):\n  def forward(self, x):\n"
+            "    return super().forward(x[:, :2] if self.training else x)\n"
+            "Task.model = lambda task: Late(3, 1)\nTask.loss = lambda task, y, t: y.mean()\nrun_task(pytorch, Task)",
+            "line 24, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x2 and 3x1) (in the first "
+            "training step, with inputs of shape (16, 3), float32 and targets of shape (16, 1), float32); the line is ",
+        ),
     ],
 )
 @pytest.mark.usefixtures("warm")
@@ -326,7 +334,7 @@ def test_a_checkpoint_runs_under_the_framework_that_has_written_it(
 
 @pytest.mark.usefixtures("warm")
 def test_an_error_in_a_later_step_names_the_line_of_the_script(hvdkit: Hvdkit, tmp_path: Path) -> None:
-    late = "calls = []\n\ndef loss(task, y, t):\n    calls.append(y)\n    if len(calls) > 2:\n        1 / 0\n"
+    late = "calls = []\n\ndef loss(task, y, t):\n    calls.append(y)\n    if len(calls) > 3:\n        1 / 0\n"
     late += "    return ((y - t) ** 2).mean()\n\nTask.loss = loss\nrun_task(pytorch, Task)"
     (tmp_path / "own.py").write_text(SCRIPT.format(framework="pytorch", end=late))
     (tmp_path / "own.yaml").write_text(json.dumps({**DOCUMENT, "batch_size": 16}))

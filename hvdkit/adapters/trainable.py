@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hvdkit.core import trainer
@@ -68,6 +69,16 @@ class TrainableModel:
 
     def divide(self, blocks: Mapping[str, tuple[Sequence[str], int]], uses: Uses | None = None) -> dict[str, Block]:
         raise NotImplementedError
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        adapter = self.session.adapter
+        kept = {name: adapter.to_numpy(tensor) for name, tensor in self.buffers.items()}
+        try:
+            yield
+        finally:
+            for name, values in kept.items():
+                adapter.tensors.assign(self.buffers[name], adapter.from_numpy(values))
 
     def fit(self, hooks: Hooks) -> None:
         trainer.drive(self.session, hooks)

@@ -7,6 +7,7 @@ calls its framework. Tensors are the framework's own; core uses NumPy arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -113,9 +114,11 @@ def one_value(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def one_tensor(outputs: Any) -> Any:
-    """The outputs of a model. Raises RequestError unless they are one tensor."""
+    """The outputs of a model. Raises RequestError unless they are one tensor of real numbers."""
     if getattr(outputs, "shape", None) is None:
         raise RequestError(f"model: expected one tensor as its output, got a {type(outputs).__name__}")
+    if "complex" in str(outputs.dtype):
+        raise RequestError(f"model: expected real numbers as its output, got {outputs.dtype}; return abs() or .real")
     return outputs
 
 
@@ -259,6 +262,10 @@ class Trainable(Protocol):
 
         Their values are lost, and `parameters` are new tensors. Needs `shard-parameters`.
         """
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """A context for a backward pass that nothing is learned from: afterwards, buffers and the state of the
+        framework's random numbers are what they were, as far as the framework tells it."""
 
     def fit(self, hooks: Hooks) -> None:
         """Train: call the loop's hooks in this framework's usual way."""

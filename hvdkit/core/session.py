@@ -7,6 +7,7 @@ Frameworks that trace (TensorFlow, Keras) compile the methods of this class; the
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,20 @@ class Session(Stateful):
         means = dict(self.update.owned.whole(self.strategy.average(self, gradients)))
         averaged = {name: means[name] for name in own}
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Compute a batch's loss and gradients as a training step does, and change nothing; no collective."""
+        drawn = np.random.get_state(), random.getstate()  # a model or a loss may draw from them
+        try:
+            with self.trainable.unchanged():
+                self.compiled(self._rehearsal)(*self._inputs(batch))
+        finally:
+            np.random.set_state(drawn[0])
+            random.setstate(drawn[1])
+
+    def _rehearsal(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
+        return loss, gradients
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """The model's outputs in the parameters' dtype for inputs (n, …), in evaluation mode."""

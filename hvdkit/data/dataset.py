@@ -13,15 +13,27 @@ from hvdkit.errors import RequestError
 
 T = TypeVar("T")
 Inputs = Any  # an array, or a tuple of arrays
+# Whole numbers and floats that PyTorch, TensorFlow and MXNet all compute with; others become the widest of their kind.
+_COMMON = {"bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"}
+_FIELDS = ("inputs", "targets")
+_WIDEST = {"i": "int64", "u": "int64", "f": "float64"}
 
 
 @dataclass(frozen=True)
 class Batch:
     """`inputs` (n, …), such as float32 images, or a tuple of them for a model with several inputs, and their
-    `targets` (n, …), such as int64 labels."""
+    `targets` (n, …), such as int64 labels.
+
+    Here, for every split and framework, what users bring becomes arrays. Raises RequestError for
+    anything but numbers.
+    """
 
     inputs: Inputs
     targets: np.ndarray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", mapped(partial(prepared, "Batch: inputs"), self.inputs))
+        object.__setattr__(self, "targets", prepared("Batch: targets", self.targets, whole="int64"))
 
 
 class PooledBatch(Batch):
@@ -114,21 +126,25 @@ class BatchedSplit(Split, Protocol):
 class ArraySplit:
     """A split held in memory; `inputs` as in `Batch`. What is no array, such as a list or a tensor, becomes one.
 
-    Raises RequestError for arrays of anything but numbers, and if lengths differ.
+    Arrays keep their dtype and layout, also memory maps; a batch of them is converted. Raises RequestError for arrays
+    of anything but numbers, and if lengths differ.
     """
 
     inputs: Inputs
     targets: np.ndarray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", mapped(partial(_numbers, "inputs"), self.inputs))
-        object.__setattr__(self, "targets", _numbers("targets", self.targets))
-        shapes = [np.shape(each) for each in (*arguments(self.inputs), self.targets)]
-        if len({shape[:1] for shape in shapes}) != 1:
-            inputs = " and ".join(map(str, shapes[:-1]))
+        inputs = mapped(partial(array_of, "ArraySplit: inputs"), self.inputs)
+        object.__setattr__(self, "targets", array_of("ArraySplit: targets", self.targets))
+        shapes = [each.shape for each in (*arguments(inputs), self.targets)]
+        if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+            several = isinstance(self.inputs, list) and len(inputs) != len(self.targets)
             raise RequestError(
-                f"ArraySplit: expected as many targets as inputs, got inputs of shape {inputs}, targets {shapes[-1]}"
+                f"ArraySplit: expected as many targets as inputs, got inputs of shape "
+                f"{' and '.join(map(str, shapes[:-1]))}, targets {shapes[-1]}"
+                + ("; several inputs are a tuple, not a list" if several else "")
             )
+        object.__setattr__(self, "inputs", inputs)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -138,11 +154,82 @@ class ArraySplit:
         return Batch(mapped(lambda each: each[indices], self.inputs), self.targets[indices])
 
 
-def _numbers(name: str, values: Any) -> np.ndarray:
-    found = values if isinstance(values, np.ndarray) else np.asarray(values)
+def array_of(name: str, values: Any) -> np.ndarray:
+    """`values` as an array of their own dtype and layout: arrays, tensors on any device, data frames, lists.
+
+    A bfloat16 tensor becomes float32, as NumPy has no such dtype. Raises RequestError for anything but real numbers.
+    """
+    found = values if type(values) in (np.ndarray, np.memmap) else _converted(name, values)
     if found.dtype.kind not in "biuf":
-        raise RequestError(f"ArraySplit: expected {name} that are numbers, got the dtype {found.dtype}")
+        of = "" if isinstance(values, np.ndarray) else f" of a {type(values).__name__}"
+        raise RequestError(f"{name}: expected numbers, got the dtype {found.dtype}{of}")
     return found
+
+
+def prepared(name: str, values: Any, whole: str = "") -> np.ndarray:
+    """`values` as the frameworks take them: C-contiguous, writable, in this machine's byte order.
+
+    Whole numbers are cast to the dtype `whole` if that is given (bool stays), and where a framework lacks their dtype.
+    Raises RequestError for anything but numbers, and for whole numbers that int64 does not hold.
+    """
+    complex_ = type(values) is np.ndarray and values.dtype.kind == "c"  # of a user's batch; no framework's labels
+    found = values if complex_ else array_of(name, values)
+    dtype = found.dtype
+    wanted = dtype.name if dtype.name in _COMMON else _WIDEST.get(dtype.kind, dtype.name)
+    if whole and dtype.kind in "iu":
+        wanted = whole
+    if dtype.kind == "u" and dtype.itemsize == 8 and found.size and found.max() > np.iinfo(np.int64).max:
+        raise RequestError(f"{name}: expected whole numbers below 2^63, got {found.max()}")
+    if dtype.name == wanted and dtype.isnative and found.flags.c_contiguous and found.flags.writeable:
+        return found
+    return np.array(found, wanted, order="C")  # copies
+
+
+def _converted(name: str, values: Any) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise RequestError(f"{name}: expected numbers, got a masked array with values that are masked; fill them")
+    for method in ("detach", "cpu"):  # of a tensor that has a gradient, or is on a GPU
+        values = getattr(values, method, lambda values=values: values)()
+    if hasattr(values, "asnumpy"):
+        return np.asarray(values.asnumpy())
+    try:
+        half = str(getattr(values, "dtype", "")).endswith(".bfloat16") and hasattr(values, "float")
+        found = np.asarray(values.float() if half else values)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as rows of unequal length
+        reason = str(error).partition("\n")[0][:200]
+        raise RequestError(f"{name}: expected numbers, got a {type(values).__name__} ({reason})") from None
+    return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+
+
+@dataclass(frozen=True)
+class GivenSplit:
+    """A split of the user's own class. Its `batch` may return a `Batch` or a pair, (inputs, targets).
+
+    With `labels`, bool targets become 0 and 1, as the recipe's cross-entropy takes them.
+    """
+
+    split: Any
+    labels: bool = False
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """The samples at `indices`, in that order. Raises RequestError for anything but a batch."""
+        found = self.split.batch(indices)
+        pair = found
+        if not isinstance(found, tuple) and not (isinstance(found, list) and all(hasattr(x, "shape") for x in found)):
+            pair = [getattr(found, each, None) for each in _FIELDS]
+        if len(pair) != 2 or any(each is None for each in pair):
+            raise RequestError(
+                f"{type(self.split).__name__}.batch: expected Batch(inputs, targets), got a {type(found).__name__}"
+            )
+        batch = found if isinstance(found, Batch) else Batch(*pair)
+        return (
+            Batch(batch.inputs, batch.targets.astype(np.int64))
+            if self.labels and batch.targets.dtype == bool
+            else batch
+        )
 
 
 @dataclass(frozen=True)

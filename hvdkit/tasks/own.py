@@ -91,7 +91,7 @@ class Own:
                 f"{type(self).__name__}.samples: expected two splits, training and validation, such as "
                 f"`return ArraySplit(x[100:], y[100:]), ArraySplit(x[:100], y[:100])`, got {_brief(splits)}"
             )
-        train, val = splits
+        train, val = (_given(split, labels=self.loss is None) for split in splits)
         if self.loss is not None and self.metrics is METRICS:  # whose loss is another one
             self.metrics = ACCURACY if _has_labels(train) else NO_METRICS
             self.best = self.best if "accuracy" in self.metrics.names else "-loss"
@@ -119,6 +119,17 @@ class Own:
 
 def _is_split(split: Any) -> bool:
     return hasattr(split, "batch") and hasattr(split, "__len__")
+
+
+def _given(split: Any, labels: bool) -> Any:
+    """A split of the user's, whose batches are a `Batch`; with `labels`, bool ones are 0 and 1."""
+    from hvdkit.data.dataset import ArraySplit, BatchedSplit, GivenSplit, StreamedSplit
+
+    if isinstance(split, ArraySplit):
+        return (
+            ArraySplit(split.inputs, split.targets.astype("int64")) if labels and split.targets.dtype == bool else split
+        )
+    return split if isinstance(split, BatchedSplit | StreamedSplit) else GivenSplit(split, labels)
 
 
 def _has_labels(split: Split) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
+from hvdkit.core.seam import rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.trainer import checked_sums
-from hvdkit.data.dataset import ArraySplit, BatchedSplit, Dataset, Split, arguments
+from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments
 from hvdkit.errors import RequestError
 from hvdkit.tasks.image_classification import METRICS
 from hvdkit.tasks.task import Task
@@ -17,7 +19,10 @@ _TOLERANCE = 1e-5  # relative, for sums of the same float32 values in another or
 
 
 def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int) -> list[str]:
-    """Call the model in evaluation mode, the metrics and the task's loss on one batch; no collective.
+    """Call the model, the metrics and the task's loss on one batch in evaluation mode, and compute a training step of
+    another one without its update. Nothing changes by it; no collective.
+
+    With gradients or parameters that are sharded there is no such step, as it would need them all at once.
 
     Returns a warning for the loss, and for the metrics, if outputs and targets are broadcast against each other. Raises
     RequestError for outputs that are not one for each sample; what the user's code raises has a note that says where.
@@ -25,27 +30,61 @@ def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int
     split = dataset.val if len(dataset.val) else dataset.train
     if isinstance(split, BatchedSplit) or not len(split):
         return []
-    batch = split.batch(np.arange(batch_size) % len(split))
-    targets = np.asarray(batch.targets)
-    inputs = ", ".join(str(np.shape(each)) for each in arguments(batch.inputs))
-    outputs = _called("model", f"inputs of shape {inputs}", lambda: session.predict(batch.inputs))
+    batch, inputs = _first_batch(split, batch_size)
+    targets = batch.targets
+    outputs = _called("model", inputs, lambda: session.predict(batch.inputs))
     if outputs.shape[:1] != (batch_size,):
         raise RequestError(
-            f"model: expected an output for each sample, of shape ({batch_size}, …), for inputs of shape {inputs}; got "
-            f"the shape {outputs.shape}"
+            f"model: expected an output for each sample, of shape ({batch_size}, …), for {inputs}; got the shape "
+            f"{outputs.shape}"
         )
-    if task.metrics is METRICS:
-        _check_labels(outputs, [each for each in (dataset.train, dataset.val) if isinstance(each, ArraySplit)])
+    if session.own_loss is None:
+        arrays = [each.targets for each in (dataset.train, dataset.val) if isinstance(each, ArraySplit)]
+        _check_labels(outputs, arrays or [targets], of_classifier=task.metrics is METRICS)
     shapes = f"outputs of shape {outputs.shape} and targets of shape {targets.shape}"
     _called("metrics", shapes, lambda: checked_sums(task.metrics, outputs, targets))
     warnings = [*_not_finite("training", dataset.train), *_not_finite("validation", dataset.val)]
-    if session.own_loss is None:
-        return warnings
-    _called("loss", shapes, lambda: session.mean_loss(outputs, targets))
+    if session.own_loss is not None:
+        _called("loss", shapes, lambda: session.mean_loss(outputs, targets))
+        warnings += _broadcast(session, task, outputs, targets)
+    if rival_of(session.adapter) is None and not session.strategy.keeps_shares:
+        first, inputs = _first_batch(dataset.train, batch_size)
+        on = f"{inputs} and targets of shape {first.targets.shape}, {first.targets.dtype}"
+        with _uncounted(task):
+            _called("first training step", on, lambda: session.rehearse(first))
+    return warnings
+
+
+@contextmanager
+def _uncounted(task: Task) -> Iterator[None]:
+    """Afterwards the task's own counts are what they were: a loss may follow a schedule by the number of its calls."""
+    counts = {name: value for name, value in vars(task).items() if isinstance(value, int | float)}
+    try:
+        yield
+    finally:
+        vars(task).update(counts)
+
+
+def _first_batch(split: Split, batch_size: int) -> tuple[Batch, str]:
+    """A batch of a split's first samples, and its inputs in words. Raises RequestError for another number of them."""
+    batch = split.batch(np.arange(batch_size) % len(split))
+    arrays = [*arguments(batch.inputs), batch.targets]
+    shapes = [each.shape for each in arrays]
+    if any(shape[:1] != (batch_size,) for shape in shapes):
+        raise RequestError(
+            f"samples: expected a batch of {batch_size} samples, with a row for each in inputs and targets, got inputs "
+            f"of shape {', '.join(map(str, shapes[:-1]))} and targets of shape {shapes[-1]}"
+        )
+    return batch, "inputs of shape " + ", ".join(f"{each.shape}, {each.dtype}" for each in arrays[:-1])
+
+
+def _broadcast(session: Session, task: Task, outputs: np.ndarray, targets: np.ndarray) -> list[str]:
+    """A warning each for the loss and the metrics if they compare each output with each target."""
+    shapes = f"outputs of shape {outputs.shape} and targets of shape {targets.shape}"
     remedy = f"give the targets the outputs' shape: targets[:, {0 if outputs.ndim == 1 else None}]"
-    return warnings + [
-        f"{name}: {shapes} are broadcast to ({batch_size}, {batch_size}), so each output is compared with each target; "
-        f"{remedy}"
+    return [
+        f"{name}: {shapes} are broadcast to ({len(targets)}, {len(targets)}), so each output is compared with each "
+        f"target; {remedy}"
         for name, function in (
             ("loss", session.mean_loss),
             ("metrics", lambda outputs, targets: checked_sums(task.metrics, outputs, targets)),
@@ -54,14 +93,16 @@ def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int
     ]
 
 
-def _check_labels(outputs: np.ndarray, splits: list[ArraySplit]) -> None:
-    """Check that targets are what the recipe's cross-entropy, and accuracy, need. Raises RequestError."""
-    for split in filter(len, splits):
-        targets = split.targets
+def _check_labels(outputs: np.ndarray, all_targets: list[np.ndarray], of_classifier: bool) -> None:
+    """Raise RequestError unless targets are what the recipe's cross-entropy needs, and accuracy for a classifier."""
+    for targets in filter(len, all_targets):
         got = None
-        if outputs.ndim != 2 or targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
+        shaped = targets.ndim == 1 and outputs.ndim == 2 if of_classifier else targets.shape[1:] == outputs.shape[1:-1]
+        if not shaped or targets.dtype.kind not in "iu":
             got = f"{targets.dtype} of shape {targets.shape} for outputs of shape {outputs.shape}"
-        elif targets.min() < 0 or targets.max() >= outputs.shape[1]:
+            whole = targets.dtype.kind == "f" and np.equal(targets, np.round(targets)).all()
+            got += "; if they are labels, give targets.astype('int64')" if shaped and whole else ""
+        elif of_classifier and (targets.min() < 0 or targets.max() >= outputs.shape[1]):
             got = f"{targets.min()} to {targets.max()}"
         if got:
             raise RequestError(
@@ -84,7 +125,7 @@ def _not_finite(name: str, split: Split) -> list[str]:
     ]
 
 
-def _called(name: str, on: str, function: Callable[[], np.ndarray | float]) -> np.ndarray:
+def _called(name: str, on: str, function: Callable[[], np.ndarray | float | None]) -> np.ndarray:
     try:
         return np.asarray(function())
     except Exception as error:

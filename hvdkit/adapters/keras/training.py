@@ -84,6 +84,16 @@ class TrainableModel(TensorFlowModel):
                 for batch in group:
                     yield self.on_device(batch), batch.targets  # several inputs as a tuple, as `fit` expects
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        seeds = [(each, np.array(each.value)) for each in self.model.variables if _is_seed(each)]
+        try:
+            with super().unchanged():
+                yield
+        finally:
+            for each, state in seeds:
+                each.assign(state)
+
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
         if not self.model.optimizer.accumulates:

@@ -60,7 +60,7 @@ class TrainableModel(EagerModel):
         if statistics:
             statistics.before_step()
         with mx.autograd.record():
-            logits = self.model(*arguments(inputs))
+            logits = one_tensor(self.model(*arguments(inputs)))
             loss = self._loss(logits, targets)
             scaled = loss if scale is None else loss * scale
         self.stamp((trace_events.FORWARD,), [logits])  # not the loss, which backward does not need and may precede

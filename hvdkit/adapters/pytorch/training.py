@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -121,18 +122,45 @@ class TrainableModel(EagerModel):
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         self.model.eval()
-        with torch.inference_mode(), self._autocast():
+        with (
+            torch.no_grad(),
+            self._autocast(),
+        ):  # not inference_mode, whose tensors a model that keeps them cannot train on
             logits = self.model(*arguments(mapped(self._put, inputs)))
         return np.array(one_tensor(logits).to(self._dtype).cpu())
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
         self.model.eval()
-        with torch.inference_mode():
+        with torch.no_grad():
             with self._autocast():
                 logits = self.model(*arguments(inputs))
             each = cross_entropy(one_tensor(logits).to(self._dtype), targets, reduction="none")
             return np.array(each.reshape(len(targets), -1).mean(dim=1).cpu())
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Buffers of all kinds, and tensors and numbers that modules keep as plain attributes, are as they were."""
+        modules = list(self.model.modules())
+        places = [place for each in modules for place in (vars(each), each._buffers)]
+        kept = [
+            (place, {name: value for name, value in place.items() if isinstance(value, torch.Tensor | float | int)})
+            for place in places
+        ]
+        tensors = {value for _, values in kept for value in values.values() if isinstance(value, torch.Tensor)}
+        copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        devices = [] if self._device.type == "cpu" else [self._device]
+        try:
+            with torch.random.fork_rng(devices, device_type=self._device.type if devices else "cuda"):
+                yield
+        finally:
+            with torch.no_grad():
+                for tensor, copy in copies:
+                    tensor.copy_(copy)
+            for place, values in kept:
+                place.update(values)
+            for parameter in self.trained.values():
+                parameter.grad = None
 
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[torch.Tensor]
