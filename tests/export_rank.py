@@ -18,7 +18,7 @@ import numpy as np
 
 from hvdkit import adapters
 from hvdkit.checkpoint import snapshots
-from hvdkit.core import trainer
+from hvdkit.core import metrics
 from hvdkit.core.state import model_state
 from hvdkit.recipe import schema
 from hvdkit.worker import setup
@@ -38,7 +38,7 @@ def main(framework: str, weights: Path, folder: Path, out: Path, images: Path | 
     begun = setup.start(adapter, setup.Script(module.build), recipe)
     session, dataset, architecture = begun.session(recipe), begun.dataset, begun.architecture
     batch_size, shard = recipe.batch_size, begun.mesh.shard
-    sums, _ = trainer.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, shard)
+    sums, _ = metrics.summed(adapter, session, begun.task.metrics, dataset.val, batch_size, shard)
     told: dict[str, Any] = {"correct": round(sums["accuracy"])}
     if framework == "pytorch":  # as torchvision's models are loaded
         from safetensors.torch import load_file

@@ -44,6 +44,10 @@ class Stub:
     def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
         return float(self.own_loss(outputs, targets))
 
+    def loss_of(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float | None]:
+        found = self.own_loss(outputs, targets)
+        return found if isinstance(found, tuple) else (float(found), None)
+
 
 def checked(task: Any, inputs: np.ndarray, targets: np.ndarray) -> list[str]:
     split = ArraySplit(inputs, targets)
@@ -224,3 +228,27 @@ def test_a_batch_has_a_row_for_each_sample_and_the_step_is_rehearsed() -> None:
             RequestError, match=r"samples: expected a batch of 4 samples, .*inputs of shape \(4, 2\) and"
         ):
             sanity_check.sanity_check(session, task, Dataset(train, val, (), 10), 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda y, t: ((y - t) ** 2).mean(), None),
+        (lambda y, t: ((y - t) ** 2 * (t > 0)).sum() / (t > 0).sum(), "of which it is not the mean"),
+        (lambda y, t: ((y - t) ** 2).sum(), "of which it is not the mean"),
+        (lambda y, t: (((y - t) ** 2 * (t > 0)).sum(), float((t > 0).sum())), None),
+        (lambda y, t: (((y - t) ** 2).mean(), 4.0), "is not that of one half plus that of the other"),
+    ],
+)
+def test_a_loss_that_is_no_mean_over_samples_is_a_warning(loss: Any, told: str | None) -> None:
+    """Sums over ranks and batches need it: a quotient of a batch's own sum and count is no mean."""
+    inputs = np.array([[1.0], [-2.0], [3.0], [4.0]], np.float32)
+    task = type("Task", (Spread,), {"loss": staticmethod(loss)})(Recipe.model_validate(DOCUMENT))
+    lines = checked(task, inputs, inputs + 1)
+    assert [told in line for line in lines] == ([True] if told else []), lines
+
+
+def test_a_count_below_zero_is_refused() -> None:
+    task = type("Task", (Spread,), {"loss": staticmethod(lambda y, t: (1.0, -3.0))})(Recipe.model_validate(DOCUMENT))
+    with pytest.raises(RequestError, match=r"loss: expected a count of 0 or more in \(sum, count\), got -3"):
+        checked(task, np.ones((6, 1), np.float32), np.ones((6, 1), np.float32))

@@ -19,8 +19,8 @@ from hvdkit.commands import loading, own_script
 from hvdkit.commands import plan as plans
 from hvdkit.commands import train as train_
 from hvdkit.core import tuning
+from hvdkit.core.counting import Counting
 from hvdkit.core.heartbeat import Heartbeat
-from hvdkit.core.seam import one_value
 from hvdkit.data.batches import ArraySplit
 from hvdkit.errors import RequestError
 from hvdkit.launch.placement import Placement
@@ -154,7 +154,11 @@ class Task(Own):
         ),
         ("pytorch", "def (", "line 21: SyntaxError: invalid syntax"),
         ("pytorch", "run_task(pytorch, dict)", "run_task: expected a subclass of hvdkit.tasks.own.Own, got <class 'd"),
-        ("pytorch", "run_task(pytorch, Task)", "loss: expected a tensor of one value, the mean over the batch, got "),
+        (
+            "pytorch",
+            "run_task(pytorch, Task)",
+            "loss: expected a tensor of one value, the mean over the batch, or (sum,",
+        ),
         (
             "pytorch",
             "Task.loss = lambda task, y, t: y.absolutely()\nrun_task(pytorch, Task)",
@@ -207,7 +211,10 @@ def one_sum(outputs: np.ndarray, targets: np.ndarray) -> Any:
             {"best": "accuracy"},
             'with a minus sign where the lowest is the best, such as best = "-wrong"; got \'acc',
         ),
-        ({"metrics": Metrics(("wrong",), nothing)}, "metrics: expected a finite sum over the batch for each of wrong"),
+        (
+            {"metrics": Metrics(("wrong",), nothing)},
+            "metrics: expected a finite sum over the batch, or (sum, count)",
+        ),
         ({"metrics": Metrics(("wrong", "b"), one_sum)}, "for each of wrong, b, got 3.0"),
         ({"metrics": Metrics("wrong", wrong)}, 'Task.metrics: expected Metrics(("name",), function), with a tuple'),  # type: ignore[arg-type]
         ({"best": ""}, 'such as best = "-wrong"; none is set'),
@@ -240,9 +247,10 @@ def test_lengths_that_differ_and_keys_that_would_be_ignored_are_refused() -> Non
 @pytest.mark.check
 @pytest.mark.parametrize(("loss", "got"), [(np.ones((3, 1)), "the shape (3, 1)"), (0.5, "a float")])
 def test_a_loss_is_one_value(loss: Any, got: str) -> None:
-    with pytest.raises(RequestError, match=re.escape(f"the mean over the batch, got {got}")):
-        one_value(lambda outputs, targets: loss)(None, None)
-    assert one_value(lambda outputs, targets: np.ones((1,)))(None, None) == 1
+    adapter: Any = adapters.load("local")
+    with pytest.raises(RequestError, match=re.escape(f"the mean over the batch, or (sum, count), got {got}")):
+        Counting(adapter, lambda outputs, targets: loss)(None, None)
+    assert Counting(adapter, lambda outputs, targets: np.ones((1,)))(None, None) == 1
 
 
 @pytest.mark.usefixtures("warm")

@@ -15,13 +15,17 @@ import numpy as np
 from pydantic import ValidationError
 
 from hvdkit.core.mesh import Mesh
-from hvdkit.core.seam import Adapter
+from hvdkit.core.seam import Adapter, Session
 from hvdkit.core.step_plan import Progress, is_before
 from hvdkit.core.usage import NOISY, Snapshot, load_of_others, machine, pinned, started_at
-from hvdkit.errors import RunError
+from hvdkit.data import Shard
+from hvdkit.data import batches as data_
+from hvdkit.data.batches import Batch, Split
+from hvdkit.errors import RequestError, RunError
 from hvdkit.files import read_bounded, write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import MetricLine
+from hvdkit.tasks.task import Metrics, Sums
 
 if TYPE_CHECKING:
     from hvdkit.core.tensorboard import EventFile
@@ -57,6 +61,87 @@ def _sum(values: list[float]) -> float:
         return math.fsum(values)
     except (OverflowError, ValueError):  # of infinities, or beyond float64
         return sum(values)
+
+
+def evaluate(
+    adapter: Adapter,
+    session: Session,
+    metrics_of: Metrics,
+    split: Split,
+    batch_size: int,
+    shard: Shard,
+    on_batch: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """The means of the metrics over all ranks, each sample counted once; empty if the split is.
+
+    Collective, with the same result on all ranks.
+    """
+    return metrics_of.means(*summed(adapter, session, metrics_of, split, batch_size, shard, on_batch))
+
+
+def summed(
+    adapter: Adapter,
+    session: Session,
+    metrics_of: Metrics,
+    split: Split,
+    batch_size: int,
+    shard: Shard,
+    on_batch: Callable[[], None] = lambda: None,
+) -> tuple[Sums, int]:
+    """By metric the sum over the split's samples, with its count, and the number of samples; collective.
+
+    They have the same bits on any number of ranks (`batches.evaluation_batches`, `add_rows`). A session with a
+    loss of the user's own adds that as `loss`, unless a metric has the name.
+    """
+    adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
+    names = [*metrics_of.names, *(["loss"] if adds_loss else [])]
+    rows: list[list[float]] = []  # of each batch: sums and counts in the order of the names, and samples
+    batches = data_.evaluation_batches(split, batch_size, shard.rank, shard.size)
+    for batch, valid in session.strategy.evaluated(batches):
+        on_batch()
+        if metrics_of.sums is None:
+            pairs = [_losses(session, batch, valid, metrics_of.ignored)]
+        elif valid:
+            outputs, targets = session.predict(batch.inputs)[:valid], batch.targets[:valid]
+            pairs = checked_sums(metrics_of, outputs, targets)
+            if adds_loss:
+                value, count = session.loss_of(outputs, targets)
+                pairs.append((value * valid, valid) if count is None else (value, count))
+        else:
+            session.predict(batch.inputs)
+            continue
+        rows.append([*(value for pair in pairs for value in pair), valid])
+    columns = [part for name in names for part in (name, f"{name}.count")]
+    found = add_rows(adapter, [*columns, "samples"], rows)
+    return {name: (found[name], found[f"{name}.count"]) for name in names}, round(found["samples"])
+
+
+def _losses(session: Session, batch: Batch, valid: int, ignored: int | None) -> tuple[float, float]:
+    """The sum of a batch's cross-entropies and its count: of samples, or with an `ignored` label of targets."""
+    if ignored is None:
+        each = session.trainable.losses(batch)[:valid]
+        return float(each.reshape(valid, -1).mean(axis=1).sum(dtype=np.float64)), valid
+    counts = batch.targets != ignored
+    each = session.trainable.losses(Batch(batch.inputs, np.where(counts, batch.targets, 0)))[:valid]
+    return float(each[counts[:valid]].sum(dtype=np.float64)), float(counts[:valid].sum())
+
+
+def checked_sums(metrics_of: Metrics, outputs: np.ndarray, targets: np.ndarray) -> list[tuple[float, float]]:
+    """The sum of each metric over a batch, and its count. Raises RequestError unless both are finite numbers."""
+    assert metrics_of.sums
+    count = len(targets)
+    if metrics_of.ignored is not None:
+        outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+        counts = targets != metrics_of.ignored
+        outputs, targets, count = outputs[counts], targets[counts], int(counts.sum())
+    got, names = metrics_of.sums(outputs, targets), metrics_of.names
+    listed = got if isinstance(got, tuple | list) else np.asarray(got).reshape(-1).tolist()
+    parts = [np.asarray(each, float).reshape(-1) for each in ([listed] if len(names) == 1 else listed)]
+    whole = len(parts) == len(names) and all(part.size in (1, 2) for part in parts)
+    if not whole or (np.isfinite(outputs).all() and not all(np.isfinite(part).all() for part in parts)):
+        expected = f"a finite sum over the batch, or (sum, count), for each of {', '.join(names)}"
+        raise RequestError(f"metrics: expected {expected}, got {np.asarray(got, object).tolist()}")
+    return [(float(part[0]), float(part[1]) if part.size == 2 else float(count)) for part in parts]
 
 
 def peak_rss_mib() -> float:

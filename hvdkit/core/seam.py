@@ -95,22 +95,9 @@ class Hooks(Protocol):
         """After an epoch's last step."""
 
 
-# The recipe's cross-entropy, or a function in the framework's operations: (outputs, targets) -> mean loss, one element.
+# The recipe's cross-entropy, or a function in the framework's operations: (outputs, targets) -> mean loss, one element,
+# or (sum, count) of the batch.
 AnyLoss = Loss | Callable[[Any, Any], Any]
-
-
-def one_value(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A loss of the user's that raises RequestError unless it returns a tensor of one element."""
-
-    def checked(outputs: Any, targets: Any) -> Any:
-        found = loss(outputs, targets)
-        shape = getattr(found, "shape", None)
-        if shape is None or any(size != 1 for size in shape):
-            got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"
-            raise RequestError(f"loss: expected a tensor of one value, the mean over the batch, got {got}")
-        return found
-
-    return checked
 
 
 def one_tensor(outputs: Any) -> Any:
@@ -120,6 +107,14 @@ def one_tensor(outputs: Any) -> Any:
     if "complex" in str(outputs.dtype):
         raise RequestError(f"model: expected real numbers as its output, got {outputs.dtype}; return abs() or .real")
     return outputs
+
+
+def class_weights(loss: Loss, shape: Sequence[int]) -> list[float]:
+    """The weights of a recipe's loss for outputs of `shape`. Raises RequestError unless there is one for each class."""
+    weights = loss.class_weights or []
+    if len(weights) != shape[-1]:
+        raise RequestError(f"loss.class_weights: expected {shape[-1]}, as the model has outputs, got {len(weights)}")
+    return weights
 
 
 UpdateKernel = Callable[[list[Tensor], list[Tensor], list[tuple[Tensor, ...]], Any, tuple[Any, Any]], list[Tensor]]
@@ -205,7 +200,7 @@ class Trainable(Protocol):
         """The outputs for a batch's inputs, in evaluation mode."""
 
     def losses(self, batch: Batch) -> np.ndarray:
-        """Each sample's mean cross-entropy (n,) without label smoothing, in evaluation mode.
+        """Each target's cross-entropy (n, …) without label smoothing, in evaluation mode.
 
         Outputs are (n, …, classes) and stay on the device, targets are (n, …), whole numbers.
         """
@@ -386,6 +381,14 @@ class Adapter(Protocol):
         A batch with a tuple of inputs calls the model with as many arguments.
         If the framework cannot change a model's dtypes later, the model must already have them. Raises RequestError
         for a model that cannot be trained, for example because variables share a name.
+        """
+
+    def cross_entropy(self, loss: Loss) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """A function of outputs (…, classes) and labels (…): the sum of their cross-entropies, and its count.
+
+        As `torch.nn.CrossEntropyLoss` has it: with w the `class_weights`, 1 without, and s the `label_smoothing`, a
+        label y adds (1 - s) w_y (-log p_y) + s / classes Σ_c w_c (-log p_c) to the sum, and w_y to the count. The
+        `ignored_label` adds nothing to either. Raises RequestError unless there is a weight for each class.
         """
 
     def observer(self, session: Session) -> Observer:

@@ -11,13 +11,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hvdkit.core import trace_events
 from hvdkit.core.owned import Owned
-from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor, one_value
+from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update import Update, scalar
@@ -25,11 +25,16 @@ from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, Optimizer
 
+if TYPE_CHECKING:
+    from hvdkit.core.counting import Counting
+
 
 @dataclass(frozen=True)
 class Gradients:
     """The results of one batch in training mode: the `outputs`, the rank's mean `loss`, and gradients by
     parameter: the rank's `own`, and those `averaged` over all ranks that the optimizer takes, before clipping.
+
+    With a loss that returns (sum, count), `own` is what the rank contributes to that average: ∇sum × ranks / Σ count.
 
     Arrays have the parameters' dtype, and names and layouts as in `Session.state`. They are divided by the loss
     scale.
@@ -44,6 +49,8 @@ class Gradients:
 class Session(Stateful):
     """`trainable` is the framework's part (`seam.Trainable`), `update` the optimizer with its slots.
 
+    `loss` returns the mean over a batch, or (sum, count): then an update minimizes Σ sum / Σ count over its batches and
+    all ranks (`core/counting.py`), and `targets`, about how many a batch has, keeps sums in float16's range.
     `initial` makes a `model_state` to start from, which is never in memory beside the slots; an empty one changes
     nothing.
     Raises RequestError for a model that cannot be trained, for example because two variables share a name.
@@ -58,10 +65,16 @@ class Session(Stateful):
         strategy: Strategy | None = None,
         precision: str = "fp32",
         initial: Callable[[], Mapping[str, np.ndarray]] | None = None,
+        targets: int = 1,
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
-        self.own_loss = None if isinstance(loss, Loss) else one_value(loss)
-        self.trainable = adapter.bind(model, self.own_loss or loss, precision)
+        self.counting: Counting | None = None  # of a loss that may return (sum, count)
+        if not isinstance(loss, Loss) or loss.counts:
+            from hvdkit.core.counting import Counting  # a loss that is a mean does not need it
+
+            self.counting = Counting(adapter, adapter.cross_entropy(loss) if isinstance(loss, Loss) else loss, targets)
+        self.own_loss = None if isinstance(loss, Loss) else self.counting
+        self.trainable = adapter.bind(model, self.counting or loss, precision)
         self.trainable.session = self
         if not self.trainable.parameters:
             raise RequestError(
@@ -104,7 +117,7 @@ class Session(Stateful):
             loss = sum(losses[1:], losses[0]) / len(losses)
         self._sends = False
         self._mark_updated()
-        return loss
+        return loss if self.counting is None else self.counting.mean(loss)
 
     def _whole(self, inputs: Tensor, targets: Tensor) -> Tensor:
         _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
@@ -124,6 +137,8 @@ class Session(Stateful):
     def add(self, gradients: Mapping[str, Tensor]) -> None:
         """Add one batch's gradients, or this rank's share of their means, to the sums for `finish`."""
         gradients = self._stamped((trace_events.BACKWARD,), gradients)
+        if self.counting is not None:
+            self.counting.add()
         if self.strategy.keeps_shares:
             gradients = self._averaged(gradients)
         for name, total in self.sums().items():
@@ -145,13 +160,21 @@ class Session(Stateful):
     def _finish(self, count: Any) -> None:
         ops = self.adapter.tensors
         means = {name: total / scalar(self.adapter, count, total) for name, total in self._sums.items()}
-        self.update(means if self.strategy.keeps_shares else self._averaged(means))
+        self._update(means, dict if self.strategy.keeps_shares else self._averaged, count)
         for total in self._sums.values():
             ops.assign(total, total * 0)
 
     def take(self, gradients: Mapping[str, Tensor]) -> None:
         """Update by the gradients of one batch's scaled loss: average, unscale, clip, apply, count."""
-        self.update(self._averaged(self._stamped((trace_events.BACKWARD,), gradients)))
+        self._update(self._stamped((trace_events.BACKWARD,), gradients), self._averaged)
+
+    def _update(
+        self, gradients: Mapping[str, Tensor], average: Callable[..., dict[str, Tensor]], batches: Any = None
+    ) -> None:
+        if self.counting is not None and self.counting.counts:
+            self.counting.update(self, gradients, average, batches)
+        else:
+            self.update(average(gradients))
 
     def _averaged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         means = self.strategy.average(self, dict(gradients))
@@ -173,13 +196,17 @@ class Session(Stateful):
         """
         with self.strategy.peek():
             outputs, loss, own, averaged = self.compiled(self._probe)(*self._inputs(batch))
-        to_numpy = self.adapter.to_numpy
+        to_numpy, loss = self.adapter.to_numpy, loss if self.counting is None else self.counting.mean(loss)
         return Gradients(to_numpy(outputs), float(to_numpy(loss).mean()), self._arrays(own), self._arrays(averaged))
 
     def _probe(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
         outputs, loss, gradients = self.trainable.backward(inputs, targets, self._scale)
         own = {name: gradient * 1 for name, gradient in gradients.items()}  # copies: averaging may overwrite the others
-        means = dict(self.update.owned.whole(self.strategy.average(self, gradients)))
+        if self.counting is not None and self.counting.counts:
+            own, shares = self.counting.probed(self, own, gradients)
+        else:
+            shares = self.strategy.average(self, gradients)
+        means = dict(self.update.owned.whole(shares))
         averaged = {name: means[name] for name in own}
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
@@ -203,12 +230,16 @@ class Session(Stateful):
 
     def mean_loss(self, outputs: np.ndarray, targets: np.ndarray) -> float:
         """The `own_loss` of outputs that `predict` has returned, and of their targets. Nothing is learned from it."""
+        value, count = self.loss_of(outputs, targets)
+        return value if count is None else value / (count or 1)
+
+    def loss_of(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float | None]:
+        """As `mean_loss`: the mean and None, or the sum and its count, as the loss has returned them."""
         assert self.own_loss
         if np.issubdtype(targets.dtype, np.floating):
             targets = targets.astype(outputs.dtype)  # as in training
-        adapter = self.adapter
-        found = self.own_loss(adapter.from_numpy(outputs), adapter.from_numpy(np.ascontiguousarray(targets)))
-        return float(adapter.to_numpy(found).mean())
+        from_numpy = self.adapter.from_numpy
+        return self.own_loss.of(from_numpy(outputs), from_numpy(np.ascontiguousarray(targets)))
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate of the next updates."""

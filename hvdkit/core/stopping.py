@@ -53,7 +53,7 @@ def watched(settings: EarlyStopping, task: Task) -> str:
     have the sign."""
     name = settings.metric or task.best
     metrics_of = task.metrics
-    known = list(metrics_of.means(dict.fromkeys(metrics_of.names, 0.0), 1))
+    known = list(metrics_of.means(dict.fromkeys(metrics_of.names, (0.0, 1.0)), 1))
     known += ["loss"] if task.loss is not None and "loss" not in known else []
     if name.removeprefix("-") not in known:
         raise RequestError(

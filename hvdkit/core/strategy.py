@@ -28,6 +28,7 @@ class Strategy:
     """
 
     overlaps = False  # whether `begin` may send a gradient while backward still computes others
+    linear = True  # whether means of multiples of the gradients are multiples of the means
     keeps_shares = False  # whether gradients are sent after each batch, and each rank keeps only its share of the means
 
     def bind(self, session: Any, parameters: int) -> None:
@@ -50,6 +51,13 @@ class Strategy:
         finite, at least one mean is not finite on every rank.
         """
         return gradients
+
+    def mean_count(self, session: Any, count: Tensor) -> Tensor:
+        """The mean of a number (1,), float64, over the ranks whose gradients `average` takes the mean of; collective.
+
+        Part of the compiled step, as `average` is.
+        """
+        return count
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
         """Start sending one gradient that backward has just computed; `average` waits for it.

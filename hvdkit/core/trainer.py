@@ -11,16 +11,15 @@ import numpy as np
 
 from hvdkit.core import metrics
 from hvdkit.core.mesh import Mesh
+from hvdkit.core.metrics import evaluate as evaluate  # users import it from here
 from hvdkit.core.seam import Adapter, Hooks, Session, Tensor
 from hvdkit.core.state import digest, is_statistic
 from hvdkit.core.step_plan import Progress, StepPlan
-from hvdkit.data import Shard
-from hvdkit.data import batches as data_
-from hvdkit.data.batches import Batch, Dataset, Split
+from hvdkit.data.batches import Batch, Dataset
 from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import MetricLine, scores, shown_scores
-from hvdkit.tasks.task import Metrics, Task
+from hvdkit.tasks.task import Task
 
 
 class Loop:
@@ -73,6 +72,7 @@ class Loop:
         self.step_samples: list[int] = []  # samples of all ranks, for each update in clock.seconds
         self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
         self._unread: list[Tensor] = []  # losses still on the device
+        self._counts: list[float] = []  # of the same updates, if the loss is a sum and a count
         self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
         self.enter_epoch(self.progress.epoch)
         if recipe.early_stopping and not self.progress.samples:  # it may have stopped before
@@ -132,6 +132,8 @@ class Loop:
         progress.evaluated = False
         progress.samples += self.step_samples[-1]
         self._unread.append(loss)
+        if self._session.counting is not None and (count := self._session.counting.last()) is not None:
+            self._counts.append(count)
         self._unchecked |= _due(self._recipe.check_ranks, progress.step)
         if self._unchecked and not self._strategy.diverged:
             self._unchecked = False
@@ -209,8 +211,11 @@ class Loop:
     def _read_losses(self) -> None:
         """Fetch the losses left on the device, averaged over all ranks."""
         local = [float(self._adapter.to_numpy(loss).mean()) for loss in self._unread]
-        sums = metrics.reduce_sums(self._adapter, loss=sum(local))
-        mean, steps = sums["loss"] / self._mesh.data.size, len(self._unread)
+        steps = len(self._unread)
+        if self._counts:
+            mean = steps * self._mean_counted(local)
+        else:
+            mean = metrics.reduce_sums(self._adapter, loss=sum(local))["loss"] / self._mesh.data.size
         if not np.isfinite(mean):
             raise self._ran_away(local)
         self.progress.line_loss += mean
@@ -218,6 +223,25 @@ class Loop:
         self.progress.epoch_loss += mean
         self.progress.epoch_steps += steps
         self._unread.clear()
+
+    def _mean_counted(self, losses: list[float]) -> float:
+        """The mean over updates of Σ sum / Σ count. Updates without a count get a warning. Raises RunError for none."""
+        from hvdkit.core.counting import over_ranks
+
+        mean, empty = over_ranks(self._adapter, losses, self._counts)
+        self._counts.clear()
+        first, progress = self.progress.step - len(losses) + 1, self.progress
+        if empty:
+            steps = ", ".join(str(first + place) for place in empty[:9]) + (", …" if len(empty) > 9 else "")
+            told = f"in step {steps} no target counts on any rank, so nothing is learned"
+            if len(empty) < len(losses):
+                self.warnings.append(told)
+            elif progress.epoch_steps:
+                mean = progress.epoch_loss / progress.epoch_steps
+                self.warnings.append(told)
+            else:
+                raise RunError(f"loss: {told}; expected a count above 0 in each update: look at targets and labels")
+        return mean
 
     def _ran_away(self, losses: list[float]) -> RunError:
         """The error for losses, of the newest updates, that are no longer numbers on some rank; collective."""
@@ -305,63 +329,3 @@ def check_ranks(adapter: Adapter, session: Session, mesh: Mesh, step: int) -> No
                 f"check_ranks: after step {step} the weights of {ranks} differ from rank 0's, first in {name}; "
                 "expected the same bits everywhere"
             )
-
-
-def evaluate(
-    adapter: Adapter,
-    session: Session,
-    metrics_of: Metrics,
-    split: Split,
-    batch_size: int,
-    shard: Shard,
-    on_batch: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """The means of the metrics over all ranks, each sample counted once; empty if the split is.
-
-    Collective, with the same result on all ranks.
-    """
-    return metrics_of.means(*summed(adapter, session, metrics_of, split, batch_size, shard, on_batch))
-
-
-def summed(
-    adapter: Adapter,
-    session: Session,
-    metrics_of: Metrics,
-    split: Split,
-    batch_size: int,
-    shard: Shard,
-    on_batch: Callable[[], None] = lambda: None,
-) -> tuple[dict[str, float], int]:
-    """The sums of the metrics over the split's samples, and the number of samples; collective, like `evaluate`.
-
-    They have the same bits on any number of ranks (`batches.evaluation_batches`, `metrics.add_rows`). A session with a
-    loss of the user's own adds that as `loss`, unless a metric has the name.
-    """
-    adds_loss = session.own_loss is not None and "loss" not in metrics_of.names
-    names = [*metrics_of.names, *(["loss"] if adds_loss else []), "count"]
-    rows: list[list[float]] = []  # of each batch, in the order of the names
-    batches = data_.evaluation_batches(split, batch_size, shard.rank, shard.size)
-    for batch, valid in session.strategy.evaluated(batches):
-        on_batch()
-        if metrics_of.sums is None:
-            rows.append([float(session.trainable.losses(batch)[:valid].sum(dtype=np.float64)), valid])
-            continue
-        outputs, targets = session.predict(batch.inputs)[:valid], batch.targets[:valid]
-        if not valid:
-            continue
-        loss = [valid * session.mean_loss(outputs, targets)] if adds_loss else []
-        rows.append([*checked_sums(metrics_of, outputs, targets).tolist(), *loss, valid])
-    found = metrics.add_rows(adapter, names, rows)
-    return found, round(found.pop("count"))
-
-
-def checked_sums(metrics_of: Metrics, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The sums of the metrics over a batch. Raises RequestError unless there is a finite one for each name."""
-    assert metrics_of.sums
-    found = np.asarray(metrics_of.sums(outputs, targets), float)
-    found = found.reshape(1) if found.shape == () and len(metrics_of.names) == 1 else found
-    whole = found.shape == (len(metrics_of.names),)
-    if not whole or (np.isfinite(outputs).all() and not np.isfinite(found).all()):
-        expected = f"a finite sum over the batch for each of {', '.join(metrics_of.names)}"
-        raise RequestError(f"metrics: expected {expected}, got {found.tolist()}")
-    return found

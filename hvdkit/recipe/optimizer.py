@@ -97,3 +97,31 @@ class EarlyStopping(Strict):
     )
     patience: int = Field(ge=1, le=100_000, description="epochs without improvement after which training ends")
     min_delta: float = Field(0.0, ge=0, description="an improvement is larger than this")
+
+
+class Loss(Strict):
+    """Softmax cross-entropy, averaged over the targets of all batches of an update on all ranks.
+
+    `label_smoothing` is the share distributed evenly over all classes (Szegedy et al. 2016, section 7). Targets that
+    are the `ignored_label` do not count. With `class_weights` w the average is Σ w_y l_y / Σ w_y over the targets y.
+    The validation's loss has neither smoothing nor weights.
+    """
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share distributed evenly over all classes")
+    ignored_label: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="targets that do not count, such as a padding token; null: all do"
+    )
+    class_weights: list[Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
+        None, min_length=2, description="weight of each class in the training loss; null: all weigh 1"
+    )
+
+    @model_validator(mode="after")
+    def _a_class_weighs_something(self) -> Loss:
+        if self.class_weights is not None and not any(self.class_weights):
+            raise ValueError("expected a class_weights above 0, got none")
+        return self
+
+    @property
+    def counts(self) -> bool:
+        """Whether targets count differently, so that a batch's loss is a sum and a count."""
+        return self.ignored_label is not None or self.class_weights is not None

@@ -37,6 +37,7 @@ from hvdkit.recipe.optimizer import (  # noqa: F401 - re-exported
     EarlyStopping,
     Lamb,
     Lars,
+    Loss,
     Optimizer,
     Sgd,
 )
@@ -183,15 +184,6 @@ class Schedule(Strict):
         return self
 
 
-class Loss(Strict):
-    """Softmax cross-entropy, averaged over the batch.
-
-    `label_smoothing` is the share distributed evenly over all classes (Szegedy et al. 2016, section 7).
-    """
-
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share distributed evenly over all classes")
-
-
 class Checkpointing(Strict):
     """When checkpoints are written, and how many are kept besides the best. The end of training is always kept."""
 
@@ -291,6 +283,11 @@ class Recipe(Strict):
         if isinstance(self.model, GPT) != isinstance(self.data, Text | SyntheticText):
             kinds = "text or synthetic-text" if isinstance(self.model, GPT) else "images"
             found.append(f"data.name: expected {kinds} for model {self.model.name}, got {self.data.name}")
+        weights, classes = self.loss.class_weights, self.model.classes
+        if weights is not None and isinstance(self.model, GPT):
+            found.append("loss.class_weights: expected none for a model of text, whose classes are tokens")
+        elif weights is not None and isinstance(self.model, Model) and classes not in ("auto", len(weights)):
+            found.append(f"loss.class_weights: expected {classes}, one for each of model.classes, got {len(weights)}")
         if self.recompute and isinstance(self.model, OwnModel):
             found.append("recompute: expected false with model.name own, whose script can do it, got true")
         if found:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hvdkit.core.strategy import PREFIX, Strategy
 from hvdkit.recipe.schema import Optimizer
+from hvdkit.strategies.dense import mean_count
 from hvdkit.strategies.reducer import Reducer
 
 Tensor = Any
@@ -17,6 +18,8 @@ Tensor = Any
 
 class Compressed(Strategy):
     """Averages gradients by a `Reducer` at each update."""
+
+    linear = False
 
     def __init__(self, reducer: Reducer) -> None:
         self._gradients = reducer
@@ -40,6 +43,14 @@ class Compressed(Strategy):
     def _mean(self, vector: Tensor) -> Tensor:
         scale = self._session.update.scale
         return self._gradients.packed(vector, self._session.shapes, None if scale is None else float(scale.get()))
+
+    def mean_count(self, session: Any, count: Tensor) -> Tensor:
+        """The mean over all ranks."""
+        return session.trainable.outside(self._mean_count, count)
+
+    def _mean_count(self, count: Tensor) -> Tensor:
+        transport = self._gradients.transport
+        return mean_count(transport.adapter, count, transport.data.size, "reducer")
 
     @contextmanager
     def peek(self) -> Iterator[None]:

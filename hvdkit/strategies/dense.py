@@ -45,6 +45,11 @@ def from_wire(adapter: Adapter, tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor if dtype is None else adapter.cast(tensor, dtype)
 
 
+def mean_count(adapter: Adapter, count: Tensor, size: int, name: str) -> Tensor:
+    """The mean of a count over so many ranks; collective."""
+    return adapter.allreduce([count], "average", f"{name}.count")[0] if size > 1 else count
+
+
 class Dense(Strategy):
     """Sends gradients in their own dtype or, with `half`, in float16, where values beyond 65,504 become infinite."""
 
@@ -85,6 +90,10 @@ class Dense(Strategy):
         means = self._adapter.allreduce(packed, "average", self._name, overwrite=True)
         means = session.trainable.stamp((trace_events.RECEIVED,), means)
         return {name: from_wire(self._adapter, mean, sent[name][1]) for name, mean in zip(sent, means, strict=True)}
+
+    def mean_count(self, session: Any, count: Tensor) -> Tensor:
+        """The mean over all ranks."""
+        return mean_count(self._adapter, count, self._size, self._name)
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
         """Start averaging one gradient."""

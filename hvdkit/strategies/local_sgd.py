@@ -37,6 +37,9 @@ class LocalSgd(Compressed):
     def _mean(self, vector: Tensor) -> Tensor:
         return vector if self._local else super()._mean(vector)
 
+    def _mean_count(self, count: Tensor) -> Tensor:
+        return count if self._local else super()._mean_count(count)
+
     def begin_epoch(self, epoch: int) -> None:
         """Pass the epoch to both codecs."""
         super().begin_epoch(epoch)

@@ -21,7 +21,7 @@ from hvdkit.core.shares import BUCKET_BYTES, BUCKETS_AT_ONCE, Bucket, Piece, buc
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.update_rules import is_layerwise
 from hvdkit.recipe.schema import Optimizer
-from hvdkit.strategies.dense import from_wire, next_name, on_wire, ring_bytes
+from hvdkit.strategies.dense import from_wire, mean_count, next_name, on_wire, ring_bytes
 
 Tensor = Any
 
@@ -275,6 +275,10 @@ class Sharded(Strategy):
                 self._receive(number)
             found |= self._shares.split(number, self._received.pop(number))
         return dict(zip(found, session.trainable.stamp((trace_events.RECEIVED,), list(found.values())), strict=True))
+
+    def mean_count(self, session: Any, count: Tensor) -> Tensor:
+        """The mean over all ranks."""
+        return mean_count(self._adapter, count, self._axis.size, self._name)
 
     def begin(self, session: Any, name: str, gradient: Tensor) -> bool:
         """Take a gradient, and send its bucket when it is complete."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Model, Recipe
+from hvdkit.recipe.schema import Loss, Model, Recipe
 from hvdkit.tasks import resnet
 from hvdkit.tasks.task import Metrics
 
@@ -34,6 +34,13 @@ def _sums(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
 
 # Accuracy as a fraction of 1, and cross-entropy without label smoothing, of logits (n, classes) and labels (n,).
 METRICS = Metrics(("accuracy", "loss"), _sums)
+
+
+def metrics_with(loss: Loss) -> Metrics:
+    """METRICS, for a recipe's loss: over the targets that it does not ignore."""
+    return METRICS if loss.ignored_label is None else replace(METRICS, ignored=loss.ignored_label)
+
+
 ACCURACY = Metrics(("accuracy",), lambda logits, labels: (float((logits.argmax(axis=1) == labels).sum()),))
 
 
@@ -44,12 +51,12 @@ class ImageClassification:
     unit = "images"
     units = 1
     flop: int | None = None
-    metrics = METRICS
     best = "accuracy"
 
     def __init__(self, recipe: Recipe) -> None:
         assert isinstance(recipe.model, Model)
         self._recipe, self._model, self.loss = recipe, recipe.model, None
+        self.metrics = metrics_with(recipe.loss)
 
     def count(self) -> Counts | None:
         """The counts of the recipe's images. Raises RequestError if files are missing or wrong."""

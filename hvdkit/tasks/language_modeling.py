@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from hvdkit.data.dataset import Dataset
 
 
-def metrics(bytes_per_token: float | None) -> Metrics:
-    """Cross-entropy in nats per token, and what follows from it; `bytes_per_token` is that of the validation text."""
+def metrics(bytes_per_token: float | None, ignored: int | None = None) -> Metrics:
+    """Cross-entropy in nats per token, and what follows from it; `bytes_per_token` is that of the validation text.
+
+    With an `ignored` label there are no bits per byte, as tokens that do not count have bytes too.
+    """
 
     def derived(means: dict[str, float]) -> dict[str, float]:
         loss = means["loss"]
         found = {"perplexity": math.exp(min(loss, 700.0))}
-        return found | ({"bits_per_byte": loss / math.log(2) / bytes_per_token} if bytes_per_token else {})
+        return found | (
+            {"bits_per_byte": loss / math.log(2) / bytes_per_token} if bytes_per_token and ignored is None else {}
+        )
 
-    return Metrics(("loss",), None, derived)
+    return Metrics(("loss",), None, derived, ignored)
 
 
 class LanguageModeling:
@@ -39,7 +44,8 @@ class LanguageModeling:
         self._recipe, self._model, self.loss = recipe, recipe.model, None
         self._table = gpt.architecture(recipe.model)
         self.units = self._table.context
-        self.metrics = metrics(1.0 if isinstance(recipe.data, Text) else None)  # until the text is open
+        self._ignored = recipe.loss.ignored_label
+        self.metrics = metrics(1.0 if isinstance(recipe.data, Text) else None, self._ignored)  # until the text is open
         self.flop: int | None = self._table.training_flop()
 
     def count(self) -> Counts:
@@ -56,7 +62,7 @@ class LanguageModeling:
         data = self._recipe.data
         assert isinstance(data, Text | SyntheticText)
         opened, bytes_per_token = text.open_text(data, self._table.context, self._model.classes, self._recipe.seed)
-        self.metrics = metrics(bytes_per_token)
+        self.metrics = metrics(bytes_per_token, self._ignored)
         return opened
 
     def architecture(self, shape: tuple[int, ...] | None = None) -> gpt.GPT:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss, OwnData, OwnModel, Recipe
-from hvdkit.tasks.image_classification import ACCURACY, METRICS
+from hvdkit.tasks.image_classification import ACCURACY, METRICS, metrics_with
 from hvdkit.tasks.task import NO_METRICS, Layer, Metrics
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Own:
     # The metric of which the best checkpoint has the highest, with a minus sign the lowest. Empty: accuracy if it is
     # measured, else the lowest loss.
     best = ""
-    loss: Callable[[Any, Any], Any] | None = None  # (outputs, targets) -> mean loss; None: the recipe's cross-entropy
+    # (outputs, targets) -> mean loss, or (sum, count); None: the recipe's cross-entropy
+    loss: Callable[[Any, Any], Any] | None = None
 
     def __init__(self, recipe: Recipe) -> None:
         if not isinstance(recipe.model, OwnModel):
@@ -42,6 +43,8 @@ class Own:
         self._check_metrics()
         if self.loss is not None and recipe.loss != Loss():
             raise RequestError(f"loss: expected none in the recipe, as {type(self).__name__} has a loss of its own")
+        if self.metrics is METRICS:
+            self.metrics = metrics_with(recipe.loss)
         self.recipe, self.options = recipe, recipe.model.options
         self.dtype = self.compute_dtype = "float32"
 

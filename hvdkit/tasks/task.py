@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from hvdkit.errors import RunError
+
 if TYPE_CHECKING:  # the command line counts parameters and starts without NumPy
     import numpy as np
 
@@ -76,22 +78,35 @@ class Architecture(Protocol):
         """The layers that a batch norm follows, in forward order; none without batch norms."""
 
 
+Sums = dict[str, tuple[float, float]]  # by metric: its sum, and what it is divided by
+
+
 @dataclass(frozen=True)
 class Metrics:
     """What evaluation measures: for each name the mean of a value over all samples.
 
-    `sums(outputs, targets)` returns the sum of each value over a batch, in the order of `names`. `outputs` are the
-    model's in evaluation mode. Without `sums` the only name is `loss`, the cross-entropy, which the framework computes
-    on its device; large outputs then stay there. `derived` returns more metrics that follow from the means.
+    `sums(outputs, targets)` returns the sum of each value over a batch, in the order of `names`, or a pair (sum, count)
+    for a mean over something else than samples. `outputs` are the model's in evaluation mode. Without `sums` the only
+    name is `loss`, the cross-entropy, which the framework computes on its device; large outputs then stay there.
+    `derived` returns more metrics that follow from the means. With an `ignored` label metrics are means over the
+    targets that are not it: `sums` then takes those, (targets, classes) and (targets,).
     """
 
     names: tuple[str, ...]
-    sums: Callable[[np.ndarray, np.ndarray], tuple[float, ...]] | None
+    sums: Callable[[np.ndarray, np.ndarray], tuple[Any, ...]] | None
     derived: Callable[[dict[str, float]], dict[str, float]] = lambda means: {}
+    ignored: int | None = None
 
-    def means(self, sums: dict[str, float], total: int) -> dict[str, float]:
-        """All metrics by name, of their sums over `total` samples; empty without samples."""
-        found = {name: value / total for name, value in sums.items()} if total else {}
+    def means(self, sums: Sums, total: int) -> dict[str, float]:
+        """All metrics by name, of their sums over `total` samples; empty without samples.
+
+        Raises RunError if samples have nothing that counts.
+        """
+        if none := [name for name, (_, count) in sums.items() if total and count == 0]:
+            raise RunError(
+                f"validation: expected targets that count for {', '.join(none)}, got none in {total} samples"
+            )
+        found = {name: value / count for name, (value, count) in sums.items()} if total else {}
         return found | (self.derived(found) if found else {})
 
 
@@ -115,7 +130,8 @@ class Task(Protocol):
 
     @property
     def loss(self) -> Callable[[Any, Any], Any] | None:
-        """A function (outputs, targets) -> mean loss in the framework's operations; None: the recipe's loss."""
+        """A function (outputs, targets) -> mean loss, or (sum, count), in the framework's operations; None: the
+        recipe's loss."""
 
     def count(self) -> Counts | None:
         """The counts of the recipe's data set on this machine; None if only a rank can know them.

@@ -9,7 +9,7 @@ from pathlib import Path
 import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.resume import check_classes
-from hvdkit.core import trainer
+from hvdkit.core import metrics
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
 from hvdkit.core.state import model_state
@@ -37,8 +37,8 @@ def evaluate(
     session.load_state(model_state(found.state))
     on_batch = partial(heartbeat.beat, "evaluation")
     split, shard = setup.dataset.val, setup.mesh.shard
-    sums, total = trainer.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
-    if not all(map(math.isfinite, sums.values())):  # JSON cannot represent it
+    sums, total = metrics.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
+    if not all(math.isfinite(value) for value, _ in sums.values()):  # JSON cannot represent it
         raise RunError(f"{folder}: its loss is no number: training has run away before; use an earlier checkpoint")
     versions, means = adapter.versions(), setup.task.metrics.means(sums, total)
     result = EvaluationResult(
@@ -50,7 +50,7 @@ def evaluate(
         np=setup.mesh.world.size,
         trained_by=found.record.framework,
         step=found.record.progress.step,
-        correct=round(sums["accuracy"]) if "accuracy" in sums else None,
+        correct=round(sums["accuracy"][0]) if sums.get("accuracy", (0, 0))[1] == total else None,
         total=total,
         accuracy=means.get("accuracy"),
         loss=means.get("loss"),

@@ -19,10 +19,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from hvdkit.baselines.registry import label
+from hvdkit.core.metrics import evaluate
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Gradients
 from hvdkit.core.step_plan import StepPlan
-from hvdkit.core.trainer import evaluate
 from hvdkit.data.dataset import Batch, Split
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 
+from hvdkit.core.metrics import checked_sums
 from hvdkit.core.seam import rival_of
 from hvdkit.core.session import Session
-from hvdkit.core.trainer import checked_sums
 from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments
 from hvdkit.errors import RequestError
 from hvdkit.tasks.image_classification import METRICS
 from hvdkit.tasks.task import Task
 
+T = TypeVar("T")
 _TOLERANCE = 1e-5  # relative, for sums of the same float32 values in another order
 
 
@@ -40,13 +42,16 @@ def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int
         )
     if session.own_loss is None:
         arrays = [each.targets for each in (dataset.train, dataset.val) if isinstance(each, ArraySplit)]
-        _check_labels(outputs, arrays or [targets], of_classifier=task.metrics is METRICS)
+        _check_labels(outputs, arrays or [targets], task.metrics.sums is METRICS.sums, task.metrics.ignored)
     shapes = f"outputs of shape {outputs.shape} and targets of shape {targets.shape}"
     _called("metrics", shapes, lambda: checked_sums(task.metrics, outputs, targets))
     warnings = [*_not_finite("training", dataset.train), *_not_finite("validation", dataset.val)]
     if session.own_loss is not None:
-        _called("loss", shapes, lambda: session.mean_loss(outputs, targets))
-        warnings += _broadcast(session, task, outputs, targets)
+        _, count = _called("loss", shapes, lambda: session.loss_of(outputs, targets))
+        if count is not None and not (np.isfinite(count) and count >= 0):
+            raise RequestError(f"loss: expected a count of 0 or more in (sum, count), got {count:.6g}")
+        broadcast = _broadcast(session, task, outputs, targets)
+        warnings += broadcast or _not_additive(session, outputs, targets)
     if rival_of(session.adapter) is None and not session.strategy.keeps_shares:
         first, inputs = _first_batch(dataset.train, batch_size)
         on = f"{inputs} and targets of shape {first.targets.shape}, {first.targets.dtype}"
@@ -93,22 +98,28 @@ def _broadcast(session: Session, task: Task, outputs: np.ndarray, targets: np.nd
     ]
 
 
-def _check_labels(outputs: np.ndarray, all_targets: list[np.ndarray], of_classifier: bool) -> None:
-    """Raise RequestError unless targets are what the recipe's cross-entropy needs, and accuracy for a classifier."""
+def _check_labels(outputs: np.ndarray, all_targets: list[np.ndarray], of_classifier: bool, ignored: int | None) -> None:
+    """Raise RequestError unless targets are what the recipe's cross-entropy needs, and accuracy for a classifier.
+
+    Where a label is `ignored`, a classifier may have several targets for each sample.
+    """
+    shape, besides = ("(n,)", "") if ignored is None else ("(n, …)", f", or {ignored}, loss.ignored_label,")
     for targets in filter(len, all_targets):
         got = None
-        shaped = targets.ndim == 1 and outputs.ndim == 2 if of_classifier else targets.shape[1:] == outputs.shape[1:-1]
+        shaped = targets.shape[1:] == outputs.shape[1:-1] and outputs.ndim == targets.ndim + 1
+        shaped = shaped and not (of_classifier and ignored is None and targets.ndim > 1)
+        labels = targets[targets != ignored] if ignored is not None else targets
         if not shaped or targets.dtype.kind not in "iu":
             got = f"{targets.dtype} of shape {targets.shape} for outputs of shape {outputs.shape}"
             whole = targets.dtype.kind == "f" and np.equal(targets, np.round(targets)).all()
             got += "; if they are labels, give targets.astype('int64')" if shaped and whole else ""
-        elif of_classifier and (targets.min() < 0 or targets.max() >= outputs.shape[1]):
-            got = f"{targets.min()} to {targets.max()}"
+        elif of_classifier and labels.size and (labels.min() < 0 or labels.max() >= outputs.shape[-1]):
+            got = f"{labels.min()} to {labels.max()}"
         if got:
             raise RequestError(
-                f"targets: expected labels for cross-entropy, whole numbers of shape (n,) from 0 to "
-                f"{outputs.shape[-1] - 1} (the model has {outputs.shape[-1]} outputs), got {got}; for other targets "
-                "give a loss of your own"
+                f"targets: expected labels for cross-entropy, whole numbers of shape {shape} from 0 to "
+                f"{outputs.shape[-1] - 1}{besides} (the model has {outputs.shape[-1]} outputs), got {got}; for other "
+                "targets give a loss of your own"
             )
 
 
@@ -125,17 +136,42 @@ def _not_finite(name: str, split: Split) -> list[str]:
     ]
 
 
-def _called(name: str, on: str, function: Callable[[], np.ndarray | float | None]) -> np.ndarray:
+def _not_additive(session: Session, outputs: np.ndarray, targets: np.ndarray) -> list[str]:
+    """A warning if the loss of a batch is not the mean of those of its halves, or its sum and count not their sums."""
+    half = len(targets) // 2
+    parts = [slice(0, 2 * half), slice(0, half), slice(half, 2 * half)] if half else []
     try:
-        return np.asarray(function())
+        of = [session.loss_of(outputs[part], targets[part]) for part in parts]
+    except Exception:  # for half a batch; for a whole one there was none
+        return []
+    count = of[0][1] if of else None
+    rows = np.array([(value, 0.0 if count is None else count) for value, count in of]).reshape(-1, 2)
+    halves = rows[1:].sum(axis=0) * (0.5 if count is None else 1.0)
+    bound = _TOLERANCE * np.nan_to_num(np.abs(rows)).max(axis=0, initial=0.0)
+    if not half or np.isclose(rows[0], halves, rtol=0, atol=bound, equal_nan=True).all():
+        return []
+    if count is not None:
+        pairs = ", ".join(f"({value:.6g}, {count:.6g})" for value, count in rows)
+        return [
+            f"loss: (sum, count) of {2 * half} samples is not that of one half plus that of the other: {pairs}; return "
+            "the sum over the batch, not its mean"
+        ]
+    return [
+        f"loss: {rows[0, 0]:.6g} for {2 * half} samples, {rows[1, 0]:.6g} and {rows[2, 0]:.6g} for their halves, of "
+        "which it is not the mean, so training depends on batch_size, accumulate and the number of ranks; if it "
+        "divides by a count, such as one of tokens or a sum of weights, return (sum, count) in place of the quotient"
+    ]
+
+
+def _called(name: str, on: str, function: Callable[[], T]) -> T:
+    try:
+        return function()
     except Exception as error:
         error.add_note(f"in the {name}, with {on}")
         raise
 
 
-def _broadcasts(
-    function: Callable[[np.ndarray, np.ndarray], np.ndarray | float], outputs: np.ndarray, targets: np.ndarray
-) -> bool:
+def _broadcasts(function: Callable[[np.ndarray, np.ndarray], Any], outputs: np.ndarray, targets: np.ndarray) -> bool:
     """Whether a function of (n, 1) and (n,), or the other way round, stays the same if the targets change places.
 
     A mean over all pairs does. The outputs are random ones, as those of a new model may all be the same.

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvdkit import tasks
 from hvdkit.adapters.capabilities import LARGE_MODEL, OWN_PAGES_FROM
 from hvdkit.core import tuning, usage
@@ -17,7 +19,7 @@ from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.topology import Topology, threads_per_rank
-from hvdkit.data.dataset import Dataset
+from hvdkit.data.dataset import BatchedSplit, Dataset, StreamedSplit
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Recipe, flat
 from hvdkit.strategies import choose
@@ -78,9 +80,17 @@ class Setup:
 
         with startup.own_pages(self._own_pages_from(recipe)):
             built = self.script.build(architecture)
-            session: Session = make(self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial)
+            session: Session = make(
+                self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial, self._targets(recipe)
+            )
         startup.done()
         return session
+
+    def _targets(self, recipe: Recipe) -> int:
+        """About how many targets a batch has, the same on all ranks."""
+        if not self.task.own or isinstance(self.dataset.train, BatchedSplit | StreamedSplit):
+            return recipe.batch_size * self.task.units
+        return recipe.batch_size * int(np.asarray(self.dataset.train.batch(np.arange(1)).targets).size)
 
     def _own_pages_from(self, recipe: Recipe) -> int | None:
         """Bytes of a block from which it is returned to the kernel when a step frees it; None if none is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import brought
 import collectives
+import counted
 import dropout
 import grown
 import own_losses

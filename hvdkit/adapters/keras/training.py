@@ -50,8 +50,14 @@ class TrainableModel(TensorFlowModel):
         return self.model.compute_loss(x=_listed(inputs), y=targets, y_pred=logits)
 
     def mean_loss(self, targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """The batch's mean loss, without the model's own losses."""
-        return self._loss(logits, self.as_dtype(targets))
+        """The batch's mean loss, or its sum, without the model's own losses, which Keras adds."""
+        value = self._loss(logits, self.as_dtype(targets))
+        counting = self.session.counting
+        if counting is None or not counting.counts or not self.model.losses:
+            return value
+        # Where the sum will be divided by a count, so will the model's own losses, which are no sums.
+        more = tf.reshape(tf.cast(counting.batch - 1, value.dtype), ())
+        return value + more * tf.cast(tf.add_n(self.model.losses), value.dtype)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         return np.asarray(one_tensor(self.model.predict_on_batch(_listed(inputs))), self.dtype)
@@ -176,7 +182,8 @@ class _HooksCallback(keras.callbacks.Callback):
             if self.model.optimizer.accumulates:
                 self._trainable.session.finish(self._size)
             trace_events.mark(trace_events.UPDATED)
-            self._hooks.end_step(np.mean(self._losses))
+            counting, loss = self._trainable.session.counting, np.mean(self._losses)
+            self._hooks.end_step(loss if counting is None else counting.mean(loss))
             self._losses.clear()
             self.model.stop_training = self._hooks.finished
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 # Before Horovod, which makes MXNet's symbols global: Pillow must find its own libjpeg, not MXNet's.
 with contextlib.suppress(ImportError):
@@ -24,6 +26,7 @@ from hvdkit.adapters.mxnet import tensors, timing, training
 from hvdkit.adapters.mxnet.tensors import join, part
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
+from hvdkit.recipe.schema import Loss
 
 NAME = "mxnet"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -116,6 +119,10 @@ def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
 
 def bind(model: mx.gluon.Block, loss: AnyLoss, precision: str) -> training.TrainableModel:
     return training.TrainableModel(model, loss, precision, _context)
+
+
+def cross_entropy(loss: Loss) -> Callable[[mx.nd.NDArray, mx.nd.NDArray], tuple[mx.nd.NDArray, mx.nd.NDArray]]:
+    return partial(training.counted_cross_entropy, loss)
 
 
 def observer(session: Session) -> Observer:

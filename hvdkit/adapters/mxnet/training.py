@@ -14,7 +14,7 @@ from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, UpdateKernel, one_tensor
+from hvdkit.core.seam import AnyLoss, UpdateKernel, class_weights, one_tensor
 from hvdkit.core.state import canonical_name
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
@@ -81,7 +81,7 @@ class TrainableModel(EagerModel):
         inputs, targets = self.inputs(batch)
         logits = one_tensor(self.model(*arguments(inputs)))
         each = -mx.nd.pick(mx.nd.log_softmax(logits), targets, axis=-1)
-        return np.asarray(each.reshape((len(targets), -1)).mean(axis=1).asnumpy())
+        return np.asarray(each.asnumpy())
 
     def update_kernel(
         self, settings: Optimizer, shapes: Sequence[tuple[int, ...]], like: Sequence[mx.nd.NDArray]
@@ -126,6 +126,26 @@ class _CrossEntropy:
         classes = logits.shape[-1]
         hot = mx.nd.one_hot(labels, classes, dtype=logits.dtype)
         return self._criterion(logits, hot * (1 - self._smoothing) + self._smoothing / classes).mean()
+
+
+def counted_cross_entropy(
+    loss: Loss, logits: mx.nd.NDArray, labels: mx.nd.NDArray
+) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    """The sum of softmax cross-entropies, and its count (`Adapter.cross_entropy`)."""
+    smoothing, every = loss.label_smoothing, -mx.nd.log_softmax(logits)
+    some = mx.nd.ones(labels.shape, ctx=logits.context, dtype=logits.dtype)
+    if loss.ignored_label is not None:
+        counts = labels != loss.ignored_label
+        some, labels = counts.astype(logits.dtype), mx.nd.where(counts, labels, mx.nd.zeros_like(labels))
+    count = some
+    if loss.class_weights is not None:
+        weights = mx.nd.array(class_weights(loss, logits.shape), ctx=logits.context, dtype=logits.dtype)
+        count = some * mx.nd.take(weights, labels)
+    total = ((1 - smoothing) * count * mx.nd.pick(every, labels, axis=-1)).sum()
+    if smoothing:
+        spread = (every if loss.class_weights is None else mx.nd.broadcast_mul(every, weights)).mean(axis=-1)
+        total = total + smoothing * (some * spread).sum()
+    return total, count.astype("float64").sum()
 
 
 def _initialize(model: mx.gluon.Block, context: mx.Context) -> None:

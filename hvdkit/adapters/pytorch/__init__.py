@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import horovod
 import horovod.torch as hvd
@@ -15,6 +17,7 @@ from hvdkit.adapters.pytorch.collectives import TorchCollectives
 from hvdkit.core.seam import AnyLoss, Observer, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss
 
 NAME = "pytorch"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -89,6 +92,10 @@ def bind(model: torch.nn.Module, loss: AnyLoss, precision: str) -> training.Trai
         wrapper = type(model).__name__
         raise RequestError(f"model: expected the model itself, got a {wrapper} around it; return its `module`")
     return training.TrainableModel(model, loss, precision, _device)
+
+
+def cross_entropy(loss: Loss) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    return partial(training.counted_cross_entropy, loss)
 
 
 def observer(session: Session) -> Observer:

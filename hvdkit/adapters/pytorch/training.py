@@ -16,7 +16,7 @@ from hvdkit.adapters.pytorch.collectives import Started, start_allgather, start_
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, one_tensor
+from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, class_weights, one_tensor
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError
@@ -136,7 +136,7 @@ class TrainableModel(EagerModel):
             with self._autocast():
                 logits = self.model(*arguments(inputs))
             each = cross_entropy(one_tensor(logits).to(self._dtype), targets, reduction="none")
-            return np.array(each.reshape(len(targets), -1).mean(dim=1).cpu())
+            return np.array(each.reshape(targets.shape).cpu())
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -237,6 +237,17 @@ class TrainableModel(EagerModel):
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
     """Softmax cross-entropy of `logits` (…, classes) and `labels` (…), by `torch.nn.functional.cross_entropy`."""
     return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), **how)
+
+
+def counted_cross_entropy(loss: Loss, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of `cross_entropy`, with ignored labels and class weights, and its count (`Adapter.cross_entropy`)."""
+    ignored = torch.iinfo(torch.int64).min if loss.ignored_label is None else loss.ignored_label
+    counts = labels != ignored
+    weights = None if loss.class_weights is None else logits.new_tensor(class_weights(loss, logits.shape))
+    total = cross_entropy(
+        logits, labels, weight=weights, ignore_index=ignored, label_smoothing=loss.label_smoothing, reduction="sum"
+    )
+    return total, counts.sum() if weights is None else weights[labels[counts]].sum()
 
 
 Tensors = list[torch.Tensor]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from hvdkit.adapters.loading import without
 
@@ -21,6 +23,7 @@ from hvdkit.adapters.tensorflow import tensors, timing, training
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
+from hvdkit.recipe.schema import Loss
 
 NAME = "tensorflow"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -113,6 +116,10 @@ def bind(model: tf.Module, loss: AnyLoss, precision: str) -> training.TrainableM
         kind = f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"
         raise RequestError(f"model: expected a tf.Module, got {kind}; for a Keras model, import hvdkit.adapters.keras")
     return training.ModuleModel(model, loss, precision)
+
+
+def cross_entropy(loss: Loss) -> Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    return partial(training.counted_cross_entropy, loss)
 
 
 def observer(session: Session) -> Observer:

@@ -40,7 +40,7 @@ def when(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], 
         branch()
         return tf.constant(True)
 
-    tf.cond(condition, lambda: done(then), lambda: done(otherwise))
+    tf.cond(tf.reshape(condition, ()), lambda: done(then), lambda: done(otherwise))
 
 
 def transpose(tensor: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
@@ -60,7 +60,7 @@ def where(condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.T
 
 
 def scaled(tensor: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    return tensor * factor
+    return tensor * tf.reshape(factor, ())
 
 
 def reshape(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:

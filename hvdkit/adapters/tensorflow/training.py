@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel, one_tensor
+from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel, class_weights, one_tensor
 from hvdkit.core.state import canonical_name, check_distinct
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
@@ -86,8 +86,8 @@ class TrainableModel(EagerModel):
 
     def losses(self, batch: Batch) -> np.ndarray:
         def compute(inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=self.logits(inputs, False))
-            return tf.reduce_mean(tf.reshape(each, [tf.shape(targets)[0], -1]), 1)
+            logits = self.logits(inputs, False)
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
 
         self._losses = self._losses or self.compile(compute)
         return np.array(self._losses(*self.inputs(batch)))
@@ -146,6 +146,25 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) 
         hot = tf.one_hot(labels, classes, dtype=logits.dtype) * (1 - label_smoothing) + label_smoothing / classes
         losses = tf.nn.softmax_cross_entropy_with_logits(labels=hot, logits=logits)
     return tf.reduce_mean(losses)
+
+
+def counted_cross_entropy(loss: Loss, logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The sum of softmax cross-entropies, and its count (`Adapter.cross_entropy`)."""
+    weights, smoothing, some = None, loss.label_smoothing, tf.ones(tf.shape(labels), logits.dtype)
+    if loss.ignored_label is not None:
+        counts = tf.not_equal(labels, tf.cast(loss.ignored_label, labels.dtype))
+        some, labels = tf.cast(counts, logits.dtype), tf.where(counts, labels, tf.zeros_like(labels))
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    count = some
+    if loss.class_weights is not None:
+        weights = tf.constant(class_weights(loss, logits.shape), logits.dtype)
+        count = some * tf.gather(weights, labels)
+    total = tf.reduce_sum((1 - smoothing) * count * each)
+    if smoothing:
+        every = -tf.nn.log_softmax(logits)
+        spread = tf.reduce_mean(every if weights is None else every * weights, -1)
+        total += smoothing * tf.reduce_sum(some * spread)
+    return total, tf.reduce_sum(tf.cast(count, tf.float64))
 
 
 def _by_kernel(

@@ -1,0 +1,160 @@
+"""Losses as sums: a loss that returns (sum, count) is added up over batches and ranks, and divided once.
+
+An update minimizes Σ sum / Σ count over its batches and all ranks, whose gradient is Σ ∇sum / Σ count. So each batch's
+sum is differentiated, gradients are averaged over batches and ranks as those of any loss, counts are averaged beside
+them, and the one mean is divided by the other. A mean of the batches' own means would weigh their targets unequally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hvdkit.core.seam import Adapter, Session, Tensor, rival_of
+from hvdkit.core.update import scalar
+from hvdkit.errors import RequestError
+
+_DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss
+
+
+class Counting:
+    """A loss (outputs, targets) -> mean, or (sum, count), as the one value that a framework differentiates.
+
+    That is the mean, or the sum × `unit`. `targets` is about how many targets a batch has: `unit` is 1 over the next
+    power of two, so that sums and their gradients stay in float16's range. It changes no bit of a result, and is the
+    same for all batches and ranks. `counts` says whether the loss returns pairs; None before the first batch.
+
+    Counts are tensors (1,) in float64, × `unit`.
+    """
+
+    def __init__(self, adapter: Adapter, loss: Callable[[Any, Any], Any], targets: int = 1) -> None:
+        self._adapter, self._loss = adapter, loss
+        self.unit = 2.0 ** -math.ceil(math.log2(max(1, targets)))
+        self.counts: bool | None = None
+        zero = adapter.from_numpy(np.zeros(1, _DTYPE))
+        self.batch: Tensor = None  # of the last batch that was differentiated
+        self._sum, self._last = adapter.tensors.variable(zero), adapter.tensors.variable(zero)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The value to differentiate. Raises RequestError unless the loss returns one value, or such a pair."""
+        value, count = self._called(outputs, targets)
+        if self.counts is not None and self.counts != (count is not None):
+            raise RequestError("loss: expected one value for all batches, or (sum, count) for all; got both")
+        self.counts = count is not None
+        if count is None:
+            return value
+        if rival := rival_of(self._adapter):
+            raise RequestError(f"--rival {rival}: expected a loss that returns one value, got (sum, count)")
+        self.batch = count * self.unit
+        return value * self.unit
+
+    def of(self, outputs: Tensor, targets: Tensor) -> tuple[float, float | None]:
+        """The mean and None, or the sum and its count. Nothing is learned from it. Raises RequestError as above."""
+        value, count = self._called(outputs, targets)
+        to_numpy = self._adapter.to_numpy
+        return float(to_numpy(value).mean()), None if count is None else float(to_numpy(count)[0])
+
+    def add(self) -> None:
+        """Add the count of the last batch to those of its update."""
+        if self.counts:
+            self._adapter.tensors.assign(self._sum, self._sum + self.batch)
+
+    def update(
+        self,
+        session: Session,
+        gradients: Mapping[str, Tensor],
+        average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+        batches: Any = None,
+    ) -> None:
+        """Update by the rank's mean gradients of the last batch, or of so many `batches` whose counts were added.
+
+        An update whose batches count nothing on any rank changes nothing.
+        """
+        ops = self._adapter.tensors
+        count = self.batch
+        if batches is not None:
+            count = self._sum / scalar(self._adapter, batches, self._sum)
+        ops.assign(self._last, count)
+        mean = session.strategy.mean_count(session, count)
+        if session.strategy.linear:
+            means = average(gradients)
+            ops.when(mean > 0, lambda: session.update(self.divided(means, mean)), _nothing)
+        else:  # what such a strategy keeps for later updates is in the unit of their means
+            ops.when(mean > 0, lambda: session.update(average(self.divided(gradients, mean))), _nothing)
+        if batches is not None:
+            ops.assign(self._sum, self._sum * 0)
+
+    def probed(
+        self, session: Session, own: dict[str, Tensor], gradients: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What a rank contributes to the mean gradients of one batch a rank, and these; collective."""
+        mean, average = session.strategy.mean_count(session, self.batch), session.strategy.average
+        self._adapter.tensors.assign(self._last, self.batch)
+        own = self.divided(own, mean)
+        if session.strategy.linear:
+            return own, self.divided(average(session, gradients), mean)
+        return own, average(session, self.divided(gradients, mean))
+
+    def divided(self, gradients: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor]:
+        """The gradients over a count; they may change in place. Nothing is divided by 0."""
+        ops = self._adapter.tensors
+        factor = 1 / ops.where(count > 0, count, count * 0 + 1)
+        return {name: ops.scaled(each, scalar(self._adapter, factor, each)) for name, each in gradients.items()}
+
+    def mean(self, loss: Any) -> Tensor:
+        """This rank's mean loss of the last update, of the mean of what its batches returned; 0 without a count."""
+        if not self.counts:
+            return loss
+        value = loss if isinstance(loss, float) else self._adapter.cast(loss, _DTYPE)
+        where = self._adapter.tensors.where
+        return value / where(self._last > 0, self._last, self._last * 0 + 1)
+
+    def last(self) -> float | None:
+        """This rank's count of the last update × `unit`, over its batches; None if the loss is a mean."""
+        return float(self._adapter.to_numpy(self._last)[0]) if self.counts else None
+
+    def _called(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        found = self._loss(outputs, targets)
+        if not isinstance(found, tuple | list):
+            return _one_value(found, "the mean over the batch, or (sum, count)"), None
+        if len(found) != 2:
+            raise RequestError(
+                f"loss: expected one value or (sum, count), got a {type(found).__name__} of {len(found)}"
+            )
+        value, count = found
+        return _one_value(value, "the sum over the batch, in (sum, count)"), self._count(count)
+
+    def _count(self, count: Any) -> Tensor:
+        if isinstance(count, int | float | np.number | np.ndarray):
+            count = self._adapter.from_numpy(np.asarray(count, _DTYPE).reshape(-1))
+        count = _one_value(count, "or a number, the count of the batch, in (sum, count)")
+        if getattr(count, "requires_grad", False):
+            raise RequestError("loss: expected a count that does not depend on parameters, in (sum, count)")
+        return self._adapter.cast(self._adapter.tensors.reshape(count, (1,)), _DTYPE)
+
+
+def _one_value(found: Any, what: str) -> Any:
+    shape = getattr(found, "shape", None)
+    if shape is None or any(size != 1 for size in shape):
+        got = f"the shape {tuple(shape)}" if shape else f"a {type(found).__name__}; return the tensor itself"
+        raise RequestError(f"loss: expected a tensor of one value, {what}, got {got}")
+    return found
+
+
+def _nothing() -> None:
+    pass
+
+
+def over_ranks(adapter: Adapter, losses: list[float], counts: list[float]) -> tuple[float, list[int]]:
+    """The mean over updates of their losses over all ranks, from a rank's losses and counts; collective.
+
+    Returns also the places of updates in which nothing counts, which the mean leaves out; NaN if it leaves out all.
+    """
+    mine = np.array([[loss * count for loss, count in zip(losses, counts, strict=True)], counts], np.float64)
+    (both,) = adapter.allreduce([adapter.from_numpy(mine)], op="sum", name="metrics.counted")
+    sums, totals = adapter.to_numpy(both)
+    some = totals != 0
+    return float((sums[some] / totals[some]).mean()) if some.any() else math.nan, np.flatnonzero(~some).tolist()
