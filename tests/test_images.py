@@ -71,7 +71,7 @@ def test_the_split_depends_on_the_seed_and_the_names_alone(tmp_path: Path) -> No
     first, moved = (imagefolder.look(wanted(root), 1) for root in roots)
     reseeded = imagefolder.look(wanted(roots[0]), 2)
     assert names(first.val) == names(moved.val) and names(first.val) != names(reseeded.val)
-    assert moved.ignored == {".txt": 1}
+    assert moved.left_out == {".txt": 1}
     # an image that comes later moves few of the others: none but what the share asks for
     Image.new("RGB", (9, 9)).save(roots[1] / "a" / "new.png")
     later = set(names(imagefolder.look(wanted(roots[1]), 1).val)) - {"a/new.png"}

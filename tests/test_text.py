@@ -14,7 +14,7 @@ from hvdkit.checkpoint import snapshots, weights
 from hvdkit.checkpoint.resume import check_text
 from hvdkit.commands import tokenizer
 from hvdkit.core.step_plan import Progress
-from hvdkit.data import text, tokens
+from hvdkit.data import encoding, text, tokens
 from hvdkit.data.batches import epoch_batches
 from hvdkit.data.tokens import Tokens
 from hvdkit.errors import RequestError
@@ -60,7 +60,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "texts" / "b").mkdir(parents=True)
     for name, content in (("c.txt", "third"), ("a.txt", "first "), ("b/b.txt", "second "), (".hidden", "no")):
         (tmp_path / "texts" / name).write_text(content)
-    assert opened(tmp_path / "texts", validation=0.0).train.tobytes() == b"first second third"
+    assert opened(tmp_path / "texts", validation=0.0).train.tobytes() == b"first \nsecond \nthird"
 
 
 def test_tokens_are_made_once_for_a_content(tmp_path: Path, own_cache: Path) -> None:
@@ -171,12 +171,12 @@ def test_a_tokenizer_is_trained_and_used(tmp_path: Path, inside: Hvdkit) -> None
     (tmp_path / "a.txt").write_text("the cat sat on the mat, the dog ate the cat; größer\n" * 40, encoding="utf-8")
     done = inside("tokenizer", "train", "a.txt", "--out", "tokens.json", "--vocabulary", 280)
     assert done.returncode == 0, done.stderr
-    encoding = tokens.encoding(str(tmp_path / "tokens.json"))
-    ids = encoding.encode("the cat grows größer")
-    assert encoding.decode(ids) == "the cat grows größer" and len(ids) < 16 and encoding.vocabulary == 280
+    used = encoding.encoding(str(tmp_path / "tokens.json"))
+    ids = used.encode("the cat grows größer")
+    assert used.decode(ids) == "the cat grows größer" and len(ids) < 16 and used.vocabulary == 280
     found = opened(tmp_path / "a.txt", tokens=str(tmp_path / "tokens.json"))
     assert found.vocabulary == 280 and found.train.dtype == np.uint16 and found.val_bytes > 2 * len(found.val)
-    assert encoding.decode(found.train.tolist()).startswith("the cat sat")
+    assert used.decode(found.train.tolist()).startswith("the cat sat")
     done = inside("tokenizer", "train", "a.txt", "--out", "tokens.json", "--vocabulary", 280)
     assert done.returncode == 2 and "the file exists" in done.stderr
     (tmp_path / "empty.txt").touch()
@@ -221,7 +221,7 @@ def test_what_is_no_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_is_missing_is_named_before_the_package(tmp_path: Path, inside: Hvdkit) -> None:
     with pytest.raises(RequestError, match=r"data\.tokens: .*tokens\.json: cannot be read \(No such file"):
-        tokens.encoding(str(tmp_path / "tokens.json"))
+        encoding.encoding(str(tmp_path / "tokens.json"))
     done = inside("tokenizer", "train", "no.txt", "--out", "tokens.json")
     assert done.returncode == 2 and "no.txt: no such file or folder" in done.stderr.splitlines()[0], done.stderr
 

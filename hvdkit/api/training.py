@@ -110,6 +110,7 @@ def evaluate(
     if out and paths.lies_in(found, Path(out)):
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with claimed(as_path(out) or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
+        say(plan.warnings)
         return evaluate_.run(plan, found, folder)
 
 
@@ -130,6 +131,7 @@ def predict_images(
     from hvdkit.commands import predict_images as predict_images_
 
     request = predict_images_.check(Path(checkpoint), as_paths(images), framework, operator.index(top))
+    say(request.left_out)
     inputs = [Path(checkpoint), *as_paths(images)]
     with claimed(Path(out), overwrite, inputs=inputs) if out else nullcontext() as folder:
         found = predict_images_.run(request, folder)

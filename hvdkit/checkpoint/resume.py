@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -101,7 +102,8 @@ def check_classes(record: Record, dataset: Dataset) -> None:
     """Raise RequestError if the data set has other classes than the checkpoint, whose labels are their numbers."""
     if record.preprocessing is None or dataset.preprocessing is None:
         return
-    theirs, mine = record.preprocessing.class_names, dataset.preprocessing.class_names
+    theirs = tuple(unicodedata.normalize("NFC", name) for name in record.preprocessing.class_names)  # as a folder's are
+    mine = dataset.preprocessing.class_names
     if theirs != mine:
         shown = [", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (theirs, mine)]
         raise RequestError(f"data: expected the checkpoint's classes ({shown[0]}), got {shown[1]}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvdkit.commands.plan import Plan
 from hvdkit.commands.question import Asked, ask
-from hvdkit.data import tokens
+from hvdkit.data.encoding import encoding
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.recipe.schema import GPT, Text
 from hvdkit.results.generate import Generation, read_generation
@@ -41,7 +41,7 @@ def check(given: Path, prompt: str, framework: str | None, count: int) -> Reques
                 f"{asked.recipe.data.name}"
             )
         if prompt:
-            given_tokens = len(tokens.encoding(asked.recipe.data.tokens).encode(prompt))
+            given_tokens = len(encoding(asked.recipe.data.tokens).encode(prompt))
             context = architecture(asked.recipe.model).context
             if given_tokens > context:
                 raise RequestError(
@@ -59,11 +59,15 @@ def run(request: Request, folder: Path | None) -> Generation:
     """
     data = request.plan.recipe.data
     assert isinstance(data, Text)
-    encoding = tokens.encoding(data.tokens)
+    used = encoding(data.tokens)
+    prompt = used.encode(request.prompt)
     asked = {
         "checkpoint": str(request.checkpoint),
-        "tokens": encoding.encode(request.prompt),
+        "tokens": prompt,
         "count": request.count,
     }
     found = ask(request.plan, "--generate", asked, FILE, read_generation, folder)
-    return found.model_copy(update={"prompt": request.prompt, "text": encoding.decode(found.tokens)})
+    # a decoder may drop a space at a text's start, so the tokens are decoded after those of the prompt
+    start, whole = used.decode(prompt), used.decode(prompt + found.tokens)
+    text = whole[len(start) :] if whole.startswith(start) else used.decode(found.tokens)
+    return found.model_copy(update={"prompt": request.prompt, "text": text})

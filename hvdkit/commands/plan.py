@@ -68,7 +68,8 @@ class Plan:
     def warnings(self) -> list[str]:
         """Lines to show before the run."""
         on_gpus = self.recipe.device == "gpu" or (self.recipe.device == "auto" and self.runtime.gpu)
-        return [] if on_gpus else self.placement.crowding
+        left_out = self.samples.left_out if self.samples else ()
+        return [*left_out, *([] if on_gpus else self.placement.crowding)]
 
     def by(self, script: Path) -> Plan:
         """The same run with another script."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdkit.commands.plan import Plan
 from hvdkit.commands.question import Asked, ask
-from hvdkit.data import imagefolder, pictures, pixels
+from hvdkit.data import imagefolder, pictures, pixels, walk
 from hvdkit.errors import Faults, HvdkitError
 from hvdkit.files import open_regular
 from hvdkit.results.predict_images import ImagePredictions, read_predictions
@@ -26,20 +27,24 @@ class Request:
     checkpoint: Path
     files: list[Path]
     top: int
+    left_out: list[str]
 
 
 def check(given: Path, images: Sequence[Path], framework: str | None, top: int) -> Request:
     """Check a checkpoint's or a run's folder `given`, and the pictures: files, or folders of which all images are
-    taken. Without a `framework` it is the one that has written the checkpoint. Raises RequestError with all faults."""
+    taken. Without a `framework` it is the one that has written the checkpoint. Raises RequestError with all faults.
+
+    `left_out` of the result is a line for each folder with files that are not taken."""
     faults = Faults([f"--top {top}: expected 1 or more"] if top < 1 else [])
     imagefolder.check_pillow()
-    files = [file for image in images for file in _files(image, faults)]
+    left_out: list[str] = []
+    files = [file for image in images for file in _files(image, faults, left_out)]
     with faults.collected(HvdkitError):
         asked = Asked.of(given)
         how = pictures.preprocessing(asked.recipe.data, int(asked.recipe.model.classes), asked.record.preprocessing)
         plan = asked.plan(framework, batch_size=min(_BATCH, max(1, len(files))))
     faults.report()
-    return Request(plan, asked.checkpoint, files, min(top, len(how.class_names)))
+    return Request(plan, asked.checkpoint, files, min(top, len(how.class_names)), left_out)
 
 
 def run(request: Request, folder: Path | None) -> ImagePredictions:
@@ -55,15 +60,18 @@ def run(request: Request, folder: Path | None) -> ImagePredictions:
     return ask(request.plan, "--predict-images", asked, FILE, read_predictions, folder)
 
 
-def _files(image: Path, faults: list[str]) -> list[Path]:
+def _files(image: Path, faults: list[str], left_out: list[str]) -> list[Path]:
     """The picture, or all images in a folder, sorted; a fault for each that is none by its header."""
     expected = "expected a JPEG or PNG image, or a folder of them"
     try:
         if image.is_dir():
-            files = sorted(each for each in image.iterdir() if _is_image(each))
+            others: Counter[str] = Counter()
+            files = [image / name for name in walk.pictures(image, pixels.SUFFIXES, others)]
             if not files:
-                has = imagefolder.content(image)
+                has = walk.content(image)
                 faults.append(f"{image}: no images in it{has}; expected files that end in {', '.join(pixels.SUFFIXES)}")
+            elif line := walk.line(image, others):
+                left_out.append(line)
         else:
             open_regular(image).close()  # a pipe would be waited for
             files = [image]
@@ -76,7 +84,3 @@ def _files(image: Path, faults: list[str]) -> list[Path]:
         except pixels.CorruptImage as error:
             faults.append(f"{file}: {error}; {expected}")
     return files
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in pixels.SUFFIXES and not path.name.startswith(".") and path.is_file()

@@ -5,7 +5,7 @@ The commands check requests by it. NumPy is loaded only for data sets whose file
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:  # predictions read the table and start without the recipe's s
 
 @dataclass(frozen=True)
 class Counts:
-    """Samples of the two splits, the shape of one (height, width, channels), and the number of classes."""
+    """Samples of the two splits, the shape of one (height, width, channels), and the number of classes; `left_out` has
+    lines about what is on disk and not among them."""
 
     train: int
     val: int
     shape: tuple[int, ...]
     classes: int
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
 
 KNOWN = {
@@ -55,7 +57,7 @@ def _opened(data: Cifar10 | ImageFolder) -> Counts:
     if data.name == "imagefolder":  # nothing is read ahead here
         data = data.model_copy(update={"workers": 0})
     opened = open_dataset(data, LARGEST, seed=0)
-    return Counts(len(opened.train), len(opened.val), opened.shape, opened.classes)
+    return Counts(len(opened.train), len(opened.val), opened.shape, opened.classes, opened.left_out)
 
 
 def check_validation(samples: int) -> None:

@@ -273,7 +273,8 @@ class Dataset:
 
     `corrupt` has the samples that were replaced while reading, each with the reason. `native` says that the batches
     come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified.
-    `note` is a line for rank 0's log. `text_sha256` is that of a text.
+    `note` is a line for rank 0's log. `left_out` has lines about what is on disk and not in the data set.
+    `text_sha256` is that of a text.
     """
 
     train: Split
@@ -284,4 +285,5 @@ class Dataset:
     native: bool = False
     preprocessing: Preprocessing | None = None
     note: str | None = None
+    left_out: tuple[str, ...] = ()
     text_sha256: str | None = None

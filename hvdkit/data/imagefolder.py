@@ -1,7 +1,8 @@
 """Images in a folder for each class, the usual layout of ImageNet: path/train/<class>/*.jpg, path/val/<class>/*.jpg.
 
 Without `val`, or with the class folders directly below the path, a part of each class is held out for validation.
-A rank lists them once when it starts, compactly (1.28 million names take about 60 MB), and decodes them on demand.
+A rank lists them once when it starts (data/walk.py), compactly (1.28 million names take about 60 MB), and decodes them
+on demand. A class is a folder's name in Unicode's composed form, since file systems and archives change the form.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import os
 import random
 import sys
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.data import Shard, pixels, prefetch
+from hvdkit.data import Shard, pixels, prefetch, walk
 from hvdkit.data.augment import Stream, random_bits
 from hvdkit.data.dataset import Augmentation, Batch, Dataset, Preprocessing
 from hvdkit.errors import RequestError
@@ -32,17 +34,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _CHECKED = 1024  # files whose first bytes are read before training, spread over all of them
-_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
-_CONVERTIBLE = (".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif")
 _REPLACEMENTS = 100  # images to try in place of a corrupt one
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of one split, by class and then by name; `names` are joined, `ends` is where each name ends."""
+    """The images of one split, by class and then by name; `names` are joined, `ends` is where each name ends.
+
+    `folders` are the names of the class folders as they are on disk.
+    """
 
     folder: str
-    classes: list[str]
+    folders: list[str]
     labels: np.ndarray  # (n,) int32
     names: bytes
     ends: np.ndarray  # (n,) int64
@@ -54,29 +57,26 @@ class Listing:
         """The path of an image."""
         start = self.ends[index - 1] if index else 0
         name = os.fsdecode(self.names[start : self.ends[index]])
-        return os.path.join(self.folder, self.classes[self.labels[index]], name)  # noqa: PTH118 - for each image
+        return os.path.join(self.folder, self.folders[self.labels[index]], name)  # noqa: PTH118 - for each image
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The images of both splits. `held_out` says that `val` is a part of the training folder's images; `ignored`
-    counts the other files in the class folders by their suffix."""
+    """The images of both splits. `held_out` says that `val` is a part of the training folder's images; `left_out`
+    counts what is in the folder and in neither split, by reason. `classes` are the classes' names; a label is a place
+    in it."""
 
     train: Listing
     val: Listing
+    classes: list[str]
     held_out: bool
-    ignored: Counter[str]
+    left_out: Counter[str]
 
     @property
     def division(self) -> str:
         """How the images are divided, in a line."""
         why = ": there is no folder val, and a share of data.validation of each class is held out"
         return f"{len(self.train)} images for training, {len(self.val)} for validation{why if self.held_out else ''}"
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the class folders; a class's label is its place here."""
-        return self.train.classes
 
 
 def look(data: ImageFolder, seed: int) -> Folder:
@@ -94,28 +94,30 @@ def look(data: ImageFolder, seed: int) -> Folder:
     has_val = os.path.lexists(root / "val")
     # a folder that holds images may be called train where it is a class, beside car and bus
     train_root = root / "train" if has_val or any(_folders(root / "train")) else root
+    val_root = root / "val" if has_val else train_root
     faults: list[str] = []
-    ignored: Counter[str] = Counter()
-    classes = _classes(train_root, faults)
-    if has_val:
-        val_classes = _classes(root / "val", faults)
-        if not faults:
-            faults += _compared(root, classes, val_classes)
+    left_out: Counter[str] = Counter()
+    classes = _classes(train_root, faults, left_out)
+    val_classes = _classes(val_root, faults, left_out) if has_val else classes
+    if not faults:
+        faults += _compared(root, classes, val_classes)
     other = next((root / name for name in ("validation", "valid") if (root / name).is_dir()), None)
     if other and not has_val and train_root != root:
         faults.append(f"data.path: {root / 'val'}: no such folder, but {other} is there; rename it to val")
     if faults:
         raise RequestError("\n".join(faults))
-    names = [_images(train_root / each, faults, ignored) for each in classes]
+    names = [_images(train_root / folder, faults, left_out) for folder in classes.values()]
     if has_val:
-        val_names = [_images(root / "val" / each, faults, ignored) for each in classes]
+        val_names = [_images(val_root / val_classes[name], faults, left_out) for name in classes]
     else:
-        parts = [_parted(each, name, seed, data.validation) for each, name in zip(names, classes, strict=True)]
+        share = data.validation
+        parts = [_parted(files, folder, seed, share) for files, folder in zip(names, classes.values(), strict=True)]
         names, val_names = [part[0] for part in parts], [part[1] for part in parts]
     if faults:
         raise RequestError("\n".join(faults))
-    train = _listing(train_root, classes, names)
-    return Folder(train, _listing(root / "val" if has_val else train_root, classes, val_names), not has_val, ignored)
+    train = _listing(train_root, [*classes.values()], names)
+    val = _listing(val_root, [val_classes[name] for name in classes], val_names)
+    return Folder(train, val, [*classes], not has_val, left_out)
 
 
 def check_pillow() -> None:
@@ -145,10 +147,13 @@ def open_folder(data: ImageFolder, seed: int, shard: Shard) -> Dataset:
     corrupt: dict[str, str] = {}
     train, val = (ImageFolderSplit(listing, data, workers, corrupt) for listing in listings)
     size, resize = int(data.size), int(data.resize)
-    names = tuple(map(printable, folder.classes))
-    made = Preprocessing(names, size, pixels.MEAN, pixels.DEVIATION, resize=resize)
+    made = Preprocessing(tuple(folder.classes), size, pixels.MEAN, pixels.DEVIATION, resize=resize)
     note = folder.division if folder.held_out else None
-    return Dataset(train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made, note=note)
+    line = walk.line(data.path, folder.left_out)
+    left_out = (line,) if line else ()
+    return Dataset(
+        train, val, (size, size, 3), len(folder.classes), corrupt, preprocessing=made, note=note, left_out=left_out
+    )
 
 
 def damaged(data: ImageFolder, seed: int, seconds: float) -> tuple[dict[str, str], int, int]:
@@ -250,30 +255,41 @@ class ImageFolderSplit:
             print(f"warning: {path}: {reason}; another image takes its place", file=sys.stderr, flush=True)
 
 
-def _folders(place: Path) -> list[str]:
+def _folders(place: Path, left_out: Counter[str] | None = None) -> list[str]:
     """The names of the folders in a folder, without hidden ones; none if it is not there."""
     try:
-        with os.scandir(place) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        return walk.folders(place, left_out)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _classes(folder: Path, faults: list[str]) -> list[str]:
-    """The names of the class folders, sorted by code points."""
+def class_name(folder: str) -> str:
+    """The class of the images in a folder of this name: the same in every Unicode form of it."""
+    return unicodedata.normalize("NFC", printable(folder))
+
+
+def _classes(folder: Path, faults: list[str], left_out: Counter[str]) -> dict[str, str]:
+    """The classes, sorted by code points, and the folder of each."""
     expected = f"expected one folder a class in it, such as {folder / 'cat'}, with JPEG or PNG files"
     try:
-        names = sorted(_folders(folder)) if folder.is_dir() else None
+        names = _folders(folder, left_out) if folder.is_dir() else None
     except OSError as error:
         faults.append(f"data.path: {folder}: cannot be read ({error.strerror}); {expected}")
-        return []
+        return {}
     if not names:
-        found = "no such folder" if names is None else f"no class folders{content(folder)}"
+        found = "no such folder" if names is None else f"no class folders{walk.content(folder)}"
         faults.append(f"data.path: {folder}: {found}; {expected}")
-    return names or []
+    classes: dict[str, str] = {}
+    for name in names or []:
+        if (former := classes.setdefault(class_name(name), name)) != name:
+            faults.append(
+                f"data.path: {folder}: the folders {former!a} and {name!a} have the same name, "
+                f"{class_name(name)!r}, in two forms; move the images into one of them"
+            )
+    return dict(sorted(classes.items()))
 
 
-def _compared(root: Path, train: list[str], val: list[str]) -> list[str]:
+def _compared(root: Path, train: Iterable[str], val: Iterable[str]) -> list[str]:
     """A fault if the two splits have different classes."""
     different = sorted(set(train) ^ set(val))
     if not different:
@@ -300,26 +316,18 @@ def _parted(names: list[str], label: str, seed: int, share: float) -> tuple[list
     return [name for name in names if name not in held_out], [name for name in names if name in held_out]
 
 
-def _listing(folder: Path, classes: list[str], names: list[list[str]]) -> Listing:
-    """The images below `folder`, with the `names` of each class."""
+def _listing(folder: Path, folders: list[str], names: list[list[str]]) -> Listing:
+    """The images in these `folders` below `folder`, with the `names` of each class."""
     encoded = [os.fsencode(name) for each in names for name in each]
-    labels = np.repeat(np.arange(len(classes), dtype=np.int32), [len(each) for each in names])
+    labels = np.repeat(np.arange(len(folders), dtype=np.int32), [len(each) for each in names])
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    return Listing(str(folder), classes, labels, b"".join(encoded), lengths.cumsum())
+    return Listing(str(folder), folders, labels, b"".join(encoded), lengths.cumsum())
 
 
-def _images(folder: Path, faults: list[str], ignored: Counter[str]) -> list[str]:
-    """The names of the images in a class folder, sorted by code points. It is a fault if there are none."""
-    found = []
+def _images(folder: Path, faults: list[str], left_out: Counter[str]) -> list[str]:
+    """The names of the images in a class folder, sorted. It is a fault if there are none."""
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(".") or not entry.is_file():
-                    continue
-                if entry.name.lower().endswith(pixels.SUFFIXES):
-                    found.append(entry.name)
-                else:
-                    ignored[Path(entry.name).suffix.lower() or "no suffix"] += 1
+        found = walk.pictures(folder, pixels.SUFFIXES, left_out)
     except OSError as error:
         faults.append(f"{folder}: cannot be read ({error.strerror}); expected a folder of images")
         return []
@@ -327,25 +335,10 @@ def _images(folder: Path, faults: list[str], ignored: Counter[str]) -> list[str]
         suffixes = ", ".join(pixels.SUFFIXES)
         other = f"; if they are the classes, give data.path={folder}" if _folders(folder) else ""
         faults.append(
-            f"{folder}: no images{content(folder)}; expected files that end in {suffixes}, or no such folder{other}"
+            f"{folder}: no images{walk.content(folder)}; expected files that end in {suffixes}, or no such folder"
+            f"{other}"
         )
-    return sorted(found)
-
-
-def content(folder: Path) -> str:
-    """What a folder has that lacks what was expected, such as `, but 3 folders and 8 .webp files`, or nothing."""
-    kinds: Counter[str] = Counter()
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            suffix = Path(entry.name).suffix.lower()
-            kinds["folder" if entry.is_dir() else f"{suffix or 'other'} file"] += 1
-    parts = [
-        f"{number} {kind}{'s' if number > 1 else ''}{' (convert them to PNG)' if kind.startswith(_CONVERTIBLE) else ''}"
-        for kind, number in kinds.most_common(3)
-    ]
-    return f", but {' and '.join(parts)}" if parts else ""
+    return found
 
 
 def _no_images(listing: Listing) -> Iterator[str]:
@@ -358,5 +351,5 @@ def _no_images(listing: Listing) -> Iterator[str]:
         except OSError as error:
             yield f"{path}: cannot be read ({error.strerror}); expected a JPEG or PNG image"
             continue
-        if not start.startswith(_SIGNATURES):
+        if not pixels.looks_right(start):
             yield f"{path}: {pixels.no_image(path, start)}; mend or remove it, or set data.corrupt=replace"

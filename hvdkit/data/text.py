@@ -63,7 +63,10 @@ def open_text(data: Text | SyntheticText, context: int, vocabulary: int, seed: i
     note = (
         f"text: {len(tokens.train):,} tokens to train on, {len(tokens.val):,} for validation; SHA-256 {tokens.digest}"
     )
-    made = Dataset(splits[0], splits[1], (context,), tokens.vocabulary, note=note, text_sha256=tokens.digest)
+    made = Dataset(
+        splits[0], splits[1], (context,), tokens.vocabulary, note=note, left_out=tokens.left_out,
+        text_sha256=tokens.digest,
+    )  # fmt: skip
     return made, bytes_per_token
 
 
@@ -72,4 +75,4 @@ def count(data: Text | SyntheticText, context: int, vocabulary: int) -> Counts:
     if isinstance(data, SyntheticText):
         return Counts(data.train_windows, data.val_windows, (context,), vocabulary)
     opened, _ = open_text(data, context, vocabulary, 0)
-    return Counts(len(opened.train), len(opened.val), (context,), opened.classes)
+    return Counts(len(opened.train), len(opened.val), (context,), opened.classes, opened.left_out)

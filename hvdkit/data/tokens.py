@@ -6,26 +6,36 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from hvdkit.data import walk
 from hvdkit.errors import RequestError, RunError
 from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.recipe.data import Text
 from hvdkit.runtimes.store import cache
 
+if TYPE_CHECKING:  # ranks find the tokens made
+    from hvdkit.data.encoding import Encoding
+
 _BLOCK = 2**20  # bytes that are tokenized at once, up to the end of a line
 _LONGEST = 2**16  # bytes of a line, so that a text without line ends needs no more memory
-_FORMAT = "1"  # of the cache
+_FORMAT = "2"  # of the cache, and of what a text is
+_OTHERS = [
+    ("UTF-32", BOM_UTF32_LE), ("UTF-32", BOM_UTF32_BE), ("UTF-16", BOM_UTF16_LE), ("UTF-16", BOM_UTF16_BE),
+]  # fmt: skip
+_MOST_NULS = 10  # one in so many bytes of a text
 _SETTLED_NS = 2 * 10**9  # file systems' clocks may tick as slowly
 
 
@@ -33,7 +43,8 @@ _SETTLED_NS = 2 * 10**9  # file systems' clocks may tick as slowly
 class Tokens:
     """The tokens of the training and the validation part, (n,) each, as unsigned whole numbers below `vocabulary`.
 
-    `val_bytes` is the size of the validation part as UTF-8, `digest` the SHA-256 of the whole text.
+    `val_bytes` is the size of the validation part as UTF-8, `digest` the SHA-256 of the whole text. `left_out` has a
+    line for each thing that is not in the tokens.
     """
 
     train: np.ndarray
@@ -41,30 +52,19 @@ class Tokens:
     val_bytes: int
     vocabulary: int
     digest: str
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Record:
-    """`tokens.json` of the cache, beside `train.bin` and `val.bin`."""
+    """`tokens.json` of the cache, beside `train.bin` and `val.bin`; `left_out` is about the tokenizer."""
 
     dtype: str
     train: int
     val: int
     val_bytes: int
     vocabulary: int
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How text becomes tokens, whole numbers below `vocabulary`, and back; `digest` names it in the cache."""
-
-    vocabulary: int
-    digest: str
-    encode: Callable[[str], list[int]]
-    decode: Callable[[list[int]], str]
-
-
-BYTES = Encoding(256, "bytes", lambda text: list(text.encode()), lambda found: bytes(found).decode(errors="replace"))
+    left_out: list[str]
 
 
 @lru_cache(maxsize=1)  # the runs of a comparison have the same text
@@ -74,14 +74,23 @@ def open_tokens(data: Text) -> Tokens:
     Raises RequestError if files are missing, empty or no UTF-8, or the cache cannot be written.
     """
     digest, size = _digest(data)
-    used = encoding(data.tokens)
-    kept = hashlib.sha256(f"{_FORMAT} {digest} {used.digest} {data.validation}".encode()).hexdigest()
+    by = "bytes"
+    if data.tokens != "bytes":
+        from hvdkit.data.encoding import read
+
+        by = hashlib.sha256(read(data.tokens)).hexdigest()
+    kept = hashlib.sha256(f"{_FORMAT} {digest} {by} {data.validation}".encode()).hexdigest()
     folder = cache() / "tokens" / kept
     if not folder.is_dir():
-        _make(folder, data, size, used)
+        _make(folder, data, size, digest)
     record = _Record(**json.loads(read_bounded(folder / "tokens.json")))
     train, val = (_mapped(folder / name, record.dtype, count) for name, count in _parts(record).items())
-    return Tokens(train, val, record.val_bytes, record.vocabulary, digest)
+    left_out = [f"data.tokens: {data.tokens}: {line}" for line in record.left_out]
+    if data.path is not None:
+        others: Counter[str] = Counter()
+        files(Path(data.path).expanduser(), others)
+        left_out += [line] if (line := walk.line(data.path, others)) else []
+    return Tokens(train, val, record.val_bytes, record.vocabulary, digest, tuple(left_out))
 
 
 def _parts(record: _Record) -> dict[str, int]:
@@ -92,25 +101,29 @@ def _mapped(path: Path, dtype: str, count: int) -> np.ndarray:
     return np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
 
-def _make(folder: Path, data: Text, size: int, used: Encoding) -> None:
+def _make(folder: Path, data: Text, size: int, digest: str) -> None:
     """Write the tokens into `folder`, which is there only once it is complete."""
+    from hvdkit.data.encoding import encoding
+
+    used = encoding(data.tokens)
     vocabulary = used.vocabulary
     dtype = next(kind for kind in ("uint8", "uint16", "uint32") if vocabulary <= np.iinfo(kind).max + 1)
-    first_of_val, done, counts, val_bytes = round(size * (1 - data.validation)), 0, [0, 0], 0
+    counts, unknown = [0, 0], 0
+    parts = _Halves(data, round(size * (1 - data.validation)))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
         try:
-            with (scratch / "train.bin").open("wb") as train, (scratch / "val.bin").open("wb") as val:
-                for block in blocks(data, first_of_val):
-                    part = int(done >= first_of_val)
-                    found = np.frombuffer(block, np.uint8) if used is BYTES else used.encode(block.decode())
-                    found = np.asarray(found, dtype)
-                    (val if part else train).write(found.tobytes())
-                    counts[part] += len(found)
-                    done += len(block)
-                    val_bytes += part * len(block)
-            record = _Record(dtype, counts[0], counts[1], val_bytes, vocabulary)
+            for half, blocks_ in groupby(parts, lambda block: parts.half):
+                with (scratch / ("val.bin" if half else "train.bin")).open("wb") as file:
+                    for numbers in _numbers(blocks_, used):
+                        file.write(numbers.astype(dtype).tobytes())
+                        counts[half] += len(numbers)
+                        unknown += 0 if used.unknown is None else int((numbers == used.unknown[0]).sum())
+            if parts.read.hexdigest() != digest:
+                raise RequestError(f"data.path: {data.path}: the text has changed while it was read; start again")
+            left_out = _left_out(used, unknown, sum(counts))
+            record = _Record(dtype, counts[0], counts[1], parts.sizes[1], vocabulary, left_out)
             (scratch / "tokens.json").write_text(json.dumps(asdict(record)))
             if not folder.is_dir():
                 scratch.rename(folder)
@@ -123,6 +136,43 @@ def _make(folder: Path, data: Text, size: int, used: Encoding) -> None:
             f"{folder}: the tokens cannot be written ({error.strerror}); free space, or set XDG_CACHE_HOME to a folder "
             "of yours"
         ) from error
+
+
+class _Halves:
+    """The blocks of a text; `half` says whether the last one belongs to the part for validation, from the first line
+    after the byte `cut` on. `sizes` are those of both parts so far, `read` is the SHA-256 of all so far."""
+
+    def __init__(self, data: Text, cut: int) -> None:
+        self._data, self._cut = data, cut
+        self.half, self.sizes, self.read = 0, [0, 0], hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for block in blocks(self._data, self._cut):
+            self.half = int(sum(self.sizes) >= self._cut)
+            self.sizes[self.half] += len(block)
+            self.read.update(block)
+            yield block
+
+
+def _numbers(blocks_: Iterator[bytes], used: Encoding) -> Iterator[np.ndarray]:
+    """The tokens of a text, (n,) for each of its pieces."""
+    from hvdkit.data.encoding import BYTES, pieces
+
+    if used is BYTES:
+        yield from (np.frombuffer(block, np.uint8) for block in blocks_)
+    else:
+        for found in pieces((block.decode() for block in blocks_), used.encode):
+            yield np.asarray(found, np.int64)
+
+
+def _left_out(used: Encoding, unknown: int, total: int) -> list[str]:
+    """Lines about what the tokens do not have of the text, and what of the tokenizer's file is not used."""
+    lines = []
+    if used.unused:
+        lines.append(f"not used: its {' and '.join(used.unused)}; a text is tokenized as it is")
+    if unknown and used.unknown:
+        lines.append(f"{unknown:,} of {total:,} tokens are {used.unknown[1]!r}: it has no token for that text")
+    return lines
 
 
 def _digest(data: Text) -> tuple[str, int]:
@@ -157,7 +207,7 @@ def _known_digest(data: Text) -> Path | None:
     if any(time.time_ns() - each.st_mtime_ns < _SETTLED_NS for each in found.values()):
         return None
     marks = [(path, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for path, each in found.items()]
-    return cache() / "tokens" / "digests" / f"{hashlib.sha256(json.dumps(marks).encode()).hexdigest()}.json"
+    return cache() / "tokens" / "digests" / f"{hashlib.sha256(json.dumps([_FORMAT, marks]).encode()).hexdigest()}.json"
 
 
 def _read_digest(data: Text) -> tuple[str, int]:
@@ -178,38 +228,52 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
     if data.path is None:
         yield from _cut([line.encode() for line in _english().splitlines(keepends=True)], cut)[0]
         return
-    done = 0
-    for path in files(Path(data.path).expanduser()):
+    done, paths = 0, files(Path(data.path).expanduser())
+    for path in paths:
         offset = 0
         try:
             with open_regular(path) as file:
-                while lines := _lines(file):
+                if file.peek(3)[:3] == BOM_UTF8:
+                    offset = len(file.read(3))
+                while lines := _lines(file, closed=path != paths[-1]):
                     parts, done = _cut(lines, cut, done)
                     for part in parts:
                         part.decode()
+                        if not offset and (nuls := part.count(0)) > len(part) // _MOST_NULS:
+                            raise RequestError(
+                                f"data.path: {path}: expected UTF-8, got {nuls:,} NUL bytes among the first "
+                                f"{len(part):,}: it is UTF-16, which `iconv -f UTF-16LE -t UTF-8` converts, or no text"
+                            )
                         yield part
                         offset += len(part)
         except OSError as error:
             raise RequestError(f"data.path: {path}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
             near = error.object[max(0, error.start - 20) : error.start + 5]
+            encoded = next((name for name, mark in _OTHERS if not offset and error.object.startswith(mark)), None)
             raise RequestError(
                 f"data.path: {path}: expected UTF-8, got the byte {error.object[error.start]:#04x} at offset "
-                f"{offset + error.start:,}, in {near!r}; convert it by `iconv -t UTF-8`"
+                f"{offset + error.start:,}, in {near!r}; convert it by `iconv {f'-f {encoded} ' if encoded else ''}"
+                "-t UTF-8`"
             ) from None
 
 
-def _lines(file: BinaryIO) -> list[bytes]:
-    """The next lines, `_BLOCK` bytes or a few more; a line is cut after `_LONGEST` bytes, behind a whole character."""
+def _lines(file: BinaryIO, closed: bool) -> list[bytes]:
+    """The next lines, `_BLOCK` bytes or a few more; a line is cut after `_LONGEST` bytes, behind a whole character.
+
+    With `closed` the file's last line gets an end if it has none.
+    """
     found, size = [], 0
     while size < _BLOCK and (line := file.readline(_LONGEST)):
-        if len(line) == _LONGEST and not line.endswith(b"\n"):
+        if not line.endswith(b"\n"):
             inside = 0  # bytes of a character, at most three after its first
             after = file.read(4)
             while inside < min(3, len(after)) and after[inside] & 0xC0 == 0x80:
                 inside += 1
             line += after[:inside]
             file.seek(inside - len(after), os.SEEK_CUR)
+            if closed and inside == len(after) and not line.endswith(b"\r"):
+                line += b"\n"
         found.append(line)
         size += len(line)
     return found
@@ -223,12 +287,19 @@ def _cut(lines: list[bytes], cut: int, done: int = 0) -> tuple[list[bytes], int]
     return [part for part in parts if part], int(starts[-1])
 
 
-def files(path: Path) -> list[Path]:
-    """The file, or all files below the folder but hidden ones, sorted. Raises RequestError if there are none."""
+def files(path: Path, left_out: Counter[str] | None = None) -> list[Path]:
+    """The file, or the files of the folder and of those in it, as `walk.texts` lists them; others are counted.
+
+    Raises RequestError if there are none.
+    """
     if path.is_dir():
-        found = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+        try:
+            found = walk.texts(path, Counter() if left_out is None else left_out)
+        except OSError as error:
+            raise RequestError(f"data.path: {path}: cannot be read ({error.strerror}); expected UTF-8 files") from error
         if not found:
-            raise RequestError(f"data.path: {path}: no files in it; expected UTF-8 files")
+            has = walk.content(path)
+            raise RequestError(f"data.path: {path}: no files with text in it{has}; expected UTF-8 files")
         return found
     if not os.path.lexists(path):
         raise RequestError(f"data.path: {path}: no such file or folder; expected a UTF-8 file, or a folder of them")
@@ -240,37 +311,3 @@ def _english() -> str:
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
-
-
-def encoding(name: str) -> Encoding:
-    """`bytes`, or the tokenizer in a file (`data.tokens`).
-
-    Raises RequestError if the file cannot be read, or the package that reads it is not installed.
-    """
-    if name == "bytes":
-        return BYTES
-    path = Path(name).expanduser()
-    try:
-        content = read_bounded(path)
-    except OSError as error:
-        raise RequestError(
-            f"data.tokens: {path}: cannot be read ({error.strerror}); expected bytes, or a file of `hvdkit tokenizer "
-            "train`"
-        ) from error
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise RequestError(
-            f"data.tokens: {name}: the package tokenizers is not installed; run `python -m pip install tokenizers` in "
-            f"the environment of {sys.executable}"
-        ) from None
-    try:
-        found = Tokenizer.from_buffer(content)
-    except Exception as error:  # the package raises no other class
-        reason = " ".join(str(error).split())[:100]
-        raise RequestError(
-            f"data.tokens: {path}: no tokenizer ({reason}); expected a file of `hvdkit tokenizer train`"
-        ) from error
-    return Encoding(
-        found.get_vocab_size(), hashlib.sha256(content).hexdigest(), lambda text: found.encode(text).ids, found.decode
-    )

@@ -66,9 +66,6 @@ def decide(recipe: Recipe, earlier: Recipe | None = None, speed: Callable[[], fl
         f"model.classes: {recipe.model.classes}; data.size: {data.size}, where {recipe.model.name} is made for {usual} "
         f"pixels, and the images have {side or 'an unknown number'} on their shorter side (median)",
     ]
-    if folder.ignored:
-        files = ", ".join(f"{number} {suffix}" for suffix, number in folder.ignored.most_common(5))
-        found.append(f"{root}: {sum(folder.ignored.values())} other files are ignored: {files}")
     return Decision(recipe, found, _doubts(recipe, data, folder, speed) if speed else [])
 
 
@@ -86,7 +83,7 @@ def _filled(recipe: Recipe, classes: int | str, size: int | str, resize: int | s
 def _few(folder: Folder) -> list[str]:
     """A line if classes have a single image for training."""
     images = np.bincount(folder.train.labels, minlength=len(folder.classes))
-    single = [imagefolder.printable(name) for name, number in zip(folder.classes, images, strict=True) if number == 1]
+    single = [name for name, number in zip(folder.classes, images, strict=True) if number == 1]
     if not single:
         return []
     names = ", ".join(map(repr, single[:_SHOWN])) + (", …" if len(single) > _SHOWN else "")
@@ -103,8 +100,22 @@ def _architecture(recipe: Recipe) -> resnet.ResNet:
 
 
 def _named(folder: Folder) -> str:
-    names = [imagefolder.printable(name) for name in folder.classes]
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    names = [name if name.isprintable() else repr(name) for name in folder.classes[:_SHOWN]]
+    return ", ".join(names) + (", …" if len(folder.classes) > _SHOWN else "")
+
+
+def _alike(folder: Folder) -> list[str]:
+    """A line for classes whose names differ only in case or in spaces around them."""
+    names: dict[str, str] = {}
+    pairs = [(former, name) for name in folder.classes if (former := names.setdefault(_core(name), name)) != name]
+    return [
+        f"{folder.train.folder}: {former!r} and {name!r} are two classes; if they are one, move the images together"
+        for former, name in pairs[:_SHOWN]
+    ]
+
+
+def _core(name: str) -> str:
+    return " ".join(name.split()).casefold()
 
 
 def _median_side(listing: Listing) -> int | None:
@@ -121,7 +132,7 @@ def _median_side(listing: Listing) -> int | None:
 
 def _doubts(recipe: Recipe, data: ImageFolder, folder: Folder, speed: Callable[[], float]) -> list[str]:
     """What fits together, but hardly as it was meant; each with the key to set."""
-    doubts, size, count = _few(folder), int(data.size), len(folder.classes)
+    doubts, size, count = _few(folder) + _alike(folder), int(data.size), len(folder.classes)
     if recipe.model.weights is None and int(recipe.model.classes) > count:
         doubts.append(
             f"model.classes: the model has {recipe.model.classes} classes, the folder {count}; set "

@@ -118,8 +118,9 @@ def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | N
     check_alike(adapter, world, flat(recipe))
     task = script.task(recipe)
     dataset = task.open_data(mesh.shard) if dataset is None else dataset
-    if dataset.note and world.rank == 0:
-        print(dataset.note, flush=True)
+    for line in (dataset.note, *dataset.left_out):
+        if line and world.rank == 0:
+            print(line, flush=True)
     return Setup(adapter, script, recipe, mesh, dataset, task, task.architecture(dataset.shape))
 
 
