@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 from safetensors.numpy import load, save
 
+from hvdkit.baselines.registry import RIVALS
 from hvdkit.baselines.rendezvous import Rendezvous
 from hvdkit.core.mesh import Mesh
 from hvdkit.core.seam import Op, Tensor
@@ -35,6 +36,11 @@ class Baseline:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["own"], name)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it supports losses that return (sum, count)."""
+        return RIVALS[self.RIVAL].counts
 
     def strategy(self, mesh: Mesh, recipe: Recipe) -> Strategy:
         """How this baseline averages gradients. By default it does not."""

@@ -46,6 +46,9 @@ class OneByOne(Strategy):
             means[name] = sent.astype(gradient.dtype) if self._half else sent
         return means
 
+    def mean_count(self, session: Any, count: mx.nd.NDArray) -> mx.nd.NDArray:
+        return hvd.allreduce(count, average=True, name=f"gradients.{self._number}.count")
+
 
 class Plain(Baseline):
     """Averages gradients like hvd.DistributedTrainer.

@@ -16,7 +16,8 @@ class Rival:
     """A baseline: the frameworks that have it, its description, and the smallest number of ranks.
 
     Without `averaging`, each process trains on its own, so its results cannot be checked for parity. Without
-    `travels`, it runs on this machine only. `compresses` and `accumulates` say whether it supports these recipe keys.
+    `travels`, it runs on this machine only. `compresses` and `accumulates` say whether it supports these recipe keys,
+    `counts` whether a loss may be (sum, count), as with `loss.ignored_label` and `loss.class_weights`.
     `sharding` has the values of that key with which it trains. One that has others than `none` shards in its own way,
     has the optimizers of its framework only, and no loss scaling; its results have `state_bytes`. `precisions` are
     those that it can train in, `runtime` is the one of `runtimes.pins.BASELINES` that it needs, if not the framework's.
@@ -29,6 +30,7 @@ class Rival:
     travels: bool = False
     compresses: bool = False
     accumulates: bool = True
+    counts: bool = False
     sharding: tuple[str, ...] = ("none",)
     precisions: tuple[str, ...] = ("fp32", "fp64", "bf16", "fp16")
     runtime: str | None = None
@@ -48,8 +50,9 @@ RIVALS = {
         least_np=1,
         travels=True,
         compresses=True,
+        counts=True,
     ),
-    "ddp": Rival(("pytorch",), "torch.nn.parallel.DistributedDataParallel"),
+    "ddp": Rival(("pytorch",), "torch.nn.parallel.DistributedDataParallel", counts=True),
     "zero_redundancy": Rival(
         ("pytorch",),
         "DistributedDataParallel with torch.distributed.optim.ZeroRedundancyOptimizer",
@@ -79,6 +82,7 @@ RIVALS = {
         "as many processes at once without a word between them: the limit",
         averaging=False,
         compresses=True,
+        counts=True,
     ),
 }
 
@@ -147,6 +151,8 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
         "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
         "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
+        "does not support loss.ignored_label and loss.class_weights; leave them out": recipe.loss.counts
+        and not rival.counts,
         f"does not have sharding={recipe.sharding}; choose {' or '.join(rival.sharding)}": recipe.sharding
         not in rival.sharding,
         f"does not support precision={recipe.precision}; choose {' or '.join(rival.precisions)}": recipe.precision

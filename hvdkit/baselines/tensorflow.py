@@ -41,6 +41,9 @@ class OneByOne(Strategy):
             for index, (name, gradient) in enumerate(gradients.items())
         }
 
+    def mean_count(self, session: Any, count: tf.Tensor) -> tf.Tensor:
+        return hvd.allreduce(count, op=hvd.Average, name="count", ignore_name_scope=True)
+
 
 class Plain(base.Baseline):
     """Averages gradients like hvd.DistributedGradientTape."""

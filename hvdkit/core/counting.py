@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ class Counting:
         self.counts = count is not None
         if count is None:
             return value
-        if rival := rival_of(self._adapter):
+        rival = rival_of(self._adapter)
+        if rival and not getattr(self._adapter, "counts", False):
             raise RequestError(f"--rival {rival}: expected a loss that returns one value, got (sum, count)")
         self.batch = count * self.unit
         return value * self.unit
@@ -74,25 +76,27 @@ class Counting:
         An update whose batches count nothing on any rank changes nothing.
         """
         ops = self._adapter.tensors
-        count = self.batch
-        if batches is not None:
-            count = self._sum / scalar(self._adapter, batches, self._sum)
-        ops.assign(self._last, count)
-        mean = session.strategy.mean_count(session, count)
+        mean = self.taken(partial(session.strategy.mean_count, session), batches)
         if session.strategy.linear:
             means = average(gradients)
             ops.when(mean > 0, lambda: session.update(self.divided(means, mean)), _nothing)
         else:  # what such a strategy keeps for later updates is in the unit of their means
             ops.when(mean > 0, lambda: session.update(average(self.divided(gradients, mean))), _nothing)
+
+    def taken(self, mean_count: Callable[[Tensor], Tensor], batches: Any = None) -> Tensor:
+        """The mean count over ranks of the last batch, or of so many whose counts were added; collective."""
+        assign, count = self._adapter.tensors.assign, self.batch
         if batches is not None:
-            ops.assign(self._sum, self._sum * 0)
+            count = self._sum / scalar(self._adapter, batches, self._sum)
+            assign(self._sum, self._sum * 0)
+        assign(self._last, count)
+        return mean_count(self._last * 1)
 
     def probed(
         self, session: Session, own: dict[str, Tensor], gradients: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a rank contributes to the mean gradients of one batch a rank, and these; collective."""
-        mean, average = session.strategy.mean_count(session, self.batch), session.strategy.average
-        self._adapter.tensors.assign(self._last, self.batch)
+        mean, average = self.taken(partial(session.strategy.mean_count, session)), session.strategy.average
         own = self.divided(own, mean)
         if session.strategy.linear:
             return own, self.divided(average(session, gradients), mean)

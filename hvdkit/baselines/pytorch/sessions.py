@@ -34,9 +34,13 @@ class ByHandSession(Session):
         for number, batch in enumerate(batches):
             with nullcontext() if number == len(batches) - 1 else self._without_communication():
                 losses.append(self._backward_of(batch, len(batches))[1])
+            if self.counting is not None:
+                self.counting.add()
         self._synchronize()
-        self._step()
-        return torch.stack(losses).mean()
+        if self._divide(len(batches)):
+            self._step()
+        loss = torch.stack(losses).mean()
+        return loss if self.counting is None else self.counting.mean(loss)
 
     def gradients(self, batch: Batch) -> Gradients:
         """Own gradients of a first backward pass without communication, averaged ones of a second pass."""
@@ -44,6 +48,7 @@ class ByHandSession(Session):
         self._begin(2)
         with self._without_communication():
             logits, loss = self._backward_of(batch, 1)
+        self._divide()
         mine = self._arrays(self.update.unscaled(self.trainable.gradients()))
         for buffer, before in zip(self.trainable.buffers.values(), statistics, strict=True):
             buffer.copy_(before)  # the second pass must not update them again
@@ -51,8 +56,19 @@ class ByHandSession(Session):
             parameter.grad = None
         self._backward_of(batch, 1)
         self._synchronize()
+        self._divide()
         averaged = self._arrays(self.update.unscaled(self.trainable.gradients()))
+        loss = loss if self.counting is None else self.counting.mean(loss)
         return Gradients(own.to_numpy(logits), float(loss), mine, averaged)
+
+    def _divide(self, batches: float | None = None) -> bool:
+        """Divide the gradients of sums by the mean count over all ranks; whether there is an update."""
+        if self.counting is None or not self.counting.counts:
+            return True
+        allreduce = self.adapter.allreduce
+        mean = self.counting.taken(lambda count: allreduce([count], "average", "count")[0], batches)
+        self.counting.divided(self.trainable.gradients(), mean)  # in place
+        return bool(mean > 0)
 
     def _begin(self, parts: int) -> None:
         for parameter in self.trainable.trained.values():
