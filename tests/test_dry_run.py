@@ -80,6 +80,77 @@ def test_the_same_as_json(inside: Hvdkit, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["epochs=2", "schedule.warmup_epochs=10"],
+            [
+                "schedule.warmup_epochs: 10 are 220 steps, and the run ends after 44 steps (2 epochs): "
+                "the learning rate rises to 0.0598 and never reaches 0.1"
+            ],
+        ),
+        (["epochs=1"], ["schedule.warmup_epochs: 1 are 22 steps, and the run ends after 22 steps (1 epoch): "]),
+        (
+            ["epochs=2", "schedule.decay=step", "schedule.milestones=[1, 2, 30]"],
+            ["schedule.milestones: 2, 30: the run ends after 44 steps (2 epochs), before them"],
+        ),
+        (
+            ["epochs=4", "steps=44"],
+            [
+                "steps: the run ends after 44 steps (2 epochs), and the schedule is for 4 epochs: the "
+                "learning rate is 0.077 at the end, of 0.1"
+            ],
+        ),
+        (
+            ["epochs=4", "steps=44", "schedule.decay=polynomial"],
+            ["steps: the run ends after 44 steps (2 epochs), and "],
+        ),
+        (["epochs=4", "steps=44", "schedule.decay=constant"], []),
+        (["accumulate=23", "warmup_steps=0"], ["accumulate: 23 batches make an update, and an epoch has 22"]),
+        (
+            ["checkpoint.every_epochs=9"],
+            ["checkpoint.every_epochs: every 9 epochs, and the run ends after 176 steps (8 e"],
+        ),
+        (
+            ["checkpoint={every_epochs: 0, every_steps: 177}"],
+            ["checkpoint.every_steps: every 177 steps, and the run end"],
+        ),
+        (["checkpoint={every_epochs: 9, every_steps: 176}"], []),
+        (
+            ["check_ranks=177"],
+            ["check_ranks: every 177 steps, and the run ends after 176 steps (8 epochs): it never h"],
+        ),
+        (["log_every=177"], ["log_every: every 177 steps, and "]),
+        (["sync={every: 177}"], ["sync.every: every 177 steps, and "]),
+        (
+            ["sync={every: 8, start: 8}"],
+            ["sync.start: 8, and the run ends after 176 steps (8 epochs): no update is a "],
+        ),
+        (["elastic={max_np: 2, commit_every: 177}"], ["elastic.commit_every: every 177 steps, and "]),
+        (
+            ["compression={method: topk, warmup_epochs: 8}"],
+            ["compression.warmup_epochs: the run ends after 176 steps (8"],
+        ),
+        (["early_stopping={patience: 7}"], ["early_stopping.patience: 7 epochs after the first one, and the run ends"]),
+        (["early_stopping={patience: 6}"], []),
+        (
+            ["warmup_steps=176"],
+            ["warmup_steps: throughput leaves out the first 176 steps, and the run ends after 176 s"],
+        ),
+        (
+            ["tune=measure"],
+            ["tune: 12 short runs come first, to choose settings, of 50 updates each: more than the run"],
+        ),
+        ([], []),
+    ],
+)
+def test_what_never_happens_is_said(overrides: list[str], told: list[str], inside: Hvdkit) -> None:
+    notes = shown(inside, "train", DIGITS, "-np", 2, *overrides, notes=None).notes
+    assert len(notes) == len(told), notes
+    assert all(note.startswith(line) for note, line in zip(notes, told, strict=True)), notes
+
+
 def test_memory_follows_the_recipe(inside: Hvdkit) -> None:
     def memory(*overrides: str) -> Parts:
         found = shown(inside, "train", DIGITS, "-np", 2, *overrides).runs[0].memory

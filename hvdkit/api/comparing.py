@@ -66,7 +66,8 @@ def compare(
     inputs = [loaded.model.weights, as_path(baseline), as_path(parity)]
     dry = ("of_comparison", loaded, schedule, proof, place)
     with claimed(place, overwrite, resume, inputs, dry) as folder:
-        say([*compare_.left_out(rivals, names, nps), *max(schedule.plans, key=lambda plan: plan.np).warnings])
+        largest = max(schedule.plans, key=lambda plan: plan.np)
+        say([*compare_.left_out(rivals, names, nps), *largest.warnings, *largest.unreached])
         if isinstance(proof, ParityPlan):
             with StageProgress("parity", len(proof.plans), began) as stages:
                 proof = compare_.prove(proof, folder, stages.begin, resume)

@@ -80,7 +80,7 @@ def train(
     with claimed(place, overwrite, resume, [loaded.model.weights], dry=("of_train", plan, place, resume)) as folder:
         if loaded.checkpoint and out is None:
             say([f"no --out: checkpoints go to {place}; --out {place} --resume goes on from them"])
-        say(plan.warnings)
+        say([*plan.warnings, *plan.unreached])
         with RunProgress([plan.title]) as progress, tracking.Trackers(names, show_line) as trackers:
             result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)
     say(doubts(result))

@@ -17,7 +17,7 @@ from hvdkit.commands.compare import Schedule
 from hvdkit.commands.parity import ParityPlan
 from hvdkit.commands.plan import Plan, environment, program
 from hvdkit.commands.profile import ProfilePlan
-from hvdkit.core.step_plan import StepPlan
+from hvdkit.core.step_plan import NOTED, StepPlan
 from hvdkit.core.tuning import CHOSEN, listed
 from hvdkit.errors import RequestError
 from hvdkit.launch.hosts import place
@@ -45,9 +45,14 @@ _MOST_FORMER = 500  # results that are looked at for one of the same recipe
 
 def of_train(plan: Plan, out: Path, resume: bool) -> DryRun:
     """What `hvdkit train` would start. Raises RequestError if it could not go on from the checkpoints in `out`."""
-    found = _described("train", plan.recipe, out, [(plan, 1)])
+    found = _described("train", plan.recipe, out, [(plan, 1)], plan.unreached)
     if tune.searches(plan):
-        found.notes.append(f"tune: {tune.ROUNDS * len(tune.SETTINGS)} short runs come first, to choose settings")
+        short, updates = tune.ROUNDS * len(tune.SETTINGS), tune.WARMUP_STEPS + tune.STEPS
+        few = (found.runs[0].steps or math.inf) < short * updates
+        found.notes.append(
+            f"tune: {short} short runs come first, to choose settings"
+            + (f", of {updates} updates each: more than the run itself has" if few else "")
+        )
     if not resume:
         return found
     if train.finished(plan, out):
@@ -66,7 +71,8 @@ def of_train(plan: Plan, out: Path, resume: bool) -> DryRun:
 
 def of_comparison(recipe: Recipe, schedule: Schedule, proof: ParityPlan | Parity | None, out: Path) -> DryRun:
     """What `hvdkit compare` would start."""
-    found = _described("compare", recipe, out, [(plan, schedule.rounds) for plan in schedule.plans])
+    plans = [(plan, schedule.rounds) for plan in schedule.plans]
+    found = _described("compare", recipe, out, plans, max(schedule.plans, key=lambda plan: plan.np).unreached)
     if isinstance(proof, ParityPlan):
         found.notes.append(
             f"first a parity check of {proof.steps} steps: {', '.join(proof.names)} must compute the same"
@@ -115,6 +121,7 @@ def _run(plan: Plan, times: int, former: list[tuple[Path, TrainResult]]) -> Plan
     steps = StepPlan(recipe, samples.train, size) if samples else None
     added = environment(plan)
     added.pop("HVDKIT_STARTED")
+    added.pop(NOTED, None)
     tuning: dict[str, dict[str, Any]] = json.loads(added.pop(CHOSEN, "{}"))
     device = "gpu" if recipe.device == "gpu" else "cpu"
     if plan.rival is None and (recipe.device != "auto" or not plan.runtime.gpu):

@@ -19,6 +19,7 @@ from hvdkit.commands.checks import Use
 from hvdkit.commands.debug_logs import VARIABLES
 from hvdkit.core import tuning
 from hvdkit.core.precision import unsupported
+from hvdkit.core.step_plan import NOTED, StepPlan
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.data.counts import Counts
 from hvdkit.defaults import FRAMEWORK
@@ -70,6 +71,14 @@ class Plan:
         on_gpus = self.recipe.device == "gpu" or (self.recipe.device == "auto" and self.runtime.gpu)
         left_out = self.samples.left_out if self.samples else ()
         return [*left_out, *([] if on_gpus else self.placement.crowding)]
+
+    @property
+    def unreached(self) -> list[str]:
+        """Lines for what the recipe asks for and never happens in training; the ranks have them where samples are not
+        known yet."""
+        if self.samples is None:
+            return []
+        return StepPlan(self.recipe, self.samples.train, checks.world_size(self.np, self.rival)).unreached()
 
     def by(self, script: Path) -> Plan:
         """The same run with another script."""
@@ -197,6 +206,8 @@ def program(plan: Plan) -> list[str]:
 def environment(plan: Plan) -> dict[str, str]:
     """What the run adds to the ranks' environment: a framework reads its number of threads when it is loaded."""
     added = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
+    if plan.samples is not None:
+        added[NOTED] = "1"
     if plan.pinned:
         added["HVDKIT_PIN"] = "1"
     if len(plan.placement.hosts) == 1 or plan.placement.separate_networks:  # another machine may have other cores

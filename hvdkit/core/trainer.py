@@ -74,6 +74,7 @@ class Loop:
         self._unread: list[Tensor] = []  # losses still on the device
         self._counts: list[float] = []  # of the same updates, if the loss is a sum and a count
         self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
+        self.notes: list[str] = []  # for the next line too, which comes when it is due
         self.enter_epoch(self.progress.epoch)
         if recipe.early_stopping and not self.progress.samples:  # it may have stopped before
             self._look_whether_to_stop(self.progress.epoch)
@@ -265,7 +266,7 @@ class Loop:
         return self._task.units * sum(self.step_samples[-steps:]) / sum(seconds) if seconds else 0.0
 
     def _write(self, loss: float, speed: float, **rest: Any) -> None:
-        warnings, self.warnings = self.warnings, []
+        warnings, self.warnings, self.notes = [*self.warnings, *self.notes], [], []
         self._metrics_file.write(
             MetricLine(
                 step=self.progress.step,

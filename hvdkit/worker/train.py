@@ -20,7 +20,7 @@ from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
 from hvdkit.core.state import digest
-from hvdkit.core.step_plan import Progress
+from hvdkit.core.step_plan import NOTED, Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trainer import Loop
 from hvdkit.errors import Stopped
@@ -130,9 +130,9 @@ def _train(
         commit=keeper.commit if commits else None,
         asked_to_stop=heartbeat.asked_to_stop if keeps else None,
     )
-    loop.warnings = warnings
+    loop.warnings, loop.notes = warnings, [] if NOTED in os.environ else loop.plan.unreached()
     if mesh.is_root:
-        print("".join(f"warning: {each}\n" for each in warnings), end="", flush=True)
+        print("".join(f"warning: {each}\n" for each in [*warnings, *loop.notes]), end="", flush=True)
     started = time.perf_counter()
     try:
         session.fit(loop)
