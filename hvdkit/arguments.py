@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from hvdkit import paths
 from hvdkit.errors import Faults, RequestError
 
 PathLike = str | os.PathLike[str]
@@ -30,21 +31,31 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> R:
         try:
-            given = signature.bind(*arguments, **options).arguments
+            bound = signature.bind(*arguments, **options)
         except TypeError as error:
             if "overrides" in signature.parameters:
                 error.add_note('keys of the recipe are given in a dictionary, such as overrides={"epochs": 2}')
             raise
         faults = Faults()
-        for name, value in given.items():
+        for name, value in bound.arguments.items():
             kind = str(signature.parameters[name].annotation)
             is_one, expected = _KINDS[kind.removesuffix(" | None")]
+            if is_one(value) and kind.startswith(_PATH_KINDS):
+                with faults.collected():
+                    bound.arguments[name] = with_home(value)
             if not (is_one(value) or (value is None and kind.endswith(" | None"))):
                 faults.append(f"{name}: expected {expected}, got {value!r}")
         faults.report()
-        return function(*arguments, **options)
+        return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def with_home(value: Any) -> Any:
+    """A path, or each of several, with the home folder in place of `~`; anything else as it is. Raises RequestError."""
+    if isinstance(value, list | tuple):
+        return [with_home(each) for each in value]
+    return paths.expanded(value) if _is_path(value) and os.fspath(value).startswith("~") else value
 
 
 def texts(name: str, given: Settings) -> list[str]:
@@ -131,6 +142,7 @@ def _is_profile(value: object) -> bool:
     return _is_path(value) or hasattr(value, "folder")
 
 
+_PATH_KINDS = ("PathLike", "Paths", "AnyRecipe")  # as the annotations of paths begin
 # Annotations of parameters, as they are written: whether a value is of that kind, and what is expected.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "True or False"),

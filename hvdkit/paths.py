@@ -35,6 +35,18 @@ _PREPARED = {_LOCK, _REPLACED, "config.yaml", "request.json", "logs", "debug", "
              "timeline.json"}  # fmt: skip
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with `~` or `~user` replaced by the home folder: a shell leaves them as they are after `=`.
+
+    Raises RequestError for a user that this machine does not know, unless there is a file of that name.
+    """
+    found = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    if str(found).startswith("~") and not os.path.lexists(found):
+        user = found.parts[0]
+        raise RequestError(f"{path}: there is no user {user[1:]!r}; ./{path} is a path that begins with {user!r}")
+    return found
+
+
 def recipes() -> Path:
     """The folder of recipes and scripts: inside an installed package, next to it in a checkout."""
     package = Path(hvdkit.__file__).resolve().parent

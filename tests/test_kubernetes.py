@@ -316,3 +316,30 @@ def test_without_kubectl_or_a_login(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.startswith("--apply: kubectl cannot be run (No such file")) == (2, True)
     assert "leave out --apply" in done.stderr and str(tmp_path) not in done.stderr, "no file that is not there"
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_note_lists_what_the_image_or_a_volume_must_have(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import helper")
+    (tmp_path / "helper.py").write_text("")
+    told = "the image or a volume must have, as the manifest has the recipe alone: "
+    script = f"model.script {tmp_path}/net.py with helper.py beside it"
+    recipe = schema.load(Path(__file__).parents[1] / "recipes" / f"{RECIPE}.yaml").model_dump(mode="json")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe | {"model": {"name": "resnet20", "weights": "/w/w.pt"}}))
+    for asked, line in (
+        ([RECIPE, "model={name: own, script: net.py}"], [told + script]),
+        (["mine.yaml"], [told + "model.weights /w/w.pt"]),
+        (["mine.yaml", "--volume", "claim:/w"], []),
+        (["mine.yaml", "--volume", "claim:/wide"], [told + "model.weights /w/w.pt"]),
+        ([RECIPE], []),
+    ):
+        done = call(tmp_path, "submit", *asked, *ASKED, "--out", "job.yaml", "--overwrite")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1:-1] == line, done.stdout
+
+
+@pytest.mark.parametrize("text", ["12e3", "1E5", "0o17", "1_000", "007", "1.5", "on", "null", "0x1F", "2026-01-01"])
+def test_words_stay_words_for_kubernetes(text: str) -> None:
+    """A YAML 1.2 parser takes 12e3, such as a commit's, for a number; quoted words are texts for every parser."""
+    made = Pods("digits", "example.org/hvdkit", "runs", 2, node_selectors=(f"commit={text}",))
+    written = manifest(made, "name: x\n", [], elastic=False)
+    assert f"commit: '{text}'" in written, written

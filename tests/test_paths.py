@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT, Hvdkit
 
+import hvdkit
 from hvdkit import paths
 from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
 
 
 def test_a_claimed_folder_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
@@ -112,3 +115,35 @@ def test_what_a_killed_command_had_replaced_is_protected(tmp_path: Path) -> None
     with paths.claimed(tmp_path, overwrite=True):
         pass
     assert content(tmp_path) == {}
+
+
+def test_a_tilde_is_the_home_folder_in_every_option_and_key(
+    inside: Hvdkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves it as it is after `=`, as in --out=~/run and data.path=~/photos."""
+    home = tmp_path / "my home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    (home / "hosts").write_bytes("\ufefflocalhost slots=2 # here\r\n".encode())
+    (home / "recipe.yaml").write_text((ROOT / "recipes" / "resnet20-digits.yaml").read_text())
+    (home / "net.py").touch()
+    done = inside("train", "~/recipe.yaml", "--out=~/run", "-H", "~/hosts", "-np", 2, "--dry-run")
+    assert done.returncode == 0 and f"{home}/run" in done.stdout, done.stderr
+    for key, told in (
+        ("model.weights=~/w.safetensors", f"model.weights: {home}/w.safetensors: cannot be read"),
+        ("data={name: imagefolder, path: ~/photos}", f"data.path: {home}/photos"),
+        ("data={name: cifar10, path: ~/c}", f"{home}/c"),
+        ("data={name: native, module: ~/pipe.py}", f"data.module: {home}/pipe.py: no such file"),
+        ("--out=~nobody-here/run", "~nobody-here/run: there is no user 'nobody-here'"),
+        ("--hosts=~/none", f"{home}/none: cannot be read"),
+    ):
+        done = inside("train", "~/recipe.yaml", key, "--framework", "pytorch", "--dry-run")
+        assert done.returncode == 2 and told in done.stderr, done.stderr
+    assert schema.load(home / "recipe.yaml", ["model={name: own, script: ~/net.py}"]).model.script == f"{home}/net.py"
+    text = schema.load(ROOT / "recipes" / "gpt-tiny.yaml", ["data.path=~/a", "data.tokens=~/t.json"]).data
+    assert (text.path, text.tokens) == (f"{home}/a", f"{home}/t.json")
+    found = hvdkit.submit("~/recipe.yaml", out="~/job.sbatch", run="~/run")
+    assert found.file == home / "job.sbatch" and f"--out '{home}/run'" in found.file.read_text()
+    with pytest.raises(RequestError, match="there is no user 'nobody-here'"):
+        hvdkit.submit("~/recipe.yaml", out="~nobody-here/w")
+    assert not (tmp_path / "~").exists()

@@ -44,7 +44,7 @@ def test_a_script_that_a_person_can_read(tmp_path: Path) -> None:
     assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
         "--job-name=resnet20-digits", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=8",
         "--gpus-per-node=4", "--time=1-00:00:00", "--partition=gpu,fast", "--account=lab", "--constraint=a100|h100",
-        f"--output={tmp_path}/runs/my run-%j.log", "--open-mode=append", "--requeue", "--signal=B:USR2@120",
+        f'--output="{tmp_path}/runs/my run-%j.log"', "--open-mode=append", "--requeue", "--signal=B:USR2@120",
         "--mail-type=END",
     ]  # fmt: skip
     [command] = [shlex.split(line) for line in lines if line.endswith(" &")]
@@ -66,7 +66,7 @@ def test_an_array_has_a_recipe_and_a_folder_for_each_task(tmp_path: Path) -> Non
     script = tmp_path / "runs" / "my grid.sbatch"
     text = script.read_text()
     assert "\n#SBATCH --array=0-3\n#SBATCH --nodes=1\n" in text
-    assert f"\n#SBATCH --output={tmp_path}/runs/my grid-%A_%a.log\n" in text
+    assert f'\n#SBATCH --output="{tmp_path}/runs/my grid-%A_%a.log"\n' in text
     assert '\n    scontrol requeue "$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"\n' in text
     assert "\n# Task 2: seed=2 optimizer.learning_rate=0.1\n" in text
     recipes = [schema.load(tmp_path / "runs" / f"my grid-{task}.yaml") for task in range(4)]
@@ -120,6 +120,8 @@ def test_the_function_writes_what_the_command_writes(tmp_path: Path, monkeypatch
         (["--partition", "x\n#SBATCH --uid=0"], "--partition 'x"),
         (["--account", "$(id)"], "--account '$(id)': expected a name"),
         (["--constraint", "a;b"], "--constraint 'a;b': expected features"),
+        (["--run", "a\nb"], "/a\\nb': expected no control characters"),
+        (["--out", "a\\b.sbatch"], "a\\b.sbatch: expected no backslash in it"),
         (["--line", "rm -rf /"], "--line 'rm -rf /': expected an option of sbatch"),
         (["--line", "--mail-type=END\nrm"], "--line '--mail-type=END"),
         (["checkpoint=null"], "checkpoint: expected one"),
@@ -140,6 +142,69 @@ def test_without_sbatch_nothing_is_left(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.startswith("--apply: sbatch cannot be run")) == (2, True), done.stderr
     assert "leave out --apply" in done.stderr and "job.sbatch" not in done.stderr, "no file that is not there"
     assert not list(tmp_path.iterdir())
+
+
+def word(line: str) -> str:
+    """The first word of what follows #SBATCH, as sbatch reads it (src/sbatch/opt.c, _get_argument)."""
+    found, quote, escaped = "", "", False
+    for sign in line:
+        if escaped:
+            found, escaped = found + sign, False
+        elif sign == "\\":
+            escaped = True
+        elif quote:
+            found, quote = (found, "") if sign == quote else (found + sign, quote)
+        elif sign in "\"'":
+            quote = sign
+        elif sign in " \t\n\v\f\r#":
+            break
+        else:
+            found += sign
+    assert not quote, "sbatch: Unmatched quote"
+    return found
+
+
+def filled(pattern: str, numbers: dict[str, str]) -> str:
+    """The name of a file that Slurm makes of a pattern (slurmstepd/fname.c)."""
+    assert "\\" not in pattern, "Slurm would fill in nothing"
+    return re.sub("%(.)", lambda match: "%" if match[1] == "%" else numbers[match[1]], pattern)
+
+
+PATHS = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="\\/"), min_size=1, max_size=20)
+
+
+@given(PATHS, st.booleans())
+def test_the_log_is_where_the_path_says(folder: str, array: bool) -> None:
+    """Spaces, %, quotes, #, $ and any letters, for a job and for a task of an array."""
+    log = Path("/runs") / folder / f"job-{sbatch.NUMBERS}.log"
+    text = sbatch.script(Resources(2), "name", ["true"], Path("/run"), log, ["a", "b"] if array else ())
+    [line] = [line for line in text.split("\n") if "--output=" in line]
+    numbers = {"A": "7", "a": "1"} if array else {"j": "7"}
+    expected = f"/runs/{folder}/job-{'7_1' if array else '7'}.log"
+    assert filled(word(line.removeprefix("#SBATCH ")), numbers) == f"--output={Path(expected)}"
+
+
+def test_what_a_job_reads_is_said_and_has_whole_paths(tmp_path: Path) -> None:
+    """A job may be handed over in another folder, and runs on nodes that see only what is shared."""
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "net.py").write_text("import helper, numpy\nfrom layers.norm import Norm\nimport hvdkit\n")
+    (tmp_path / "nets" / "helper.py").write_text("import deeper\n")
+    (tmp_path / "nets" / "deeper.py").write_text("")
+    (tmp_path / "nets" / "unused.py").write_text("")
+    (tmp_path / "nets" / "layers").mkdir()
+    (tmp_path / "nets" / "layers" / "norm.py").write_text("")
+    asked = ["model={name: own, script: nets/net.py, options: {table: /etc/hosts, text: /no/file}}", "--run", "run"]
+    done = call(tmp_path, "submit", RECIPE, *asked, "data={name: native, module: pipe.py}", "schedule.scale=none")
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("all nodes must see: ")]
+    place, pipe = tmp_path / "nets" / "net.py", tmp_path / "pipe.py"
+    assert f"model.script {place} with " in line and f"data.module {pipe}" in line, line
+    assert {"helper.py", "deeper.py", "layers"} == set(line.partition(" with ")[2].partition(" beside")[0].split(", "))
+    assert "model.options.table /etc/hosts" in line and "/no/file" not in line
+    recipe = schema.load(tmp_path / "run.yaml")
+    assert (recipe.model.script, recipe.data.module) == (str(place), str(pipe))
+    plain = call(tmp_path, "submit", RECIPE, "--run", "plain")
+    assert plain.returncode == 0 and len(plain.stdout.splitlines()) == 2, plain.stdout
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=3), st.text(min_size=1, max_size=20))

@@ -113,6 +113,11 @@ class _Command(TyperCommand):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        from hvdkit.arguments import with_home  # `--help` needs it not
+
+        for name, value in ctx.params.items():  # a shell leaves the ~ of --out=~/run as it is
+            if isinstance(value[0] if isinstance(value, list | tuple) and value else value, Path):
+                ctx.params[name] = with_home(value)
         faults = [fault for each in self.params for fault in _faults(each, ctx.params.get(each.name or ""))]
         if ctx.params.get("json") and not ctx.params["dry_run"]:
             faults.append("--json: expected --dry-run with it")

@@ -129,7 +129,7 @@ def _for_transformers(plan: ExportPlan, recipe: schema.Recipe, model: schema.GPT
     tokens = getattr(recipe.data, "tokens", "bytes")
     if tokens != "bytes":
         try:
-            beside["tokenizer.json"] = read_bounded(Path(tokens).expanduser())
+            beside["tokenizer.json"] = read_bounded(Path(tokens))
         except OSError as error:
             raise RequestError(
                 f"data.tokens: {tokens}: cannot be read ({error.strerror}); put the file back"

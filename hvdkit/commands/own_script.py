@@ -31,7 +31,28 @@ def located(recipe: Recipe, folder: Path | None, overrides: Iterable[str]) -> Re
 
 def location(model: OwnModel) -> Path:
     """The script's path."""
-    return Path(model.script).expanduser()
+    return Path(model.script)
+
+
+def modules_of(script: Path) -> list[str]:
+    """The files and folders beside a script that it, or one of them, imports; empty for a script that is not here."""
+    found: dict[str, None] = {}
+    waiting = [script]
+    while waiting:
+        try:
+            tree = ast.parse(waiting.pop().read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in {each.partition(".")[0] for each in names} - {""}:
+                file, folder = script.with_name(f"{name}.py"), script.with_name(name)
+                beside = file if file.is_file() else folder if any(folder.glob("*.py")) else None
+                if beside and beside != script and beside.name not in found:
+                    found[beside.name] = None
+                    waiting += [file] if beside is file else folder.rglob("*.py")
+    return list(found)
 
 
 def framework_of(recipe: Recipe) -> str | None:

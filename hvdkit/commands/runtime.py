@@ -219,7 +219,7 @@ def add(name: str, python: Path, with_horovod: bool = False, console: Console | 
     """
     _checked([name])
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
-    python = python.expanduser().absolute()
+    python = python.absolute()
     if not os.access(python, os.X_OK) or python.is_dir():
         raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
     if with_horovod:

@@ -6,13 +6,14 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from hvdkit.adapters.capabilities import CAPABILITIES
 from hvdkit.baselines import registry
+from hvdkit.commands import own_script
 from hvdkit.errors import Faults, RequestError, RunError
 from hvdkit.files import write_atomic
 from hvdkit.launch.submission import kubectl, sbatch
@@ -32,7 +33,8 @@ class Submission:
     """A job that has passed every check that can be made before the scheduler sees it.
 
     `main` is the one of the `files` that the scheduler gets, by `submit`, which returns the job's name or number there.
-    `by_hand` is the command that does the same, `described` what users want to know of the job, by its name.
+    `by_hand` is the command that does the same, `described` what users want to know of the job, by its name. `notes`
+    say what the job needs that is not in the files.
     """
 
     files: Mapping[Path, str]
@@ -40,6 +42,7 @@ class Submission:
     submit: Callable[[], str]
     by_hand: list[str]
     described: Callable[[str], list[str]]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def to_slurm(
     Raises RequestError with all faults of the request.
     """
     array = list(recipes) != [""]
+    recipes = {name: _absolute(recipe) for name, recipe in recipes.items()}
     script, run = script.absolute(), run.absolute()
     place, number = script.with_suffix(""), f"-{sbatch.TASK}" if array else ""
     files = {Path(f"{place}{number.replace(sbatch.TASK, str(task))}.yaml"): each
@@ -84,20 +88,19 @@ def to_slurm(
     faults += _existing([script, *files], overwrite)
     if os.path.lexists(run) and not run.is_dir():
         faults.append(f"--run {run}: no folder; expected a folder or a new name")
-    if "\n" in f"{script}{run}":
-        faults.append("--out, --run: expected no line break in a name")
+    faults += [*sbatch.fault("--out", script), *sbatch.fault("--run", run)]
     faults.report()
     folder = run / sbatch.TASK if array else run
     command = [
         sys.executable, "-m", "hvdkit", "train", f"{place}{number}.yaml", *_common(framework, resources.tasks, rival),
         "--launcher", "slurm", "--out", str(folder), "--resume",
     ]  # fmt: skip
-    log = f"{place.name}-{'%A_%a' if array else '%j'}.log"
+    log = script.with_name(f"{place.name}-{sbatch.NUMBERS}.log")
     name = next(iter(recipes.values())).name
-    text = sbatch.script(resources, name, command, folder, script.with_name(log), list(recipes) if array else ())
+    text = sbatch.script(resources, name, command, folder, log, list(recipes) if array else ())
 
     def described(job: str) -> list[str]:
-        output = script.with_name(log.replace("%j", job).replace("%A_%a", f"{job}_0"))
+        output = str(log).replace(sbatch.NUMBERS, f"{job}_0" if array else job)
         if not array:
             return [f"job {job}: its output goes to {output}, its results to {run}"]
         return [f"job {job}, {len(recipes)} tasks: output goes to {output} and so on, results to {run / '0'} and so on"]
@@ -108,6 +111,7 @@ def to_slurm(
         partial(sbatch.submit, script),
         ["sbatch", str(script)],
         described,
+        [f"all nodes must see: {needed}"] if (needed := _needed(recipes.values())) else [],
     )
 
 
@@ -125,6 +129,7 @@ def to_kubernetes(
     out = out.absolute()
     faults += _existing([out], overwrite)
     faults.report()
+    needed = _needed([recipe], [each.partition(":")[2] for each in pods.volumes])
     text = manifest(pods, schema.dump(recipe), _common(framework, pods.tasks, rival), elastic=bounds is not None)
 
     def described(job: str) -> list[str]:
@@ -141,6 +146,7 @@ def to_kubernetes(
         partial(kubectl.create, out, pods.namespace),
         ["kubectl", "create", "-f", str(out)],
         described,
+        [f"the image or a volume must have, as the manifest has the recipe alone: {needed}"] if needed else [],
     )
 
 
@@ -169,7 +175,7 @@ def write(submission: Submission, apply: bool = False) -> Submitted:
     beside = [path.name for path in submission.files if path != submission.main]
     with_recipe = f", with the recipe {beside[0]}{' and others' if beside[1:] else ''} beside it" if beside else ""
     then = [f"start it with: {shlex.join(submission.by_hand)}"] if job is None else submission.described(job)
-    return Submitted(submission.main, job, [f"written to {submission.main}{with_recipe}", *then])
+    return Submitted(submission.main, job, [f"written to {submission.main}{with_recipe}", *submission.notes, *then])
 
 
 def _faults(recipe: Recipe, framework: str, tasks: int, rival: str | None) -> Faults:
@@ -184,6 +190,50 @@ def _faults(recipe: Recipe, framework: str, tasks: int, rival: str | None) -> Fa
     if recipe.checkpoint is None:
         faults.append("checkpoint: expected one; without it a job that is started again begins anew")
     return faults
+
+
+def _paths(recipe: Recipe) -> dict[str, str]:
+    """The paths in a recipe by key; of a script's options those that are on this machine."""
+    sections = {"model": recipe.model, "data": recipe.data}
+    found = {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        for key in ("script", "module", "path", "weights", "tokens")
+        if (value := getattr(keys, key, None)) and value != "bytes"
+    }
+    for section, keys in sections.items():
+        options = getattr(keys, "options", {})
+        found |= {
+            f"{section}.options.{key}": value
+            for key, value in options.items()
+            if isinstance(value, str) and value.startswith(("/", "~")) and os.path.lexists(os.path.expanduser(value))  # noqa: PTH111
+        }
+    return found
+
+
+def _absolute(recipe: Recipe) -> Recipe:
+    """The recipe with whole paths: a job starts in the folder in which it is handed over."""
+    changes: dict[str, dict[str, str]] = {"model": {}, "data": {}}
+    for key, value in _paths(recipe).items():
+        section, _, name = key.partition(".")
+        if "." not in name:
+            changes[section][name] = os.path.abspath(value)  # noqa: PTH100 - keeps links
+    return recipe.model_copy(
+        update={section: getattr(recipe, section).model_copy(update=each) for section, each in changes.items()}
+    )
+
+
+def _needed(recipes: Iterable[Recipe], mounted: Sequence[str] = ()) -> str:
+    """What jobs of these recipes read that is in none of the folders `mounted`, each with its key."""
+    found: dict[str, None] = {}
+    for recipe in recipes:
+        for key, value in _paths(recipe).items():
+            path = Path(value)
+            if any(path.is_relative_to(each) for each in mounted):
+                continue
+            beside = own_script.modules_of(path) if key in ("model.script", "data.module") else []
+            found[f"{key} {value}" + (f" with {', '.join(beside)} beside it" if beside else "")] = None
+    return ", ".join(found)
 
 
 def _existing(files: list[Path], overwrite: bool) -> list[str]:

@@ -31,7 +31,7 @@ def train(path: Path, out: Path, vocabulary: int, overwrite: bool) -> int:
     elif os.path.lexists(out) and not overwrite:
         faults.append(f"--out {out}: the file exists; add --overwrite or choose another one")
     try:
-        tokens.files(path.expanduser())
+        tokens.files(path)
     except RequestError as error:
         faults.append(str(error).removeprefix("data.path: "))
     try:

@@ -52,7 +52,7 @@ def encoding(name: str) -> Encoding:
     """
     if name == "bytes":
         return BYTES
-    path = Path(name).expanduser()
+    path = Path(name)
     content = read(name)
     try:
         found, unused = bare(content)
@@ -95,7 +95,7 @@ def encoding(name: str) -> Encoding:
 
 def read(name: str) -> bytes:
     """The content of a tokenizer's file. Raises RequestError if it cannot be read."""
-    path = Path(name).expanduser()
+    path = Path(name)
     try:
         return read_bounded(path)
     except OSError as error:

@@ -85,7 +85,7 @@ def look(data: ImageFolder, seed: int) -> Folder:
     Raises RequestError with all faults: folders or images are missing, or training and validation have different
     classes.
     """
-    root = Path(data.path).expanduser()
+    root = Path(data.path)
     if not root.is_dir():
         raise RequestError(
             f"data.path: {root}: {'is a file' if root.exists() else 'no such folder'}; expected one with a folder of "

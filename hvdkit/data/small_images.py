@@ -63,7 +63,7 @@ def cifar10(data: Cifar10) -> Dataset:
 
     Raises RequestError with all faults: files that are missing, have another size, or a label above 9.
     """
-    folder = Path(data.path).expanduser()
+    folder = Path(data.path)
     if not folder.is_dir():
         raise RequestError(f"data.path: {folder}: no such folder; expected one with {_CIFAR_TRAIN[0]} and its siblings")
     if not (folder / _CIFAR_TRAIN[0]).exists() and (folder / "cifar-10-batches-bin").is_dir():

@@ -88,7 +88,7 @@ def open_tokens(data: Text) -> Tokens:
     left_out = [f"data.tokens: {data.tokens}: {line}" for line in record.left_out]
     if data.path is not None:
         others: Counter[str] = Counter()
-        files(Path(data.path).expanduser(), others)
+        files(Path(data.path), others)
         left_out += [line] if (line := walk.line(data.path, others)) else []
     return Tokens(train, val, record.val_bytes, record.vocabulary, digest, tuple(left_out))
 
@@ -201,7 +201,7 @@ def _known_digest(data: Text) -> Path | None:
     if data.path is None:
         return None
     try:
-        found = {str(path): path.stat() for path in files(Path(data.path).expanduser().absolute())}
+        found = {str(path): path.stat() for path in files(Path(data.path).absolute())}
     except OSError:
         return None
     if any(time.time_ns() - each.st_mtime_ns < _SETTLED_NS for each in found.values()):
@@ -228,7 +228,7 @@ def blocks(data: Text, cut: int = 0) -> Iterator[bytes]:
     if data.path is None:
         yield from _cut([line.encode() for line in _english().splitlines(keepends=True)], cut)[0]
         return
-    done, paths = 0, files(Path(data.path).expanduser())
+    done, paths = 0, files(Path(data.path))
     for path in paths:
         offset = 0
         try:

@@ -53,7 +53,7 @@ class NativePipeline:
 
 def check_module(data: Native) -> Path:
     """The user's file. Raises RequestError if there is none."""
-    path = Path(data.module).expanduser()
+    path = Path(data.module)
     if not path.is_file():
         raise RequestError(f"data.module: {path}: no such file; expected a Python file with a function open_pipeline")
     return path

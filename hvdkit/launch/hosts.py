@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdkit import paths
 from hvdkit.errors import Faults, RequestError
 from hvdkit.files import read_bounded
 from hvdkit.launch.slots import Slot, fill
@@ -56,7 +57,7 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
     hosts: dict[str, Host] = {}
     if "/" in text:
         try:
-            hosts = {host.name: host for host in read_hostfile(Path(text))}
+            hosts = {host.name: host for host in read_hostfile(paths.expanded(text))}
         except RequestError as fault:
             raise RequestError(f"-H {fault}") from None
     faults = Faults()
@@ -79,7 +80,7 @@ def parse_hosts(text: str | None, np: int) -> list[Host]:
 def read_hostfile(path: Path) -> list[Host]:
     """The hosts of a file as Open MPI's and horovodrun's, `name slots=2`, or MPICH's, `name:2`. Raises RequestError."""
     try:
-        lines = read_bounded(path, 2**22).decode("utf-8", "replace").splitlines()
+        lines = read_bounded(path, 2**22).decode("utf-8-sig", "replace").splitlines()  # an editor may write a BOM
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"{path}: cannot be read ({reason}); expected a file of hosts") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -45,9 +46,10 @@ class Synthetic(_Data):
 
 
 def _path(value: str) -> str:
+    """The path with the home folder in place of `~`: here, for all keys that are paths."""
     if "\0" in value:
         raise ValueError(f"expected a path, got {value!r}")
-    return value
+    return os.path.expanduser(value)  # noqa: PTH111 - a path that is shown as it was written otherwise
 
 
 Location = Annotated[str, Field(min_length=1), AfterValidator(_path)]

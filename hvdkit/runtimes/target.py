@@ -51,7 +51,7 @@ def find(python: Path, gpu: bool | None, oldest: tuple[int, int] = OLDEST_PYTHON
     remedy.
     """
     # Not resolve(): the interpreter of a virtual environment is a link, and following it would leave it.
-    python = python.expanduser().absolute()
+    python = python.absolute()
     if not os.access(python, os.X_OK) or python.is_dir():
         raise RequestError(f"{python}: no interpreter there; name the program itself, such as ENVIRONMENT/bin/python")
     found = _probe(python)

@@ -41,7 +41,7 @@ def decide(recipe: Recipe, earlier: Recipe | None = None, speed: Callable[[], fl
     data = recipe.data
     if not isinstance(data, ImageFolder):
         return Decision(recipe)
-    root = Path(data.path).expanduser()
+    root = Path(data.path)
     if not recipe.undecided and not root.is_dir():
         return Decision(recipe)  # the ranks' hosts may have it
     if earlier is not None and isinstance(earlier.data, ImageFolder):

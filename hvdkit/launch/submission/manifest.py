@@ -7,6 +7,7 @@ pkg/apis/trainer/v1alpha1.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -58,6 +59,12 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
+# Words that are numbers to Kubernetes' parser (YAML 1.2), such as the label 12e3, and not to PyYAML, are quoted too.
+for _kind, _pattern, _first in (
+    ("float", r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", "-+.0123456789"),
+    ("int", r"0o[0-7]+", "0"),
+):
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), list(_first))
 
 
 def _metadata(pods: Pods) -> Object:

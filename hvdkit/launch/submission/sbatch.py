@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ WARNING_S = 120  # before the time ends
 RESTARTS = 20
 MOST_TASKS = 1000  # of an array; Slurm's MaxArraySize is 1001 by default
 TASK = "\0"  # which no word of a command has
+NUMBERS = "\1"  # in the name of the log: Slurm's numbers of the job, and of the task in an array
+_PLAIN = re.compile(r"[\w./%+:,@=~-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][\w.,:@+-]{0,200}")
 _CONSTRAINT = re.compile(r"[\w.,&|*()\[\]-]{1,200}")
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d?){0,2}|UNLIMITED", re.IGNORECASE)
@@ -82,7 +85,7 @@ def script(resources: Resources, name: str, command: list[str], run: Path, log: 
         resources.partition and f"--partition={resources.partition}",
         resources.account and f"--account={resources.account}",
         resources.constraint and f"--constraint={resources.constraint}",
-        f"--output={log}",
+        f"--output={_path(log, '%A_%a' if tasks else '%j')}",
         "--open-mode=append",
         "--requeue",
         f"--signal=B:USR2@{WARNING_S}",
@@ -116,6 +119,26 @@ if [ "$warned" ] && [ ! -e "$finished" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 
 fi
 exit $status
 """
+
+
+def _path(log: Path, numbers: str) -> str:
+    """A path as a word of an #SBATCH line, with `numbers` in place of NUMBERS.
+
+    A literal `%` is written twice (sbatch(1), filename pattern). sbatch takes off quotes, and the backslash before a
+    character, also between quotes (Slurm's src/sbatch/opt.c, _get_argument).
+    """
+    text = str(log).replace("%", "%%").replace(NUMBERS, numbers)
+    return text if _PLAIN.fullmatch(text) else '"' + text.replace('"', '\\"') + '"'
+
+
+def fault(option: str, path: Path) -> list[str]:
+    """A line for a path that cannot be in a batch script."""
+    text = str(path)
+    if "\\" in text:
+        return [f"{option} {path}: expected no backslash in it, as Slurm then writes all jobs' output to one file"]
+    if any(unicodedata.category(each) in ("Cc", "Cs") for each in text):  # the latter for bytes that are no UTF-8
+        return [f"{option} {text!r}: expected no control characters, and UTF-8"]
+    return []
 
 
 def _word(text: str) -> str:
