@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hvdkit.core.heartbeat import Heartbeat, first_line, lost_a_peer
 from hvdkit.core.seam import Adapter
 from hvdkit.errors import HvdkitError, RequestError, RunError, Stopped
-from hvdkit.paths import expanded
 from hvdkit.recipe import schema
 from hvdkit.worker.setup import Script
 
@@ -187,13 +186,9 @@ def _exit_status(work: Callable[[Heartbeat], None]) -> int:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = _Parser(description="Train one rank of a recipe; start it with horovodrun for more ranks.")
-    parser.add_argument(
-        "recipe", type=expanded, metavar="RECIPE.yaml", help="a recipe's file, or a name: resnet20-digits"
-    )
+    parser.add_argument("recipe", type=_path, metavar="RECIPE.yaml", help="a recipe's file, or a name: resnet20-digits")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe, such as epochs=2")
-    parser.add_argument(
-        "--out", type=expanded, help="an existing folder for metrics.jsonl, result.json and checkpoints"
-    )
+    parser.add_argument("--out", type=_path, help="an existing folder for metrics.jsonl, result.json and checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
     parser.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="do not train: evaluate a checkpoint")
     parser.add_argument("--predict-images", type=Path, metavar="REQUEST", help="do not train: classify pictures")
@@ -207,6 +202,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--framework", help="refuse to run with another one")
     parser.add_argument("--rival", help="train with another method: see hvdkit/baselines/registry.py")
     return parser.parse_intermixed_args(argv)
+
+
+def _path(text: str) -> Path:
+    if not text.startswith("~"):
+        return Path(text)
+    from hvdkit.paths import expanded  # the command line has done it, and most runs come from there
+
+    return expanded(text)
 
 
 class _Parser(argparse.ArgumentParser):
