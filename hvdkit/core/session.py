@@ -211,14 +211,27 @@ class Session(Stateful):
         return outputs, loss, self.update.unscaled(own), self.update.unscaled(averaged)
 
     def rehearse(self, batch: Batch) -> None:
-        """Compute a batch's loss and gradients as a training step does, and change nothing; no collective."""
+        """Compute a batch's loss and gradients as a training step does, and change nothing; no collective.
+
+        Raises RequestError naming a gradient that is not finite although the loss is.
+        """
         drawn = np.random.get_state(), random.getstate()  # a model or a loss may draw from them
         try:
             with self.trainable.unchanged():
-                self.compiled(self._rehearsal)(*self._inputs(batch))
+                loss, gradients = self.compiled(self._rehearsal)(*self._inputs(batch))
+                if self._scale is None and np.isfinite(self.adapter.to_numpy(loss)).all():
+                    self._check_finite(gradients)
         finally:
             np.random.set_state(drawn[0])
             random.setstate(drawn[1])
+
+    def _check_finite(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
+            if not np.isfinite(self.adapter.to_numpy(self.adapter.tensors.norm(gradient))).all():
+                raise RequestError(
+                    f"model: the gradient of {name} is not finite although the loss is; look for what has no "
+                    "derivative at 0, such as a square root or a norm, in the model or the loss"
+                )
 
     def _rehearsal(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         _, loss, gradients = self.trainable.backward(inputs, targets, self._scale)

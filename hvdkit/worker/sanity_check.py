@@ -15,12 +15,13 @@ from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split,
 from hvdkit.errors import RequestError
 from hvdkit.tasks.image_classification import METRICS
 from hvdkit.tasks.task import Task
+from hvdkit.worker.model_doubts import doubts, not_sums
 
 T = TypeVar("T")
 _TOLERANCE = 1e-5  # relative, for sums of the same float32 values in another order
 
 
-def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int) -> list[str]:
+def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int, precision: str = "fp32") -> list[str]:
     """Call the model, the metrics and the task's loss on one batch in evaluation mode, and compute a training step of
     another one without its update. Nothing changes by it; no collective.
 
@@ -46,12 +47,15 @@ def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int
     shapes = f"outputs of shape {outputs.shape} and targets of shape {targets.shape}"
     _called("metrics", shapes, lambda: checked_sums(task.metrics, outputs, targets))
     warnings = [*_not_finite("training", dataset.train), *_not_finite("validation", dataset.val)]
+    broadcast: list[str] = []
     if session.own_loss is not None:
         _, count = _called("loss", shapes, lambda: session.loss_of(outputs, targets))
         if count is not None and not (np.isfinite(count) and count >= 0):
             raise RequestError(f"loss: expected a count of 0 or more in (sum, count), got {count:.6g}")
         broadcast = _broadcast(session, task, outputs, targets)
         warnings += broadcast or _not_additive(session, outputs, targets)
+    warnings += [] if broadcast else not_sums(task.metrics, outputs, targets)
+    warnings += _called("model", inputs, lambda: doubts(session, precision, batch, outputs))
     if rival_of(session.adapter) is None and not session.strategy.keeps_shares:
         first, inputs = _first_batch(dataset.train, batch_size)
         on = f"{inputs} and targets of shape {first.targets.shape}, {first.targets.dtype}"

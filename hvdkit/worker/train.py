@@ -85,7 +85,7 @@ def _train(
     if setup.task.own:
         from hvdkit.worker.sanity_check import sanity_check
 
-        mine = sanity_check(session, setup.task, dataset, recipe.batch_size)
+        mine = sanity_check(session, setup.task, dataset, recipe.batch_size, recipe.precision)
         warnings = adapter.allgather_object(mine, name="sanity_check")[0]
     place = out / "checkpoints" if out else None
     keeps = place is not None and recipe.checkpoint is not None

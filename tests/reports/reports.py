@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hvdkit.adapters import pytorch
+from hvdkit.adapters import pytorch as adapter
 from hvdkit.data.batches import ArraySplit
 from hvdkit.data.dataset import Batch
 from hvdkit.tasks.own import Own
@@ -424,4 +424,4 @@ class Leaves(Task):
 
 if __name__ == "__main__":
     kinds = {each.__name__: each for each in [Task, *Task.__subclasses__()]}
-    run_task(pytorch, kinds[os.environ.get("KIND", "Task")])
+    run_task(adapter, kinds[os.environ.get("KIND", "Task")])

@@ -127,7 +127,7 @@ class TrainableModel(EagerModel):
             self._autocast(),
         ):  # not inference_mode, whose tensors a model that keeps them cannot train on
             logits = self.model(*arguments(mapped(self._put, inputs)))
-        return np.array(one_tensor(logits).to(self._dtype).cpu())
+        return np.array(one_tensor(logits).to(self._dtype).cpu().numpy())
 
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
