@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shlex
 import signal
 import sys
 import time
@@ -85,6 +86,27 @@ def test_files_are_completed_beside_names(inside: Hvdkit, tmp_path: Path) -> Non
     assert completed(inside, "hvdkit predict p.json --cluster old/o") == ["old/own.yaml"]
 
 
+@pytest.mark.parametrize("name", ["my run", "it's 50% $HOME", 'a "b" (c) & d;e', "öl, größe #1", "z`x`|y"])
+def test_a_name_of_a_file_is_one_word_for_bash(
+    name: str, inside: Hvdkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{name}.yaml").touch()
+
+    def completed(typed: str, *before: str) -> list[str]:
+        words = ["hvdkit", "train", *before, typed]
+        asked = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+        done = inside(_HVDKIT_COMPLETE="complete_bash", **asked)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout.splitlines()
+
+    assert [shlex.split(each) for each in completed(name[0])] == [[f"{name}.yaml"]]
+    assert completed(f'"{name[0]}') == [f"{name}.yaml"], "between quotes nothing is escaped"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [shlex.split(each) for each in completed(f"~/{name[0]}")] == [[f"~/{name}.yaml"]]
+    keys = completed("", "my\\ recipe.yaml", "optimizer.name", "=")
+    assert keys == ["sgd", "adamw", "lars", "lamb"], "a space in a word before does not count as one more word"
+
+
 def test_zsh_gets_whole_words(inside: Hvdkit) -> None:
     line = "hvdkit train resnet20-digits optimizer.name=l"
     done = inside(_HVDKIT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
@@ -110,6 +132,7 @@ def test_tab_in_a_bash_with_a_terminal(tmp_path: Path) -> None:
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
     }
     (tmp_path / "script").write_text(run([str(command), "--show-completion", "bash"], timeout=60, env=here).stdout)
+    (tmp_path / "my recipe.yaml").touch()
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(tmp_path)
@@ -124,6 +147,8 @@ def test_tab_in_a_bash_with_a_terminal(tmp_path: Path) -> None:
             ("ad\t", "adamw "),
             ("epo\t", "chs="),
             ("3 --framework=k\t", "--framework=keras "),
+            ("\x15hvdkit train my\t", "my\\ recipe.yaml "),
+            ("\x15hvdkit train 'my r\t", "ecipe.yaml' "),
         ):
             os.write(terminal, typed.encode())
             assert expected in shown_until(terminal, expected), typed

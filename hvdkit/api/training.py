@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import shlex
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -79,7 +80,7 @@ def train(
     place = as_path(out) or paths.default_out(loaded.name, "train")
     with claimed(place, overwrite, resume, [loaded.model.weights], dry=("of_train", plan, place, resume)) as folder:
         if loaded.checkpoint and out is None:
-            say([f"no --out: checkpoints go to {place}; --out {place} --resume goes on from them"])
+            say([f"no --out: checkpoints go to {place}; --out {shlex.quote(str(place))} --resume goes on from them"])
         say([*plan.warnings, *plan.unreached])
         with RunProgress([plan.title]) as progress, tracking.Trackers(names, show_line) as trackers:
             result = train_.run(plan, folder, progress.watch(plan.title), resume, trackers)

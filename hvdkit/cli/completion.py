@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from typing import Any
 
 
 def asked() -> bool:
@@ -65,7 +67,7 @@ def overrides(incomplete: str) -> list[str]:
 
 def _before_the_sign() -> str | None:
     """The key, where bash completes what is behind a `=`: it takes the sign for a word of its own."""
-    words, place = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", 0))
+    words, place = _words()
     sign = next((at for at in (place, place - 1) if words[at : at + 1] == ["="]), 0)
     return words[sign - 1] if sign else None
 
@@ -79,6 +81,33 @@ collectives = among("hvdkit.results.bench", "COLLECTIVES")
 _OF_OPTIONS = {"--framework": frameworks, "--rival": rivals, "--launcher": launchers, "--log": trackers}
 
 
+def _words() -> tuple[list[str], int]:
+    """The words of bash's command line as they were typed, one a line, and the place of the one to complete."""
+    words = os.environ.get("COMP_WORDS", "")
+    return words.split("\n") if "\n" in words else words.split(), int(os.environ.get("COMP_CWORD", 0))
+
+
+class _Word(str):
+    """What bash is given in place of what was typed: its signs have a backslash, which typer does not compare."""
+
+    __slots__ = ("plain",)
+    plain: str
+
+    def startswith(self, *begins: Any) -> bool:
+        return self.plain.startswith(*begins)
+
+
+def _word(name: str) -> str:
+    """A file's name as a shell wants it: bash puts it into the line as it is, also between quotes."""
+    words, place = _words()
+    if not words or "".join(words[place : place + 1])[:1] in ("'", '"'):
+        return name
+    found = _Word(re.sub(r"[^\w@%+=:,./~-]", r"\\\g<0>", name))
+    found.plain = name
+    return found
+
+
 def _or_files(incomplete: str, names: Iterable[str]) -> list[str]:
-    files = glob.glob(f"{glob.escape(incomplete)}*.yaml")  # noqa: PTH207 - as it was typed, ./ and all
-    return [*sorted(names), *sorted(files)]
+    home = os.path.expanduser(incomplete)  # noqa: PTH111 - as it was typed, ./ and all
+    files = glob.glob(f"{glob.escape(home)}*.yaml")  # noqa: PTH207
+    return [*sorted(names), *(_word(incomplete + each[len(home) :]) for each in sorted(files) if each.isprintable())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +40,8 @@ def locate(given: Path) -> Path:
     if os.path.isfile(given / "config.yaml"):  # noqa: PTH113 - which raises nothing for a name that is too long
         run = named(given)
         raise RequestError(
-            f"{run}: is the folder of a run; expected a recipe, such as {run}/config.yaml; --out {run} --resume "
-            "behind it goes on with the run"
+            f"{run}: is the folder of a run; expected a recipe, such as {run}/config.yaml; "
+            f"--out {shlex.quote(run)} --resume behind it goes on with the run"
         )
     if os.path.lexists(given):
         return given
