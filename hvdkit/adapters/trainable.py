@@ -32,11 +32,20 @@ class TrainableModel:
     A subclass sets `parameters`, `buffers` and `stamp`, and defines `inputs`, `backward` and `predict`.
     """
 
+    def backward(self, inputs: Tensor, targets: Tensor, scale: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        raise NotImplementedError
+
     traced = transposed = reports = overlaps = False
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     stamp: Stamp
     session: Session
+
+    def observe(self, inputs: Tensor, targets: Tensor) -> None:
+        self.backward(inputs, targets, None)
+
+    def constrain(self) -> None:
+        """Nothing."""
 
     def compile(self, function: Function) -> Function:
         return function

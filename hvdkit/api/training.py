@@ -97,10 +97,14 @@ def evaluate(
     np: int = 1,
     launcher: str = LAUNCHER,
     stall_timeout: float = STALL_TIMEOUT_S,
+    average: bool = True,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> EvaluationResult:
-    """Evaluate a checkpoint, under its own framework or another; of a run's folder the best one, else the last."""
+    """Evaluate a checkpoint, under its own framework or another; of a run's folder the best one, else the last.
+
+    With `average` they are the averaged weights, if the checkpoint has any (also in the functions below).
+    """
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import evaluate as evaluate_
     from hvdkit.launch.placement import Placement
@@ -112,7 +116,7 @@ def evaluate(
         raise RequestError(f"--out {out}: the checkpoint lies in it; choose another folder")
     with claimed(as_path(out) or paths.default_out(plan.recipe.name, "evaluate"), overwrite) as folder:
         say(plan.warnings)
-        return evaluate_.run(plan, found, folder)
+        return evaluate_.run(plan, found, folder, average)
 
 
 @checked
@@ -122,6 +126,7 @@ def predict_images(
     *,
     framework: str | None = None,
     top: int = 3,
+    average: bool = True,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> ImagePredictions:
@@ -135,7 +140,7 @@ def predict_images(
     say(request.left_out)
     inputs = [Path(checkpoint), *as_paths(images)]
     with claimed(Path(out), overwrite, inputs=inputs) if out else nullcontext() as folder:
-        found = predict_images_.run(request, folder)
+        found = predict_images_.run(request, folder, average)
         return found.at(folder) if folder else found
 
 
@@ -146,6 +151,7 @@ def generate(
     *,
     framework: str | None = None,
     tokens: int = 200,
+    average: bool = True,
     out: PathLike | None = None,
     overwrite: bool = False,
 ) -> Generation:
@@ -157,12 +163,12 @@ def generate(
 
     request = generate_.check(Path(checkpoint), prompt, framework, operator.index(tokens))
     with claimed(Path(out), overwrite, inputs=[Path(checkpoint)]) if out else nullcontext() as folder:
-        found = generate_.run(request, folder)
+        found = generate_.run(request, folder, average)
         return found.at(folder) if folder else found
 
 
 @checked
-def export(checkpoint: PathLike, out: PathLike, *, overwrite: bool = False) -> Path:
+def export(checkpoint: PathLike, out: PathLike, *, average: bool = True, overwrite: bool = False) -> Path:
     """Write a model as one file, FILE.safetensors, FILE.onnx or FILE.keras; returns its absolute path.
 
     Of a run's folder it is the best checkpoint's, else the last one's.
@@ -170,7 +176,7 @@ def export(checkpoint: PathLike, out: PathLike, *, overwrite: bool = False) -> P
     from hvdkit.checkpoint.snapshots import locate
     from hvdkit.commands import export as export_
 
-    plan = export_.plan(locate(Path(checkpoint)), Path(out), overwrite)
+    plan = export_.plan(locate(Path(checkpoint)), Path(out), overwrite, average)
     export_.run(plan)
     return plan.out
 

@@ -160,6 +160,7 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         "does not support data.name=native, of which ranks may evaluate unequal numbers of batches; choose another": (
             "parameters" in rival.sharding and recipe.data.name == "native"
         ),
+        "does not average weights; leave out the recipe's `average_weights`": recipe.average_weights is not None,
         "does not support elastic training; leave out the recipe's `elastic`": recipe.elastic is not None,
         "runs on this machine only; leave out -H": not (rival.travels or hosts_are_here),
     }

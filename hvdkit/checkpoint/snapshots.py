@@ -2,6 +2,7 @@
 
     checkpoints/step-00000440/model.safetensors       parameters and running statistics, torchvision's names and layouts
                               optimizer.safetensors   slots and counts, as in `Session.state`
+                              average.safetensors     averaged parameters and statistics, if there are any
                               communication.safetensors   the state of compression and Local SGD, if there is any
                               checkpoint.json         the progress of training, and a digest of each file
     checkpoints/last -> step-00000440                 the newest
@@ -28,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from hvdkit.core.seam import Adapter
+from hvdkit.core.state import AVERAGE, averaged_state, has_average, is_averaged, model_state, slot_name
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
 from hvdkit.data.dataset import Preprocessing
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MODEL, OPTIMIZER, RECORD = "model.safetensors", "optimizer.safetensors", "checkpoint.json"
-COMMUNICATION = "communication.safetensors"
+COMMUNICATION, AVERAGED = "communication.safetensors", "average.safetensors"
 _LAST, _BEST = "last", "best"
-_VALIDATION = "val_"  # of the keys of validation metrics
+# Of the keys of validation metrics, by the field of `Progress`.
+_PREFIXES = {"validation": "val_", "average_validation": "average_val_"}
 State = dict[str, np.ndarray]
 T = TypeVar("T")
 
@@ -51,17 +54,20 @@ def _from_file(progress: Any) -> Any:
     """The fields of a `Progress` from a file's keys: `images` counts samples, and `val_accuracy` is a metric."""
     if not isinstance(progress, dict):
         return progress
-    fields = {key: value for key, value in progress.items() if not key.startswith(_VALIDATION)}
-    found = {key: value for key, value in progress.items() if key.startswith(_VALIDATION) and value is not None}
+    fields = {key: value for key, value in progress.items() if not key.startswith(tuple(_PREFIXES.values()))}
     fields["samples"] = fields.pop("images", fields.get("samples", 0))
-    return fields | {"validation": {key.removeprefix(_VALIDATION): value for key, value in found.items()}}
+    for field, prefix in _PREFIXES.items():
+        found = {key: value for key, value in progress.items() if key.startswith(prefix) and value is not None}
+        fields[field] = {key.removeprefix(prefix): value for key, value in found.items()}
+    return fields
 
 
 def _to_file(progress: Progress) -> dict[str, Any]:
     fields = asdict(progress)
-    validation = fields.pop("validation")
     fields["images"] = fields.pop("samples")
-    return fields | {f"{_VALIDATION}{name}": value for name, value in validation.items()}
+    for field, prefix in _PREFIXES.items():
+        fields |= {f"{prefix}{name}": value for name, value in fields.pop(field).items()}
+    return fields
 
 
 class Record(BaseModel):
@@ -92,6 +98,12 @@ class Checkpoint:
 
     record: Record
     state: State
+
+    def model(self, average: bool = True) -> tuple[State, bool]:
+        """Parameters and buffers: of the averaged weights, unless `average` is False or there are none. Which of both
+        they are is the second value."""
+        averaged = average and has_average(self.state)
+        return averaged_state(self.state) if averaged else model_state(self.state), averaged
 
 
 def locate(path: Path) -> Path:
@@ -146,13 +158,14 @@ def read(folder: Path) -> Checkpoint:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: {first_fault(error)}") from None
     if min(record.progress.step, record.progress.epoch, record.progress.samples) < 0:
         raise RequestError(f"{path}: not a checkpoint of hvdkit: progress: expected no negative counts")
-    if set(record.files) - {COMMUNICATION} != {MODEL, OPTIMIZER}:
+    if set(record.files) - {COMMUNICATION, AVERAGED} != {MODEL, OPTIMIZER}:
         raise RequestError(f"{path}: files: expected {MODEL} and {OPTIMIZER}, got {', '.join(record.files) or 'none'}")
     if record.format != FORMAT:
         raise RequestError(f"{path}: format: expected {FORMAT}, got {record.format}; it was written by another hvdkit")
     state: State = {}
     for name, expected in record.files.items():
-        state |= _read_tensors(folder / name, expected)
+        tensors = _read_tensors(folder / name, expected)
+        state |= {slot_name(AVERAGE, each): tensors[each] for each in tensors} if name == AVERAGED else tensors
     return Checkpoint(record, state)
 
 
@@ -232,7 +245,8 @@ class Checkpoints:
                     for name, part in _parts(layout).items()
                 }
                 for name, array in tensors:
-                    files[_file_of(name)].put(name, array)
+                    file, own_name = _file_of(name)
+                    files[file].put(own_name, array)
         except OSError as error:
             for _ in tensors:
                 pass
@@ -325,7 +339,7 @@ class Checkpoints:
         progress = _progress(place)
         if progress is None or not progress.evaluated:
             return None
-        score = progress.validation.get(self._metric.removeprefix("-"))
+        score = progress.judged.get(self._metric.removeprefix("-"))
         return -score if score is not None and self._metric.startswith("-") else score
 
     def _link(self, name: str, place: Path) -> None:
@@ -360,17 +374,20 @@ def _name(record: Record) -> str:
     return f"step-{record.progress.step:08}"
 
 
-def _file_of(name: str) -> str:
-    """The file that a tensor of a state is in."""
-    return {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL)
+def _file_of(name: str) -> tuple[str, str]:
+    """The file that a tensor of a state is in, and its name there."""
+    if is_averaged(name):  # it can be used as a model's file
+        return AVERAGED, name.removeprefix(slot_name(AVERAGE, ""))
+    return {"optimizer": OPTIMIZER, "communication": COMMUNICATION}.get(name.partition(".")[0], MODEL), name
 
 
 def _parts(state: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """What a state has by name, by the file that it is in."""
-    parts: dict[str, dict[str, T]] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}}
+    parts: dict[str, dict[str, T]] = {MODEL: {}, OPTIMIZER: {}, COMMUNICATION: {}, AVERAGED: {}}
     for name, value in state.items():
-        parts[_file_of(name)][name] = value
-    return {file: part for file, part in parts.items() if part or file != COMMUNICATION}
+        file, own_name = _file_of(name)
+        parts[file][own_name] = value
+    return {file: part for file, part in parts.items() if part or file in (MODEL, OPTIMIZER)}
 
 
 def _flushed(path: Path) -> str:

@@ -24,6 +24,7 @@ from hvdkit.cli.options import (
     Json,
     Launcher,
     Log,
+    NoAverage,
     OptionalRecipe,
     Overrides,
     Overwrite,
@@ -105,6 +106,7 @@ def evaluate(
     np: Ranks = 1,
     launcher: Launcher = LAUNCHER,
     stall_timeout: StallTimeout = STALL_TIMEOUT_S,
+    no_average: NoAverage = False,
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -112,8 +114,8 @@ def evaluate(
     from hvdkit import api
 
     result = api.evaluate(
-        checkpoint, overrides, framework=framework, np=np, launcher=launcher, stall_timeout=stall_timeout, out=out,
-        overwrite=overwrite,
+        checkpoint, overrides, framework=framework, np=np, launcher=launcher, stall_timeout=stall_timeout,
+        average=not no_average, out=out, overwrite=overwrite,
     )  # fmt: skip
     typer.echo(result.line)
     typer.echo(f"written to {result.folder / 'evaluate.json'}")
@@ -123,6 +125,7 @@ def evaluate(
 def export(
     checkpoint: CheckpointFolder,
     out: Annotated[Path, typer.Option(metavar="FILE", help="FILE.safetensors, FILE.onnx or FILE.keras")],
+    no_average: NoAverage = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file")] = False,
 ) -> None:
     """Write a checkpoint's model as one file for others: safetensors, ONNX or a Keras archive."""
@@ -131,8 +134,10 @@ def export(
     from hvdkit.report.tabular import size
 
     checkpoint = locate(checkpoint)
-    _, *beside = export_.run(export_.plan(checkpoint, out, overwrite))
-    typer.echo(f"{checkpoint}: written to {out} ({size(out.stat().st_size)})")
+    plan = export_.plan(checkpoint, out, overwrite, not no_average)
+    _, *beside = export_.run(plan)
+    what = "averaged weights written" if plan.averaged else "written"
+    typer.echo(f"{checkpoint}: {what} to {out} ({size(out.stat().st_size)})")
     for path in beside:
         if path.suffix == ".py":
             typer.echo(f"{path.name} beside it loads it: from {path.stem} import load; model = load({out.name!r})")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli.options import Overwrite, show
+from hvdkit.cli.options import NoAverage, Overwrite, show
 
 
 def predict_images(
@@ -17,6 +17,7 @@ def predict_images(
         str | None, typer.Option(help="pytorch, tensorflow, keras or mxnet", show_default="that of the checkpoint")
     ] = None,
     top: Annotated[int, typer.Option(help="number of classes to show for each picture")] = 3,
+    no_average: NoAverage = False,
     out: Annotated[Path | None, typer.Option(help="a folder for predict-images.json", show_default="none")] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -26,8 +27,11 @@ def predict_images(
     from hvdkit.report.predict_images import predictions_table
     from hvdkit.report.tabular import terminal
 
-    result = api.predict_images(checkpoint, images, framework=framework, top=top, out=out, overwrite=overwrite)
-    title = f"{result.model}, step {result.step} by {result.trained_by}, under {result.framework}"
+    result = api.predict_images(
+        checkpoint, images, framework=framework, top=top, average=not no_average, out=out, overwrite=overwrite
+    )
+    of = ", averaged weights" if result.averaged else ""
+    title = f"{result.model}, step {result.step} by {result.trained_by}{of}, under {result.framework}"
     show([terminal(predictions_table(result), title, wrap_from=1)], 100)
     if out:
         typer.echo(f"written to {result.folder / FILE}")

@@ -35,6 +35,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[key=value]...", help="such as epochs=2", autocompletion=completion.overrides),
 ]
+NoAverage = Annotated[
+    bool, typer.Option("--no-average", help="the weights themselves, where the checkpoint has an average of them")
+]
 _FRAMEWORK = "pytorch, tensorflow, keras or mxnet"
 Framework = Annotated[str, typer.Option(help=_FRAMEWORK, autocompletion=completion.frameworks)]
 WritersFramework = Annotated[

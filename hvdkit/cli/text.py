@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hvdkit.cli.options import App, Overwrite
+from hvdkit.cli.options import App, NoAverage, Overwrite
 
 tokenizer_app = App(no_args_is_help=True, help="Tokenizers for text: which pieces of it a language model sees.")
 
@@ -19,13 +19,16 @@ def generate(
         str | None, typer.Option(help="pytorch, tensorflow, keras or mxnet", show_default="that of the checkpoint")
     ] = None,
     tokens: Annotated[int, typer.Option(help="number of tokens to add")] = 200,
+    no_average: NoAverage = False,
     out: Annotated[Path | None, typer.Option(help="a folder for generate.json", show_default="none")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Go on with a text: a trained language model adds the most probable token again and again."""
     from hvdkit import api
 
-    result = api.generate(checkpoint, prompt, framework=framework, tokens=tokens, out=out, overwrite=overwrite)
+    result = api.generate(
+        checkpoint, prompt, framework=framework, tokens=tokens, average=not no_average, out=out, overwrite=overwrite
+    )
     typer.echo(result.prompt + result.text)
 
 

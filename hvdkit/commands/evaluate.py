@@ -34,9 +34,13 @@ def plan(
     return plan
 
 
-def run(plan: Plan, checkpoint_folder: Path, folder: Path) -> EvaluationResult:
-    """Evaluate into `folder` (absolute, there and empty). Raises what the launcher raises."""
+def run(plan: Plan, checkpoint_folder: Path, folder: Path, average: bool = True) -> EvaluationResult:
+    """Evaluate into `folder` (absolute, there and empty), averaged weights where there are any, with `average`.
+
+    Raises what the launcher raises.
+    """
     write_atomic(folder / "config.yaml", schema.dump(plan.recipe))
     arguments = ["--evaluate", str(checkpoint_folder.absolute()), "--out", str(folder)]
+    arguments += [] if average else ["--no-average"]
     launch(plan, folder / "config.yaml", arguments, folder / "logs")
     return read_evaluation(folder / "evaluate.json")

@@ -21,7 +21,7 @@ from hvdkit.checkpoint.snapshots import Record
 from hvdkit.checkpoint.weights import save_weights
 from hvdkit.commands.plan import Plan, launch, make_plan
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.state import check_fits, model_state
+from hvdkit.core.state import check_fits
 from hvdkit.errors import Faults, HvdkitError, RequestError
 from hvdkit.files import read_bounded, write_atomic
 from hvdkit.launch.placement import Placement
@@ -39,20 +39,24 @@ class ExportPlan:
     """An export that has passed every check that can be made before it starts.
 
     `state` has the parameters and running statistics, `table` is the architecture to build; None for a model of the
-    user's own, and for a GPT. `beside` are the contents of the files by name that come beside `out`, to load it. `plan`
-    is set where a runtime has to write.
+    user's own, and for a GPT. `averaged` says whether they are averaged weights. `beside` are the contents of the files
+    by name that come beside `out`, to load it. `plan` is set where a runtime has to write.
     """
 
     out: Path
     record: Record
     state: snapshots.State
     table: resnet.ResNet | None
+    averaged: bool = False
     beside: Mapping[str, bytes] = field(default_factory=dict)
     plan: Plan | None = None
 
 
-def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
-    """Check the checkpoint, the file's name, its place and its runtime. Raises RequestError with all faults."""
+def plan(folder: Path, out: Path, overwrite: bool, average: bool = True) -> ExportPlan:
+    """Check the checkpoint, the file's name, its place and its runtime. Raises RequestError with all faults.
+
+    With `average` it exports the averaged weights, where the checkpoint has any.
+    """
     faults = Faults()
     if not os.access(out.parent, os.W_OK | os.X_OK) or not out.parent.is_dir():
         faults.append(f"--out {out}: {out.parent} is no folder that can be written; make it, or choose another")
@@ -65,7 +69,8 @@ def plan(folder: Path, out: Path, overwrite: bool) -> ExportPlan:
     found, model = None, None
     with faults.collected(HvdkitError):
         checkpoint = snapshots.read(folder)
-        found = ExportPlan(out.absolute(), checkpoint.record, model_state(checkpoint.state), None)
+        state, averaged = checkpoint.model(average)
+        found = ExportPlan(out.absolute(), checkpoint.record, state, None, averaged)
         recipe = schema.revise(checkpoint.record.recipe, f"{folder / snapshots.RECORD}: recipe")
         model = recipe.model
         if isinstance(model, schema.Model):
@@ -143,7 +148,7 @@ def _for_transformers(plan: ExportPlan, recipe: schema.Recipe, model: schema.GPT
     return replace(plan, beside=beside)
 
 
-def describe(record: Record, table: resnet.ResNet | None) -> dict[str, Any]:
+def describe(record: Record, table: resnet.ResNet | None, averaged: bool = False) -> dict[str, Any]:
     """The metadata of an exported file, the same in each format; what is not known is left out.
 
     `recipe_sha256` is that of the checkpoint's recipe as JSON with sorted keys; `mean` and `std` are those of a pixel's
@@ -156,6 +161,7 @@ def describe(record: Record, table: resnet.ResNet | None) -> dict[str, Any]:
     about |= {name: value for name, value in preprocessing.items() if value}
     return about | {
         "trained_with": f"{record.framework} {record.framework_version}, hvdkit {record.hvdkit_version}",
+        **({"averaged": True} if averaged else {}),
         "step": record.progress.step,
         "epoch": record.progress.epoch,
         "recipe_sha256": hashlib.sha256(json.dumps(record.recipe, sort_keys=True).encode()).hexdigest(),
@@ -173,7 +179,7 @@ def run(plan: ExportPlan) -> list[Path]:
 
     Raises RunError where it cannot be written, and what the launcher raises.
     """
-    about = describe(plan.record, plan.table)
+    about = describe(plan.record, plan.table, plan.averaged)
     if plan.out.suffix == KERAS:
         _write_archive(plan, about)
     elif plan.out.suffix == ONNX:

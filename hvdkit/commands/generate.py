@@ -52,10 +52,10 @@ def check(given: Path, prompt: str, framework: str | None, count: int) -> Reques
     return Request(plan, asked.checkpoint, prompt, count)
 
 
-def run(request: Request, folder: Path | None) -> Generation:
+def run(request: Request, folder: Path | None, average: bool = True) -> Generation:
     """The text, which is also written into `folder` (absolute, there and empty) if there is one.
 
-    Raises what the launcher raises.
+    With `average` it is that of the averaged weights, where the checkpoint has any. Raises what the launcher raises.
     """
     data = request.plan.recipe.data
     assert isinstance(data, Text)
@@ -65,6 +65,7 @@ def run(request: Request, folder: Path | None) -> Generation:
         "checkpoint": str(request.checkpoint),
         "tokens": prompt,
         "count": request.count,
+        "average": average,
     }
     found = ask(request.plan, "--generate", asked, FILE, read_generation, folder)
     # a decoder may drop a space at a text's start, so the tokens are decoded after those of the prompt

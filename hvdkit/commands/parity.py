@@ -93,7 +93,7 @@ def plan(
             "data native: parity needs the same bytes under every framework, which only hvdkit's own data sets give; "
             "choose one of them, or compare with --no-parity"
         )
-    whole = recipe.model_copy(update={"elastic": None, "early_stopping": None})
+    whole = recipe.model_copy(update={"elastic": None, "early_stopping": None, "average_weights": None})
     wanted = [(*each, _precision(each[1])) for each in [LEADER, *_judged(frameworks, named, np)]]
     if any(precision == "fp32" for *_, precision in wanted):
         wanted.insert(1, (*LEADER, "fp32"))

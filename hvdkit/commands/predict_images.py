@@ -47,15 +47,16 @@ def check(given: Path, images: Sequence[Path], framework: str | None, top: int) 
     return Request(plan, asked.checkpoint, files, min(top, len(how.class_names)), left_out)
 
 
-def run(request: Request, folder: Path | None) -> ImagePredictions:
+def run(request: Request, folder: Path | None, average: bool = True) -> ImagePredictions:
     """The answer, which is also written into `folder` (absolute, there and empty) if there is one.
 
-    Raises what the launcher raises.
+    With `average` it is that of the averaged weights, where the checkpoint has any. Raises what the launcher raises.
     """
     asked = {
         "checkpoint": str(request.checkpoint),
         "files": list(map(str, request.files)),  # the rank has the same working folder
         "top": request.top,
+        "average": average,
     }
     return ask(request.plan, "--predict-images", asked, FILE, read_predictions, folder)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core.seam import Adapter, Session, Tensor, rival_of
-from hvdkit.core.update import scalar
+from hvdkit.core.tensors import scalar
 from hvdkit.errors import RequestError
 
 _DTYPE = "float64"  # of counts: exact up to 2^53 targets, whatever the dtype of the loss

@@ -205,6 +205,12 @@ class Trainable(Protocol):
         Outputs are (n, …, classes) and stay on the device, targets are (n, …), whole numbers.
         """
 
+    def observe(self, inputs: Tensor, targets: Tensor) -> None:
+        """A forward pass in training mode, of which only the changes of buffers matter."""
+
+    def constrain(self) -> None:
+        """Project the parameters on what the model allows them to be, after an update. Traced into a graph."""
+
     def compile(self, function: Function) -> Function:
         """The function compiled in the framework's fastest way; it takes and returns tensors."""
 

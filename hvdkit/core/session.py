@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,11 @@ from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
-from hvdkit.core.update import Update, scalar
+from hvdkit.core.tensors import scalar
+from hvdkit.core.update import Update
 from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
-from hvdkit.recipe.schema import Loss, Optimizer
+from hvdkit.recipe.schema import AverageWeights, Loss, Optimizer
 
 if TYPE_CHECKING:
     from hvdkit.core.counting import Counting
@@ -253,6 +255,26 @@ class Session(Stateful):
             targets = targets.astype(outputs.dtype)  # as in training
         from_numpy = self.adapter.from_numpy
         return self.own_loss.of(from_numpy(outputs), from_numpy(np.ascontiguousarray(targets)))
+
+    def keep_average(self, settings: AverageWeights) -> None:
+        """Average the weights from now on: with `decay` after each update, with `from_epoch` by `add_to_average`.
+
+        Called before the first step, and before a state with an average is loaded.
+        """
+        from hvdkit.core.averaging import Average  # most runs do not need it
+
+        self.update.average = Average(self.adapter, self.update.owned, self.trainable.buffers, settings)
+
+    def add_to_average(self) -> None:
+        """Add the weights as they are to the average."""
+        assert self.update.average
+        self.compiled(self.update.average.add)()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the model has the averaged weights and statistics; collective at both ends."""
+        from hvdkit.core.averaging import averaged
+
+        return averaged(self)
 
     def set_learning_rate(self, value: float) -> None:
         """Set the learning rate of the next updates."""

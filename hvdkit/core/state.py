@@ -44,6 +44,9 @@ def check_distinct(names: list[str]) -> None:
         )
 
 
+AVERAGE = "average"  # the slot of the averaged weights (`core.averaging`)
+
+
 def slot_name(slot: str, name: str) -> str:
     """The name of the optimizer's `slot` of parameter `name` in a state."""
     return f"optimizer.{slot}.{name}"
@@ -57,12 +60,27 @@ def is_statistic(name: str) -> bool:
 def parameters_of(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The trainable parameters: the tensors for which the optimizer has a slot."""
     trained = {".".join(name.split(".")[2:]) for name in state if name.startswith("optimizer.")}
-    return {name: value for name, value in state.items() if name in trained}
+    return {name: value for name, value in state.items() if name in trained and not is_statistic(name)}
 
 
 def model_state(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Parameters and running statistics, without the state of the optimizer and of communication."""
     return {name: value for name, value in state.items() if not name.startswith(("optimizer.", "communication."))}
+
+
+def averaged_state(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As `model_state`, with the averaged weights and statistics where the state has them."""
+    return {name: state.get(slot_name(AVERAGE, name), value) for name, value in model_state(state).items()}
+
+
+def is_averaged(name: str) -> bool:
+    """Whether a tensor of a state is one of the averaged weights or statistics."""
+    return name.startswith(slot_name(AVERAGE, ""))
+
+
+def has_average(state: Iterable[str]) -> bool:
+    """Whether a state, or its names, has averaged weights."""
+    return any(map(is_averaged, state))
 
 
 def to_canonical(array: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, Tensor, Trainable
 from hvdkit.core.shares import buckets
-from hvdkit.core.state import check_fits, from_canonical, to_canonical
+from hvdkit.core.state import check_fits, from_canonical, has_average, is_averaged, to_canonical
 from hvdkit.core.update import Update
 
 _TURNED = {4: (3, 2, 0, 1), 2: (1, 0)}  # HWIO kernels to OIHW, (in, out) matrices to (out, in)
@@ -90,6 +90,8 @@ class Stateful:
         """
         tensors = self.trainable.parameters
         slots = self.update.slot_tensors()
+        if not has_average(state):  # as it has not begun
+            slots = {name: tensor for name, tensor in slots.items() if not is_averaged(name)}
         wanted = {**tensors, **self.trainable.buffers, **slots}
         check_fits({name: self._turned_shape(tensor) for name, tensor in wanted.items()}, state)
         arrays = {
@@ -154,7 +156,8 @@ class Stateful:
         return ops.join(found) if len(found) > 1 else ops.reshape(found[0], (-1,))
 
     def state_bytes(self) -> dict[str, int]:
-        """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots).
+        """The sizes of this rank's tensors: `parameters`, `gradients` when an update begins, `optimizer` (slots), and
+        `average` if there is one.
 
         Gradients include the sums over an update's batches.
         """
@@ -163,7 +166,7 @@ class Stateful:
             "parameters": self._bytes_of(self.update.owned.held),
             "gradients": self._gradient_bytes + self._bytes_of(self._sums),
             "optimizer": self._bytes_of(slots),
-        }
+        } | ({"average": self._bytes_of(average.pieces)} if (average := self.update.average) else {})
 
     def _bytes_of(self, tensors: Mapping[str, Tensor]) -> int:
         sizes = (int(np.prod(each.shape)) * np.dtype(self.adapter.dtype(each)).itemsize for each in tensors.values())

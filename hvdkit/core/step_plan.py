@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the command line counts steps and starts without NumPy
     from hvdkit.data.dataset import Batch, Split
 
 
+_FIRST = 0.05  # the largest share of the first weights in an average that needs no note
+_FORGETS = 5  # times 1 / (1 - decay) updates leave a share of e^-5 of the first weights
 NOTED = "HVDKIT_NOTED"  # set for ranks if the command has said what `StepPlan.unreached` says
 
 
@@ -118,6 +120,15 @@ class StepPlan:
             for key, number in every.items()
             if number > total
         ]
+        average = recipe.average_weights
+        if average and average.from_epoch and average.from_epoch * spe > total:
+            found.append(f"average_weights.from_epoch: {average.from_epoch}, and {ends}: there is no average")
+        elif average and average.decay and (left := average.decay ** (total - 1)) > _FIRST:
+            advice = f"; give at most {1 - _FORGETS / total:.3g}" if total > 2 * _FORGETS else ""
+            found.append(
+                f"average_weights.decay: {average.decay:g}, and {ends}: {100 * left:.0f} % of the average are still "
+                f"the weights after the first step{advice}"
+            )
         if recipe.early_stopping and 1 + recipe.early_stopping.patience >= self.epochs:
             found.append(
                 f"early_stopping.patience: {_count(recipe.early_stopping.patience, 'epoch')} after the first one, and "
@@ -161,8 +172,9 @@ class Progress:
     `line_loss` and `epoch_loss` are sums of the updates' mean losses over all ranks, since the last line of
     metrics.jsonl and since the start of the epoch; `line_steps` and `epoch_steps` count the updates in each sum.
     `train_loss` is the mean of the last complete epoch. `validation` has the task's metrics by name; it is empty if
-    there are no validation samples. With early stopping, `best` is the best value so far of the metric `watched`,
-    with a minus sign if lower is better, reached at the end of epoch `best_epoch`, counted from 1.
+    there are no validation samples. `average_validation` has those of the averaged weights, if there are any. With
+    early stopping, `best` is the best value so far of the metric `watched`, with a minus sign if lower is better,
+    reached at the end of epoch `best_epoch`, counted from 1.
     """
 
     step: int = 0
@@ -175,9 +187,15 @@ class Progress:
     epoch_steps: int = 0
     train_loss: float = 0.0  # of the last complete epoch
     validation: dict[str, float] = field(default_factory=dict)
+    average_validation: dict[str, float] = field(default_factory=dict)
     watched: str = ""
     best: float | None = None
     best_epoch: int = 0
+
+    @property
+    def judged(self) -> dict[str, float]:
+        """The validation that decides on the best checkpoint: that of the averaged weights, where there are any."""
+        return self.average_validation or self.validation
 
     @property
     def position(self) -> tuple[int, int]:

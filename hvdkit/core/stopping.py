@@ -78,7 +78,7 @@ def note_epoch(settings: EarlyStopping, task: Task, progress: Progress) -> None:
     """Take the validation at the end of an epoch into the progress: the best value, and the epochs up to it."""
     name, done = watched(settings, task), progress.epoch + 1
     sign = -1 if name.startswith("-") else 1
-    value = progress.validation[name.removeprefix("-")]
+    value = progress.judged[name.removeprefix("-")]
     if progress.watched != name or progress.best is None or sign * (value - progress.best) > settings.min_delta:
         progress.watched, progress.best, progress.best_epoch = name, value, done
 

@@ -95,6 +95,9 @@ class Strategy:
     def settle(self) -> None:
         """As `synchronize`, and also average the optimizers' slots."""
 
+    def settle_average(self) -> None:
+        """Average the averaged weights of ranks that update alone; collective."""
+
     @property
     def bytes_per_step(self) -> float | None:
         """Bytes that a rank sends per update, averaged over this process; None if they are not counted."""

@@ -31,6 +31,7 @@ def scalars(line: MetricLine) -> dict[str, float]:
             "validation/accuracy": line.val_accuracy,
             "validation/loss": line.val_loss,
             **{f"validation/{name}": value for name, value in (line.validation or {}).items()},
+            **{f"average_validation/{name}": value for name, value in (line.average_validation or {}).items()},
         }
     else:
         found = {

@@ -110,3 +110,8 @@ class Tensors(Protocol):
 
     def from_bytes(self, tensor: Tensor, dtype: str) -> Tensor:
         """The inverse of `to_bytes`; `dtype` by NumPy's name."""
+
+
+def scalar(adapter: Any, value: Any, like: Tensor) -> Any:
+    """A number, or the value of a `Number`, for arithmetic with `like`: a tensor gets its dtype."""
+    return value if isinstance(value, int | float) else adapter.cast(value, adapter.dtype(like))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from hvdkit.errors import RequestError, RunError, Stopped
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import MetricLine, scores, shown_scores
 from hvdkit.tasks.task import Task
+
+if TYPE_CHECKING:
+    from hvdkit.core.averaging import EpochAverage
 
 
 class Loop:
@@ -73,6 +76,12 @@ class Loop:
         self.clock = metrics.StepClock(recipe.warmup_steps, getattr(adapter, "cpu_seconds", time.process_time))
         self._unread: list[Tensor] = []  # losses still on the device
         self._counts: list[float] = []  # of the same updates, if the loss is a sum and a count
+        self._average: EpochAverage | None = None
+        if recipe.average_weights:
+            from hvdkit.core.averaging import EpochAverage
+
+            on_batch = partial(self._report, "average of the weights", 0)
+            self._average = EpochAverage(session, mesh, self.plan, dataset.train, self._measure, on_batch)
         self.warnings: list[str] = []  # for the next line of metrics.jsonl, which comes at once; the same on all ranks
         self.notes: list[str] = []  # for the next line too, which comes when it is due
         self.enter_epoch(self.progress.epoch)
@@ -165,11 +174,13 @@ class Loop:
         progress.train_loss = progress.epoch_loss / max(1, progress.epoch_steps)
         speed = self._speed(progress.epoch_steps)
         progress.validation = self.evaluate()
+        progress.average_validation = self._average.end_epoch(progress) if self._average else {}
         progress.evaluated = True
-        self._write(progress.train_loss, speed, ends_epoch=True, **scores(progress.validation))
+        both = progress.validation, progress.average_validation
+        self._write(progress.train_loss, speed, ends_epoch=True, **scores(*both))
         if self._mesh.is_root:
             summary = f"loss {progress.train_loss:.4f}, {speed:.1f} {self._task.unit}/s"
-            summary += shown_scores(progress.validation)
+            summary += shown_scores(*both)
             print(f"epoch {progress.epoch + 1}/{self.epochs}: {summary}", flush=True)
         if self._recipe.early_stopping:
             from hvdkit.core.stopping import note_epoch
@@ -186,6 +197,9 @@ class Loop:
         """The means of the task's metrics over the validation split, by name; empty if the split is."""
         self._strategy.synchronize()
         merge_statistics(self._adapter, self._session, self._mesh)
+        return self._measure()
+
+    def _measure(self) -> dict[str, float]:
         split, batch_size = self._dataset.val, self._recipe.batch_size
         on_batch = partial(self._report, "evaluation", self.progress.step)
         metrics_of, shard = self._task.metrics, self._mesh.shard
@@ -204,6 +218,8 @@ class Loop:
         self._strategy.settle()
         self._read_losses()
         merge_statistics(self._adapter, self._session, self._mesh)
+        if self._average:
+            self._average.settle()
         self._keep(self.progress)
         # Only rank 0 copies and writes; the others wait for it here, so that their next step's time excludes the wait.
         metrics.reduce_sums(self._adapter, kept=1.0)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from hvdkit.core.owned import Owned
 from hvdkit.core.precision import LOSS_SCALING, PRECISIONS
-from hvdkit.core.state import slot_name
+from hvdkit.core.state import has_average, slot_name
+from hvdkit.core.tensors import scalar
 from hvdkit.core.update_rules import all_finite, bias_corrections, clip, counts_steps, slot_names, update_all
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from hvdkit.core.averaging import Average
     from hvdkit.core.seam import Adapter, Trainable
     from hvdkit.core.tensors import Number
     from hvdkit.recipe.schema import Optimizer
@@ -23,8 +25,9 @@ Tensor = Any
 class Update:
     """An optimizer of what a rank `owned` of a model's parameters, with its slots and counters.
 
-    `slots` maps the pieces to tensors in the order of `update_rules.slot_names`, initially zero. `rate` is the
-    learning rate of the next update, `scale` the loss scale (None if the precision needs none).
+    `slots` maps the pieces to tensors in the order of `update_rules.slot_names`, initially zero. `rate` is the learning
+    rate of the next update, `scale` the loss scale (None if the precision needs none). `average` is that of the
+    weights, if there is one.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class Update:
         scales = PRECISIONS[precision].scales_loss
         self.scale: Number | None = ops.number(LOSS_SCALING.initial) if scales else None
         self.good_steps = ops.number(0.0)
+        self.average: Average | None = None
+        self._constrain = trainable.constrain
         self._kernel = None
         if owned.by_kernel:
             like = [slots[0] for slots in self.slots.values()]
@@ -75,6 +80,12 @@ class Update:
         self.good_steps.set(0.0)
 
     def _apply(self, gradients: list[Tensor]) -> None:
+        self._change(gradients)
+        self._constrain()
+        if self.average is not None and self.average.settings.decay is not None:
+            self.average.add()
+
+    def _change(self, gradients: list[Tensor]) -> None:
         ops, settings = self._ops, self._settings
         if settings.clip_norm is not None:
             gradients = clip(gradients, settings.clip_norm, ops, self.owned.summed)
@@ -103,11 +114,14 @@ class Update:
         for number, slot in enumerate(slot_names(self._settings)):
             for name, tensor in self.owned.whole({piece: held[number] for piece, held in self.slots.items()}):
                 yield slot_name(slot, name), tensor
+        if self.average is not None:
+            yield from self.average.tensors()
 
     def slot_tensors(self) -> dict[str, Tensor]:
         """The names of `tensors`, with the parameter that each slot has the shape and dtype of."""
         parameters = self.owned.parameters.items()
-        return {slot_name(slot, name): each for slot in slot_names(self._settings) for name, each in parameters}
+        slots = {slot_name(slot, name): each for slot in slot_names(self._settings) for name, each in parameters}
+        return slots | (self.average.layout() if self.average is not None else {})
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the slots from arrays with the names of `tensors`, in the parameters' shapes and dtype."""
@@ -115,20 +129,19 @@ class Update:
             whole = {name: arrays[slot_name(slot, name)] for name in self.owned.parameters}
             for piece, array in self.owned.cut(whole).items():
                 self._ops.assign(self.slots[piece][number], self._adapter.from_numpy(array))
+        if self.average is not None and has_average(arrays):
+            self.average.load(arrays)
 
     def numbers(self) -> dict[str, tuple[Number, str]]:
         """The optimizer's scalars in a state, with their dtypes there."""
         found: dict[str, tuple[Number, str]] = {}
         if counts_steps(self._settings):
             found["optimizer.step"] = self.steps, "int64"
+        if self.average is not None:
+            found["optimizer.averaged"] = self.average.count, "int64"
         if self.scale is not None:
             found |= {
                 "optimizer.loss_scale": (self.scale, "float64"),
                 "optimizer.good_steps": (self.good_steps, "int64"),
             }
         return found
-
-
-def scalar(adapter: Adapter, value: Any, like: Tensor) -> Any:
-    """A number, or the value of a `Number`, for arithmetic with `like`: a tensor gets its dtype."""
-    return value if isinstance(value, int | float) else adapter.cast(value, adapter.dtype(like))

@@ -1,4 +1,4 @@
-"""The recipe's `optimizer` section, the keys of each optimizer; and when training stops early.
+"""The recipe's `optimizer` section, the keys of each optimizer; averages of the weights; when training stops early.
 
 `hvdkit/recipe/schema.py` has the other sections.
 """
@@ -83,6 +83,26 @@ def _named(value: Any) -> Any:
 
 
 AnyOptimizer = Annotated[Sgd | AdamW | Lars | Lamb, Discriminator("name"), BeforeValidator(_named)]
+
+
+class AverageWeights(Strict):
+    """An average of the weights, evaluated and saved beside them: exponential with `decay`, or with `from_epoch` equal
+    over the ends of epochs from that one on (SWA).
+
+    Formulas: `hvdkit/core/averaging.py`.
+    """
+
+    decay: float | None = Field(None, gt=0, lt=1, description="share of the average that each update keeps")
+    from_epoch: int | None = Field(None, ge=1, description="first epoch, counted from 1, whose last weights count")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> AverageWeights:
+        if (self.decay is None) == (self.from_epoch is None):
+            raise ValueError(
+                "expected either decay, such as {decay: 0.999}, or from_epoch, such as {from_epoch: 15}, got "
+                + ("neither" if self.decay is None else "both")
+            )
+        return self
 
 
 class EarlyStopping(Strict):

@@ -34,6 +34,7 @@ from hvdkit.recipe.data import (  # noqa: F401 - re-exported: the recipe's class
 from hvdkit.recipe.optimizer import (  # noqa: F401 - re-exported
     AdamW,
     AnyOptimizer,
+    AverageWeights,
     EarlyStopping,
     Lamb,
     Lars,
@@ -246,6 +247,9 @@ class Recipe(Strict):
     recompute: bool = Field(False, description="compute activations again in backward instead of keeping them")
     check_ranks: int = Field(0, ge=0, description="steps between two comparisons of all ranks' weights; 0: never")
     checkpoint: Checkpointing | None = Field(Checkpointing(), description="null: no weights are kept")
+    average_weights: AverageWeights | None = Field(
+        None, description="an average of the weights, evaluated and saved beside them; null: none"
+    )
     early_stopping: EarlyStopping | None = Field(
         None, description="end training when validation no longer improves; null: train all epochs"
     )
@@ -290,6 +294,9 @@ class Recipe(Strict):
             found.append(f"loss.class_weights: expected {classes}, one for each of model.classes, got {len(weights)}")
         if self.recompute and isinstance(self.model, OwnModel):
             found.append("recompute: expected false with model.name own, whose script can do it, got true")
+        first = self.average_weights and self.average_weights.from_epoch
+        if first and first > self.epochs:
+            found.append(f"average_weights.from_epoch: expected at most the recipe's {self.epochs} epochs, got {first}")
         if found:
             raise PydanticCustomError("together", "{lines}", {"lines": "\n".join(found)})
         return self

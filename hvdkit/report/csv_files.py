@@ -75,7 +75,8 @@ def _cell(value: Any) -> Any:
 
 def metrics(lines: Iterable[MetricLine]) -> Iterator[Row]:
     """A row for each line of metrics.jsonl; a column for each of the task's metrics."""
-    return (line.model_dump() | {"validation": line.validation or {}} for line in lines)
+    both = ("validation", "average_validation")
+    return (line.model_dump() | {key: getattr(line, key) or {} for key in both} for line in lines)
 
 
 def comparison(found: Comparison) -> list[Row]:

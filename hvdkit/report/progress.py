@@ -47,7 +47,7 @@ class RunProgress(Bars):
             left.done(title, (line.step - first) / max(1, line.total_steps - first))
             for warning in line.warnings or []:
                 self._print(f"warning: {warning}", timed=False)
-            scores = shown_scores(line.validation)
+            scores = shown_scores(line.validation, line.average_validation)
             speed = f"{line.images_per_second:.0f} {line.unit}/s"
             step = f"step {line.step}/{line.total_steps}"
             text = f"{step}, {speed}, loss {line.loss:.3f}, rate {line.learning_rate:.3g}{scores}"

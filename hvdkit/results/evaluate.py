@@ -12,8 +12,8 @@ from hvdkit.results.train import readable
 class EvaluationResult(Figures, Result):
     """`evaluate.json`: a checkpoint `trained_by` one framework and evaluated by `framework` on `total` samples.
 
-    `metrics` are the means of the task's metrics by name. Those of a classifier are `accuracy` and `loss` too, and
-    `correct` counts its right answers.
+    `averaged` says whether these are the averaged weights. `metrics` are the means of the task's metrics by name. Those
+    of a classifier are `accuracy` and `loss` too, and `correct` counts its right answers.
     """
 
     framework: str
@@ -24,6 +24,7 @@ class EvaluationResult(Figures, Result):
     np: int
     trained_by: str
     step: int
+    averaged: bool = False
     correct: int | None = None
     total: int
     accuracy: float | None = None
@@ -42,7 +43,8 @@ class EvaluationResult(Figures, Result):
             parts = [f"correct {self.correct} of {self.total} ({100 * self.accuracy:.2f} %)", f"loss {self.loss:.6f}"]
             shown = {name: value for name, value in shown.items() if name not in ("accuracy", "loss")}
         found = ", ".join([*parts, *(f"{readable(name)} {value:.6g}" for name, value in shown.items())])
-        return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}: {found}"
+        of = ", averaged weights" if self.averaged else ""
+        return f"{self.framework} {self.framework_version}, step {self.step} by {self.trained_by}{of}: {found}"
 
 
 def read_evaluation(path: Path) -> EvaluationResult:

@@ -10,7 +10,8 @@ from hvdkit.results.json_files import Record, Result, read
 
 class Generation(Record, Result):
     """`generate.json`: the `tokens` with which a checkpoint's model, `trained_by` one framework and run by
-    `framework`, goes on, each the most probable one. `prompt` and `text` are what was given and what the tokens say;
+    `framework`, goes on, each the most probable one. `averaged` says whether its
+    weights are averaged ones. `prompt` and `text` are what was given and what the tokens say;
     the file has only the tokens."""
 
     framework: str
@@ -19,6 +20,7 @@ class Generation(Record, Result):
     model: str
     trained_by: str
     step: int
+    averaged: bool = False
     tokens: list[int]
     prompt: str = ""
     text: str = ""

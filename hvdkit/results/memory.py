@@ -22,6 +22,7 @@ class Parts(Figures):
     parameters: Count = Field(description="weights, in fp32 (fp64): in bf16 and fp16 these are the masters")
     gradients: Count = Field(description="gradients, twice with accumulate above 1")
     optimizer: Count = Field(description="the optimizer's slots")
+    average: Count = Field(default=0, description="the averaged weights")
     casts: Count = Field(description="copies of the weights in bf16 or fp16, which compute")
     gathered: Count = Field(description="blocks whose parameters a rank has only while they compute")
     communication: Count = Field(description="Horovod's fusion buffer; what compression and Local SGD keep")

@@ -24,7 +24,10 @@ class Picture(Record):
 
 
 class ImagePredictions(Record, Result):
-    """`predict-images.json`: what a checkpoint `trained_by` one framework says, under `framework`, about pictures."""
+    """`predict-images.json`: what a checkpoint `trained_by` one framework says, under `framework`, about pictures.
+
+    `averaged` says whether its weights are averaged ones.
+    """
 
     framework: str
     framework_version: str
@@ -34,6 +37,7 @@ class ImagePredictions(Record, Result):
     checkpoint: str
     trained_by: str
     step: int
+    averaged: bool = False
     pictures: list[Picture]
 
     def records(self) -> list[dict[str, Any]]:

@@ -18,10 +18,11 @@ from hvdkit.files import open_regular
 from hvdkit.results.json_files import Count, Figures, Result, read, read_lines
 
 
-def scores(validation: dict[str, float]) -> dict[str, Any]:
-    """The fields for a task's validation metrics, which are empty without validation samples."""
+def scores(validation: dict[str, float], average: dict[str, float]) -> dict[str, Any]:
+    """The fields for a task's validation metrics, and those of the `average` of the weights; both may be empty."""
     accuracy, loss = validation.get("accuracy"), validation.get("loss")
-    return {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
+    found = {"validation": validation or None, "val_accuracy": accuracy, "val_loss": loss}
+    return found | {"average_validation": average or None}
 
 
 def readable(metric: str) -> str:
@@ -29,8 +30,10 @@ def readable(metric: str) -> str:
     return {"bits_per_byte": "bits/byte"}.get(metric, metric)
 
 
-def shown_scores(validation: dict[str, float] | None) -> str:
-    """The validation metrics for the end of a line, such as `, validation mae 0.2175`.
+def shown_scores(
+    validation: dict[str, float] | None, average: dict[str, float] | None = None, of: str = "validation"
+) -> str:
+    """The validation metrics for the end of a line, such as `, validation mae 0.2175`, and those of the average.
 
     Accuracy is in percent. With it, the loss is left out.
     """
@@ -39,7 +42,8 @@ def shown_scores(validation: dict[str, float] | None) -> str:
     if texts:
         shown.pop("loss", None)
     texts += [f"{readable(name)} {value:.4f}" for name, value in shown.items()]
-    return "".join(f", validation {text}" for text in texts)
+    line = "".join(f", {of} {text}" for text in texts)
+    return line + (shown_scores(average, of="averaged weights") if average else "")
 
 
 FEW_STEPS = 5  # fewer measured ones make a speed by chance
@@ -52,10 +56,10 @@ class MetricLine(Figures):
     the updates since the previous line (of the whole epoch at its end), `learning_rate` is the last update's.
     `images_per_second` is measured by rank 0's clock. `validation` has the task's metrics by name at the end of an
     epoch; accuracy and loss are `val_accuracy` and `val_loss` too (cross-entropy without label smoothing, or the task's
-    own loss). `bytes_per_step` is what one rank sends of gradients and weights for an update, on average since the
-    process started. `rss_mib` is the resident memory of rank 0's process then. `unit` names the samples in the plural;
-    where it is not images, `images_per_second` counts those.
-    `warnings` are lines for the user, in the first line only.
+    own loss), and `average_validation` those of the averaged weights, if there are any. `bytes_per_step` is what one
+    rank sends of gradients and weights for an update, on average since the process started. `rss_mib` is the resident
+    memory of rank 0's process then. `unit` names the samples in the plural; where it is not images, `images_per_second`
+    counts those. `warnings` are lines for the user, in the first line only.
     """
 
     step: Count
@@ -70,6 +74,7 @@ class MetricLine(Figures):
     val_accuracy: float | None = None
     val_loss: float | None = None
     validation: dict[str, float] | None = None
+    average_validation: dict[str, float] | None = None
     unit: str = "images"
     warnings: list[str] | None = None
 
@@ -94,8 +99,9 @@ class TrainResult(Figures, Result):
     `parameters` counts the trainable ones. `batch_size` (samples) and `threads` are per rank. `steps` counts updates.
     The first `warmup_steps` of them do not count for `images_per_second` and for `step_ms_…`, the percentiles over the
     `measured_steps`. `train_loss` is the last epoch's mean. `validation` and `val_…`, as in `MetricLine`, are measured
-    at the end on `val_samples` samples (None if they are not counted), None without any. `peak_rss_mib` is the largest
-    rank's. `train_s` is rank 0's, with evaluation and checkpoints, which are not part of a step.
+    at the end on `val_samples` samples (None if they are not counted), None without any; so is `average_validation`.
+    `peak_rss_mib` is the largest rank's. `train_s` is rank 0's, with evaluation and checkpoints, which are not part of
+    a step.
 
     `rival` is the other method that trained it (`hvdkit.baselines.registry`), None for hvdkit itself. `round` counts
     the rounds of a comparison from 1. `step_ms` are the measured steps on their slowest rank, 2,000 of them evenly
@@ -110,8 +116,8 @@ class TrainResult(Figures, Result):
     `tuning` has each setting that was chosen automatically: `value` (None for the library's default) and `why`.
     `ended_at` is the wall clock, UTC. `bytes_per_step` is what one rank (the one that sends most) sends of gradients
     and weights for an update, without protocol overhead; None with a rival. `state_bytes` are the sizes of the largest
-    rank's tensors: `parameters`, `gradients` as an update begins, and `optimizer`, its slots; None with a rival
-    that does not shard.
+    rank's tensors: `parameters`, `gradients` as an update begins, `optimizer`, its slots, and `average`, if weights are
+    averaged; None with a rival that does not shard.
     `compression` names the method and its
     options that differ from the default, `sync` is the recipe's. `checkpoints` are the folders of the weights that are
     kept, relative to this file: `last`, and `best` by validation accuracy if there is one. `stopped_early` says why
@@ -169,6 +175,7 @@ class TrainResult(Figures, Result):
     val_accuracy: float | None
     val_loss: float | None
     validation: dict[str, float] | None = None
+    average_validation: dict[str, float] | None = None
     val_samples: int | None = None
     peak_rss_mib: float
     train_s: float
@@ -205,10 +212,12 @@ class TrainResult(Figures, Result):
         return read_lines(MetricLine, self.folder / "metrics.jsonl", "the metrics.jsonl of `hvdkit train`")
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each of `lines`, with a column `validation.NAME` for each metric of the validation."""
+        """A row for each of `lines`, with a column `validation.NAME` for each metric of the validation, and of the
+        averaged weights `average_validation.NAME`."""
+        both = ("validation", "average_validation")
         return [
-            line.model_dump(exclude={"validation"})
-            | {f"validation.{name}": value for name, value in (line.validation or {}).items()}
+            line.model_dump(exclude=set(both))
+            | {f"{key}.{name}": value for key in both for name, value in (getattr(line, key) or {}).items()}
             for line in self.lines()
         ]
 
@@ -230,7 +239,7 @@ class TrainResult(Figures, Result):
 
 def result_lines(result: TrainResult) -> str:
     """The result in a line, and a line if images were corrupt, or training has stopped early."""
-    scores = shown_scores(result.validation)
+    scores = shown_scores(result.validation, result.average_validation)
     if not scores and result.val_accuracy is not None:  # of an earlier version
         scores = f", validation accuracy {100 * result.val_accuracy:.2f} %"
     if result.corrupt_images:

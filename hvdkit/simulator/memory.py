@@ -40,9 +40,10 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     """What the rank with the most keeps, for samples of `shape`. A model that only its script knows has no bytes."""
     architecture, precision = tasks.choose(recipe).architecture(shape), PRECISIONS[recipe.precision]
     count, full, low = parameter_count(architecture), ITEM_BYTES[precision.parameters], ITEM_BYTES[precision.compute]
-    slots = len(slot_names(recipe.optimizer))
-    each = States(full, full * (2 if recipe.accumulate > 1 else 1), full * slots)
+    slots, averages = len(slot_names(recipe.optimizer)), int(recipe.average_weights is not None)
+    each = States(full, full * (2 if recipe.accumulate > 1 else 1), full * (slots + averages))
     kept = sharding.held(each, count, ranks, stage)
+    average = int(kept.optimizer) * averages // (slots + averages) if averages else 0  # divided as slots are
     gathers = stage == "parameters" and ranks > 1
     whole = _gathered(architecture) if gathers else count  # parameters that are there at once
     # Backward keeps the casts of all weights, unless blocks are computed again.
@@ -52,7 +53,8 @@ def parts(recipe: Recipe, shape: tuple[int, ...] | None, framework: str, gpu: bo
     found = Parts(
         parameters=int(kept.parameters),
         gradients=int(kept.gradients),
-        optimizer=int(kept.optimizer),
+        optimizer=int(kept.optimizer) - average,
+        average=average,
         casts=casts,
         gathered=gathered,
         communication=_communication(recipe, architecture, framework, full, gpu, ranks, stage) if ranks > 1 else 0,

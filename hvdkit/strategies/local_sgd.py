@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.core import trace_events
+from hvdkit.core.state import AVERAGE, slot_name
 from hvdkit.core.strategy import PREFIX
 from hvdkit.recipe.communication import Sync
 from hvdkit.strategies.compressed import Compressed, parts_of
@@ -89,10 +90,17 @@ class LocalSgd(Compressed):
     def settle(self) -> None:
         """Synchronize, and average the optimizers' slots; collective."""
         self.synchronize()
+        self._average_slots("optimizer.")
+
+    def settle_average(self) -> None:
+        """Average the ranks' averages: the mean of averages is the average of means; collective."""
+        self._average_slots(slot_name(AVERAGE, ""))
+
+    def _average_slots(self, prefix: str) -> None:
         if self._anchor is None or self._differences.transport.data.size == 1:
             return
         state = self._session.state()
-        slots = {name: value for name, value in state.items() if name.startswith("optimizer.") and name.count(".") > 1}
+        slots = {name: value for name, value in state.items() if name.startswith(prefix) and name.count(".") > 1}
         tensors = [self._adapter.from_numpy(value) for value in slots.values()]
         means = self._adapter.allreduce(tensors, name="optimizer_slots")
         merged = {name: self._adapter.to_numpy(mean) for name, mean in zip(slots, means, strict=True)}

@@ -90,6 +90,8 @@ class Run:
 def _summary(result: TrainResult) -> dict[str, float]:
     values = {key: getattr(result, key) for key in _SUMMARY}
     values |= {f"validation.{name}": value for name, value in (result.validation or {}).items()}
+    averages = result.average_validation or {}
+    values |= {f"average_validation.{name}": value for name, value in averages.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -141,7 +141,8 @@ def _run(adapter: Adapter, script: Script, argv: list[str], heartbeat: Heartbeat
     elif arguments.evaluate:
         from hvdkit.worker.evaluate import evaluate
 
-        evaluate(adapter, script, recipe, arguments.evaluate, arguments.out, heartbeat)
+        average = not arguments.no_average
+        evaluate(adapter, script, recipe, arguments.evaluate, arguments.out, heartbeat, average)
     elif arguments.predict_images:
         from hvdkit.worker.predict_images import predict_images
 
@@ -191,6 +192,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=_path, help="an existing folder for metrics.jsonl, result.json and checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder of --out")
     parser.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="do not train: evaluate a checkpoint")
+    parser.add_argument("--no-average", action="store_true", help="for --evaluate: the weights, not their average")
     parser.add_argument("--predict-images", type=Path, metavar="REQUEST", help="do not train: classify pictures")
     parser.add_argument("--generate", type=Path, metavar="REQUEST", help="do not train: go on with a text")
     parser.add_argument("--parity", type=Path, metavar="FOLDER", help="do not train: take part in `hvdkit parity`")

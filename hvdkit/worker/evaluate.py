@@ -12,7 +12,6 @@ from hvdkit.checkpoint.resume import check_classes
 from hvdkit.core import metrics
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
-from hvdkit.core.state import model_state
 from hvdkit.data.counts import check_validation
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
@@ -22,9 +21,17 @@ from hvdkit.worker.setup import Script, start
 
 
 def evaluate(
-    adapter: Adapter, script: Script, recipe: Recipe, folder: Path, out: Path | None, heartbeat: Heartbeat
+    adapter: Adapter,
+    script: Script,
+    recipe: Recipe,
+    folder: Path,
+    out: Path | None,
+    heartbeat: Heartbeat,
+    average: bool = True,
 ) -> None:
     """Evaluate the checkpoint in `folder` on the recipe's validation split; rank 0 writes `evaluate.json` into `out`.
+
+    With `average` it evaluates the averaged weights, where the checkpoint has any.
 
     Raises RequestError if the checkpoint cannot be read or does not fit the recipe, or if there are no validation
     samples; RunError if the loss is NaN or infinite.
@@ -34,7 +41,8 @@ def evaluate(
     session = setup.session(recipe)
     found = snapshots.read(folder)
     check_classes(found.record, setup.dataset)
-    session.load_state(model_state(found.state))
+    state, averaged = found.model(average)
+    session.load_state(state)
     on_batch = partial(heartbeat.beat, "evaluation")
     split, shard = setup.dataset.val, setup.mesh.shard
     sums, total = metrics.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
@@ -50,6 +58,7 @@ def evaluate(
         np=setup.mesh.world.size,
         trained_by=found.record.framework,
         step=found.record.progress.step,
+        averaged=averaged,
         correct=round(sums["accuracy"][0]) if sums.get("accuracy", (0, 0))[1] == total else None,
         total=total,
         accuracy=means.get("accuracy"),

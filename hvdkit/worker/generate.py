@@ -11,7 +11,6 @@ import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
-from hvdkit.core.state import model_state
 from hvdkit.data.dataset import Dataset
 from hvdkit.data.text import WindowSplit
 from hvdkit.errors import RunError
@@ -35,7 +34,8 @@ def generate(adapter: Adapter, script: Script, recipe: Recipe, request: Path, ou
     table = setup.architecture
     assert isinstance(table, GPT)
     session = setup.session(recipe)
-    session.load_state(model_state(found.state))
+    state, averaged = found.model(asked["average"])
+    session.load_state(state)
     tokens: list[int] = asked["tokens"]
     for _ in range(asked["count"]):
         heartbeat.beat("generation")
@@ -55,6 +55,7 @@ def generate(adapter: Adapter, script: Script, recipe: Recipe, request: Path, ou
         model=recipe.model.name,
         trained_by=found.record.framework,
         step=found.record.progress.step,
+        averaged=averaged,
         tokens=tokens[-asked["count"] :],
     )
     write_atomic(out / "generate.json", result.model_dump_json(indent=2) + "\n")

@@ -11,7 +11,6 @@ import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
-from hvdkit.core.state import model_state
 from hvdkit.data import imagefolder, pictures
 from hvdkit.data.batches import evaluation_batches
 from hvdkit.errors import RunError
@@ -35,7 +34,8 @@ def predict_images(
     how = pictures.preprocessing(recipe.data, int(recipe.model.classes), found.record.preprocessing)
     setup = start(adapter, script, recipe, pictures.open_pictures(files, recipe.data, how))
     session = setup.session(recipe)
-    session.load_state(model_state(found.state))
+    state, averaged = found.model(asked["average"])
+    session.load_state(state)
     answers: list[Picture] = []
     for batch, valid in evaluation_batches(setup.dataset.val, recipe.batch_size, 0, 1):
         heartbeat.beat("prediction")
@@ -57,6 +57,7 @@ def predict_images(
         checkpoint=imagefolder.printable(asked["checkpoint"]),
         trained_by=found.record.framework,
         step=found.record.progress.step,
+        averaged=averaged,
         pictures=answers,
     )
     write_atomic(out / "predict-images.json", result.model_dump_json(indent=2) + "\n")

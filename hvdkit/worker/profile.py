@@ -36,6 +36,8 @@ CLOCK_SAMPLES = 25  # small collectives that are used to compare the ranks' cloc
 PROBE_BYTES = [4 * 8**power for power in range(8)]  # 4 B to 8 MiB
 PROBE_S, PROBE_TIMES = 0.5, (3, 12)  # for each size: the time to aim at, and the least and most repeats
 
+_OF_EPOCHS = ("checkpoint", "elastic", "early_stopping", "average_weights")  # what profiled steps are without
+
 
 @dataclass(frozen=True)
 class Part:
@@ -79,6 +81,8 @@ def profile(adapter: Adapter, script: Script, recipe: Recipe, part: Part, heartb
     heartbeat.beat("building the model")
     setup.check_trainable()
     session = setup.session(recipe, setup.strategy(recipe))
+    if recipe.average_weights:
+        session.keep_average(recipe.average_weights)
     session.broadcast_state()
     Participant(setup, session, part, heartbeat.beat).take_part()
     heartbeat.beat("leaving Horovod")
@@ -132,7 +136,7 @@ class Participant:
         setup, steps, recipe = self._setup, sum(turn.steps for turn in plan), self._recipe
         epoch = StepPlan(recipe, len(setup.dataset.train), setup.mesh.data.size).steps_per_epoch
         changes = {"steps": steps, "epochs": max(recipe.epochs, -(-steps // epoch)), "log_every": 0, "check_ranks": 0}
-        recipe = recipe.model_copy(update=changes | {"checkpoint": None, "elastic": None, "early_stopping": None})
+        recipe = recipe.model_copy(update=changes | dict.fromkeys(_OF_EPOCHS))
         where = self._adapter, self._session, setup.task, recipe, setup.mesh, setup.dataset
         return _Observed(plan, self._switch, *where, metrics.MetricsFile(None), report=self._report)
 

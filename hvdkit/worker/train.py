@@ -6,11 +6,12 @@ import copy
 import math
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import hvdkit
 from hvdkit.checkpoint import snapshots
@@ -19,7 +20,7 @@ from hvdkit.core import metrics, tuning
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter, rival_of
 from hvdkit.core.session import Session
-from hvdkit.core.state import digest
+from hvdkit.core.state import digest, is_averaged
 from hvdkit.core.step_plan import NOTED, Progress
 from hvdkit.core.topology import threads_per_rank
 from hvdkit.core.trainer import Loop
@@ -33,6 +34,8 @@ from hvdkit.worker.setup import Script, Setup, seed_of, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
+
+T = TypeVar("T")
 
 
 def train(
@@ -80,6 +83,8 @@ def _train(
         check_early_stopping(recipe.early_stopping, setup.task, len(dataset.val))
     strategy = setup.strategy(recipe)
     session = setup.session(recipe, strategy)
+    if recipe.average_weights:
+        session.keep_average(recipe.average_weights)
     initial = digest(session.model_arrays(keep=mesh.is_root))
     warnings: list[str] = []
     if setup.task.own:
@@ -180,7 +185,7 @@ class _Keeper:
             if self.session.update.owned.in_place:
                 taken = self._snapshot(progress, keep=self.checkpoints is not None)
                 if self.checkpoints:
-                    self.checkpoints.write(taken)
+                    self.checkpoints.write(replace(taken, state=dict(self._begun(taken.state.items()))))
             else:
                 self._keep_shares(progress)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
@@ -188,12 +193,18 @@ class _Keeper:
 
     def _keep_shares(self, progress: Progress) -> None:
         """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
-        arrays = self.session.state_arrays(keep=self.checkpoints is not None)
+        arrays = self._begun(self.session.state_arrays(keep=self.checkpoints is not None))
         if self.checkpoints:
-            self.checkpoints.write_each(_record(self.setup, progress), self.session.state_layout(), arrays)
+            layout = dict(self._begun(self.session.state_layout().items()))
+            self.checkpoints.write_each(_record(self.setup, progress), layout, arrays)
         else:
             for _ in arrays:
                 pass
+
+    def _begun(self, named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
+        """What a checkpoint has of a state: no average before the first weights are in it."""
+        average = self.session.update.average
+        return (each for each in named if average is None or average.started or not is_averaged(each[0]))
 
     def commit(self, progress: Progress) -> None:
         """Keep the state in memory; collective. Raises HostsChanged if hosts have been added or removed."""
@@ -275,7 +286,7 @@ def _result(
         cpu_s_per_image=measured.cpu_s_per_sample,
         **measured.figures,
         train_loss=progress.train_loss,
-        **scores(progress.validation),
+        **scores(progress.validation, progress.average_validation),
         val_samples=len(setup.dataset.val) if progress.validation and not setup.dataset.native else None,
         train_s=train_s,
         corrupt_images=len(corrupt),

@@ -100,6 +100,11 @@ class TrainableModel(TensorFlowModel):
             for each, state in seeds:
                 each.assign(state)
 
+    def constrain(self) -> None:
+        for variable in self.model.trainable_variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
     def accumulate(self) -> None:
         """From now on, accumulate each batch's gradients in `fit` for `Session.finish`."""
         if not self.model.optimizer.accumulates:
@@ -131,9 +136,6 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             raise RequestError("model: other variables learn than when it was prepared; prepare it again")
         session = self._trainable.session
         (session.add if self.accumulates else session.take)(self._trainable.named(grads))
-        for variable in variables:
-            if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
         self.iterations.assign_add(1)
 
 

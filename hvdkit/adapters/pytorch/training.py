@@ -110,6 +110,11 @@ class TrainableModel(EagerModel):
         logits = one_tensor(logits).to(self._dtype)
         return logits, self._criterion(logits, targets)
 
+    def observe(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.model.train()
+        with torch.no_grad(), self._autocast():
+            self.forward(*arguments(inputs))
+
     def gradients(self) -> dict[str, torch.Tensor]:
         """Every parameter's gradient that is not taken; zeros if it is unused on this rank, as others may use it."""
         if self._joined is not None:

@@ -44,6 +44,7 @@ class TrainableModel(EagerModel):
         self._pools: dict[int, tf.Tensor] = {}  # of inputs that stay on the device
         self._predict: Any = None
         self._losses: Any = None
+        self._observe: Any = None
 
     def logits(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         """Logits (n, classes) in the parameters' dtype. Traced into a graph."""
@@ -91,6 +92,10 @@ class TrainableModel(EagerModel):
 
         self._losses = self._losses or self.compile(compute)
         return np.array(self._losses(*self.inputs(batch)))
+
+    def observe(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
+        self._observe = self._observe or self.compile(lambda inputs: self.logits(inputs, True))
+        self._observe(inputs)
 
     def compile(self, function: Function) -> Function:
         # AutoGraph would convert all functions, including Horovod's, which is half of a run's start-up time.

@@ -1,0 +1,222 @@
+"""Averages of the weights over updates (EMA) or over ends of epochs (SWA), kept beside the weights.
+
+With `decay` d, after each update: a ← d a + (1 − d) w, and after the first one a = w (Polyak and Juditsky 1992, as
+torch.optim.swa_utils.AveragedModel has it, without warm-up). With `from_epoch`, at the end of each epoch from that one
+on, a is the equal average of the weights at those ends (Izmailov et al. 2018).
+
+Batch norms' running statistics belong to weights. With `decay` they are averaged as the weights are; with `from_epoch`
+they are computed anew by a pass over the training samples (Izmailov et al. 2018, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvdkit.core.owned import Owned
+from hvdkit.core.state import AVERAGE, is_statistic, slot_name
+from hvdkit.core.tensors import scalar
+from hvdkit.errors import RunError
+from hvdkit.recipe.schema import AverageWeights
+
+if TYPE_CHECKING:
+    from hvdkit.core.mesh import Mesh
+    from hvdkit.core.seam import Adapter, Session, Tensor
+    from hvdkit.core.step_plan import Progress, StepPlan
+    from hvdkit.data.batches import Batch, Split
+
+_SAME = 1e-3  # by which a batch norm's share of a batch may differ between channels: rounding
+
+
+class Average:
+    """The average of what a rank `owned` of the parameters, and of this rank's running statistics.
+
+    `count` is the number of weights in it; without any, its tensors are zeros.
+    """
+
+    def __init__(self, adapter: Adapter, owned: Owned, buffers: Mapping[str, Tensor], settings: AverageWeights) -> None:
+        self._adapter, self._owned, self.settings = adapter, owned, settings
+        self.pieces = owned.variables()
+        self._buffers = {name: tensor for name, tensor in buffers.items() if is_statistic(name)}
+        self.statistics = {name: adapter.tensors.variable(tensor) for name, tensor in self._buffers.items()}
+        self.count = adapter.tensors.number(0.0)
+
+    @property
+    def started(self) -> bool:
+        """Whether there are weights in it."""
+        return float(np.asarray(self.count.get())) > 0
+
+    def add(self) -> None:
+        """Add the weights as they are; part of a compiled step."""
+        self._add(zip(self.pieces.values(), self._owned.weights(), strict=True))
+        self._add((self.statistics[name], tensor) for name, tensor in self._buffers.items())
+        self.count.set(self.count.get() + 1)
+
+    def _add(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for average, value in pairs:
+            kept = self._kept(average)
+            self._adapter.tensors.assign(average, average * kept + value * (1 - kept))
+
+    def _kept(self, like: Tensor) -> Any:
+        """The share of the average that stays, for arithmetic with `like`."""
+        count, decay = self.count.get(), self.settings.decay
+        if decay is None:
+            return scalar(self._adapter, count / (count + 1), like)
+        started = count > 0
+        return decay * (started if isinstance(started, bool) else scalar(self._adapter, started, like))
+
+    def swap(self) -> None:
+        """Exchange the average with the model's weights and running statistics; collective.
+
+        Tensors are exchanged one by one, so that no second copy is in memory.
+        """
+        ops = self._adapter.tensors
+
+        def averages() -> Iterator[Tensor]:
+            for average, weight in zip(self.pieces.values(), self._owned.weights(), strict=True):
+                kept, new = weight * 1, average * 1
+                ops.assign(average, kept)
+                yield new
+
+        self._owned.store(averages())
+        for name, buffer in self._buffers.items():
+            kept = buffer * 1
+            ops.assign(buffer, self.statistics[name] * 1)
+            ops.assign(self.statistics[name], kept)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole average, with names as in a state; collective if ranks own shares."""
+        for name, tensor in chain(self._owned.whole(self.pieces), self.statistics.items()):
+            yield slot_name(AVERAGE, name), tensor
+
+    def layout(self) -> dict[str, Tensor]:
+        """The names of `tensors`, with tensors of these shapes and dtypes."""
+        whole = {**self._owned.parameters, **self._buffers}
+        return {slot_name(AVERAGE, name): tensor for name, tensor in whole.items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set it from arrays with the names of `tensors`."""
+        named = {name: arrays[slot_name(AVERAGE, name)] for name in (*self._owned.parameters, *self.statistics)}
+        cut = self._owned.cut({name: named[name] for name in self._owned.parameters})
+        for name, tensor in (self.pieces | self.statistics).items():
+            array = cut[name] if name in self.pieces else named[name]
+            self._adapter.tensors.assign(tensor, self._adapter.from_numpy(array))
+
+
+class EpochAverage:
+    """What the training loop does with the average at the end of an epoch.
+
+    `measure` evaluates the model, `report` is called before each batch.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        mesh: Mesh,
+        plan: StepPlan,
+        train: Split,
+        measure: Callable[[], dict[str, float]],
+        report: Callable[[], None],
+    ) -> None:
+        self._session, self._mesh, self._plan, self._train = session, mesh, plan, train
+        self._measure, self._report = measure, report
+        self._first = session.update.average.settings.from_epoch
+
+    def end_epoch(self, progress: Progress) -> dict[str, float]:
+        """Add the weights of a complete epoch from `from_epoch` on; the validation of the average. Collective.
+
+        Empty where the average has not begun.
+        """
+        session, average = self._session, self._session.update.average
+        complete = not self._plan.group_sizes(progress.samples)  # false if `steps` ended the epoch early
+        adds = self._first is not None and complete and progress.epoch + 1 >= self._first
+        if adds:
+            session.add_to_average()
+        if not average.started:
+            return {}
+        session.strategy.settle_average()
+        self.settle()
+        with session.averaged():
+            if adds:
+                groups = self._plan.groups(self._train, self._mesh.shard, progress.epoch)
+                renew_statistics(session, self._mesh, chain.from_iterable(groups), self._report)
+                seed = self._plan.recipe.seed + progress.step + 2_654_435_761 * self._mesh.world.rank
+                session.adapter.seed(seed % 2**32)  # training draws on, whatever the pass has drawn
+            return self._measure()
+
+    def settle(self) -> None:
+        """Make averaged statistics equal on all ranks, of which each has averaged its own; collective."""
+        session, average = self._session, self._session.update.average
+        if self._first is None and average.statistics and self._mesh.data.size > 1:
+            means = session.adapter.allreduce(list(average.statistics.values()), name="average_statistics")
+            for tensor, mean in zip(average.statistics.values(), means, strict=True):
+                session.adapter.tensors.assign(tensor, mean)
+
+
+@contextmanager
+def averaged(session: Session) -> Iterator[None]:
+    """A context in which the model has the averaged weights and statistics; collective at both ends."""
+    session.compiled(session.update.average.swap)()
+    yield
+    session.compiled(session.update.average.swap)()
+
+
+def renew_statistics(session: Session, mesh: Mesh, batches: Iterable[Batch], report: Callable[[], None]) -> None:
+    """Set batch norms' running statistics to the mean over the batches of all ranks, by the weights as they are.
+
+    Collective. In training a batch norm sets a running statistic r to (1 − m) r + m b, with b of the batch. Before each
+    batch r is set to 0, so that it is m b after it. The first batch is computed once more from r = 1, which gives m.
+    Other buffers stay as they are.
+
+    Raises RunError if the model does not set r so.
+    """
+    adapter, before = session.adapter, session.buffers()
+    names = [name for name in before if is_statistic(name)]
+    if not names:
+        return
+
+    def after(batch: Batch, start: float) -> dict[str, np.ndarray]:
+        session.load_buffers(before | {name: np.full_like(before[name], start) for name in names})
+        session.trainable.observe(*session.trainable.inputs(batch))
+        now = session.buffers()
+        return {name: now[name].astype(np.float64) for name in names}
+
+    sums, shares, count = {name: np.zeros(before[name].shape) for name in names}, dict[str, float](), 0
+    for batch in batches:
+        report()
+        if not count:
+            adapter.seed(0)
+        from_0 = after(batch, 0.0)
+        if not count:
+            adapter.seed(0)  # the same masks of dropout again, so that b is the same
+            shares = {name: _share(name, from_0[name], after(batch, 1.0)[name]) for name in names}
+        count += 1
+        sums = {name: total + from_0[name] for name, total in sums.items()}
+    means = {
+        name: total / (count * shares[name]) if shares[name] else before[name].astype(np.float64)
+        for name, total in sums.items()
+    }
+    joined = np.concatenate([means[name].reshape(-1) for name in names])
+    if mesh.data.size > 1:
+        (mean,) = adapter.allreduce([adapter.from_numpy(joined)], name="renewed_statistics")
+        joined = adapter.to_numpy(mean)
+    parts = np.split(joined, np.cumsum([before[name].size for name in names])[:-1])
+    renewed = {name: part.reshape(before[name].shape) for name, part in zip(names, parts, strict=True)}
+    session.load_buffers(before | {name: array.astype(before[name].dtype) for name, array in renewed.items()})
+
+
+def _share(name: str, from_0: np.ndarray, from_1: np.ndarray) -> float:
+    """The share m of a batch in a running statistic; 0 for one that training leaves as it is."""
+    kept = from_1 - from_0
+    share = 1 - float(np.median(kept))
+    off = float(np.abs(kept - np.median(kept)).max()) / max(1.0, float(np.abs(from_0).max()))
+    if off > _SAME or not -_SAME < share < 1 + _SAME:
+        raise RunError(
+            f"average_weights.from_epoch: {name} cannot be computed for the averaged weights, as the same batch gives "
+            "other values each time; expected no random layer before this batch norm, or give average_weights.decay"
+        )
+    return share if share > 1e-6 else 0.0
