@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from hvdkit.adapters import local
 from hvdkit.checkpoint import snapshots, weights
+from hvdkit.checkpoint.resume import _other_rate, pick
 from hvdkit.checkpoint.snapshots import Checkpoint, Checkpoints, Record
 from hvdkit.core.session import Session
 from hvdkit.core.step_plan import Progress
@@ -255,6 +256,20 @@ def test_a_checkpoint_of_another_recipe_is_refused_by_key(tmp_path: Path) -> Non
         local_run(tmp_path / "run", other, resume=True)
     longer = local_run(tmp_path / "run", local_recipe(epochs=4, device="cpu"), resume=True)
     assert longer and longer.steps == 60
+
+
+def test_a_change_that_moves_the_learning_rate_is_said(tmp_path: Path) -> None:
+    local_run(tmp_path / "run", local_recipe(), kill_at=10)
+    place, same = tmp_path / "run" / "checkpoints", local_recipe()
+    assert pick(place, same)[1] == []
+    found, lines = pick(place, local_recipe(epochs=4, batch_size=same.batch_size * 2))
+    longer, larger = lines
+    assert found and longer.startswith(
+        f"epochs: {same.epochs} in the checkpoint, 4 now: the learning rate continues on"
+    )
+    assert larger.startswith("batch_size, accumulate: ") and "the learning rate is 2 times as high" in larger
+    constant = local_recipe(epochs=4, schedule={"decay": "constant", "scale": "none"})
+    assert _other_rate({"epochs": 2, "batch_size": 8, "accumulate": 1}, constant) == []
 
 
 def test_another_number_of_images_an_update_goes_on_where_the_epoch_was_left(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ _FREE = {
 
 
 def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
-    """The newest valid checkpoint in `place` (None if there is none), and one line for each later, damaged one.
+    """The newest valid checkpoint in `place` (None if there is none), and lines: one for each later, damaged one, and
+    one for each change of the recipe that moves the learning rate.
 
     Raises RequestError if there are checkpoints but none can be read, or if the newest is of another recipe.
     """
@@ -42,7 +43,25 @@ def pick(place: Path, recipe: Recipe) -> tuple[Checkpoint | None, list[str]]:
         raise RequestError("\n".join([*complaints, hint]))
     if found is not None:
         _check_same(found.record, recipe, place)
+        complaints += _other_rate(found.record.recipe, recipe)
     return found, complaints
+
+
+def _other_rate(theirs: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """A line for each change that moves the learning rate of the updates to come."""
+    schedule, lines = recipe.schedule, []
+    if schedule.decay in ("cosine", "polynomial") and theirs["epochs"] != recipe.epochs:
+        lines.append(
+            f"epochs: {theirs['epochs']} in the checkpoint, {recipe.epochs} now: the learning rate continues on the "
+            f"{schedule.decay} over {recipe.epochs} epochs, not from where it was"
+        )
+    before, now = theirs["batch_size"] * theirs["accumulate"], recipe.batch_size * recipe.accumulate
+    if schedule.scale == "linear" and before != now:
+        lines.append(
+            f"batch_size, accumulate: {before} samples a rank and update in the checkpoint, {now} now: the learning "
+            f"rate is {now / before:.3g} times as high (schedule.scale: linear)"
+        )
+    return lines
 
 
 def resumed(
