@@ -40,7 +40,7 @@ CHECK = {
     "paths", "predict", "profile", "progress", "progress_runs", "published", "quick", "refused", "report_files",
     "runtimes_patches", "schemas", "script", "sharding", "simulator", "simulator_contradictions", "simulator_costs",
     "simulator_damaged", "simulator_properties", "simulator_refusals", "simulator_sharding", "stalls", "submit",
-    "sweep", "sync", "text_units", "tuning", "validation", "yaml",
+    "sweep", "sync", "text_units", "tuning", "validation", "weights", "yaml",
 }  # fmt: skip
 
 # The files that take longest, the longest first: no stream of scripts/run_tests.py shall work on one of them while the

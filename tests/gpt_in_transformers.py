@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     save_file({name.removeprefix("transformer."): value for name, value in load_file(file).items()}, bare)
     tokens = torch.randint(0, 300, (2, 32))
     for path in (file, bare):
-        given = weights.read_fitting(path, table.parameter_shapes(), False, table.from_file)
+        given = weights.read_fitting(path, table.parameter_shapes(), False, table).onto(table.initial_state(1))
         for dtype, limit in ((torch.float32, 1e-5), (torch.float64, 1e-11)):
             ours = module.build(table).to(dtype).eval()
             ours.load_state_dict({name: torch.from_numpy(value) for name, value in given.items()})

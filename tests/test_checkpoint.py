@@ -26,6 +26,7 @@ from hvdkit.core.step_plan import Progress
 from hvdkit.errors import RequestError, RunError
 from hvdkit.recipe.schema import Checkpointing
 from hvdkit.results.train import kept_lines
+from hvdkit.tasks import resnet
 
 STATE = {"fc.weight": np.arange(6.0).reshape(2, 3), "optimizer.momentum.fc.weight": np.ones((2, 3))}
 
@@ -200,11 +201,11 @@ assert snapshots.newest(folder)[0].record.progress.step == 1
 
 
 def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    initial = {"fc.weight": np.zeros((2, 3), np.float32)}
+    table = resnet.architecture("resnet8", 10)
     (tmp_path / "text").write_text("no")
     for name, part in (("nowhere", "cannot be read"), ("text", "no safetensors file")):
         with pytest.raises(RequestError, match=part):
-            weights.start_from(tmp_path / name, initial, new_head=False)
+            weights.read_fitting(tmp_path / name, table.state_shapes(), False, table)
 
 
 # The null adapter: whole runs in moments

@@ -244,16 +244,16 @@ def test_weights_by_hugging_faces_names(tmp_path: Path) -> None:
     published["h.0.attn.bias"] = np.tril(np.ones((1, 1, 4, 4), np.float32))  # a mask
     for given in (state, published, state | {"lm_head.weight": state["transformer.wte.weight"]}):
         weights.save_weights(given, tmp_path / "model.safetensors")
-        found = weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table.from_file)
+        found = weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table).tensors
         assert found.keys() == state.keys() and all((found[name] == state[name]).all() for name in state)
     weights.save_weights(
         state | {"lm_head.weight": state["transformer.wte.weight"] + 1}, tmp_path / "model.safetensors"
     )
     with pytest.raises(RequestError, match=r"lm_head\.weight differs from wte\.weight"):
-        weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table.from_file)
+        weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table)
     smaller = gpt.architecture(schema.GPT(name="gpt", layers=2, heads=2, width=8, context=2, vocabulary=5))
     weights.save_weights(smaller.initial_state(3), tmp_path / "model.safetensors")
     with pytest.raises(RequestError) as refused:
-        weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table.from_file)
+        weights.read_fitting(tmp_path / "model.safetensors", shapes, False, table)
     sizes = "expected a GPT with layers 1, context 4, as the recipe's model, got layers 2, context 2"
     assert str(refused.value) == f"model.weights: {tmp_path / 'model.safetensors'}: {sizes}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from hvdkit import tasks
 from hvdkit.baselines import registry
+from hvdkit.core.precision import PRECISIONS
 from hvdkit.core.step_plan import StepPlan
 from hvdkit.core.topology import wants_gpu
 from hvdkit.data import check_classes
@@ -21,10 +23,13 @@ Use = Literal["train", "evaluate", "none"]  # of the data
 _AMD = Path("/dev/kfd")  # the device of AMD's GPUs, which nvidia-smi does not list
 
 
-def check(recipe: Recipe, framework: str, placement: Placement, use: Use, rival: str | None = None) -> Counts | None:
+def check(
+    recipe: Recipe, framework: str, placement: Placement, use: Use, rival: str | None, notes: list[str]
+) -> Counts | None:
     """Check device, data, batch size and initial weights; returns what is known of the data.
 
-    Other machines may have other GPUs and files, so only their ranks check those. Raises RequestError with all faults.
+    `notes` gets lines about how a file of weights is read. Other machines may have other GPUs and files, so only their
+    ranks check those. Raises RequestError with all faults.
     """
     if not placement.here:
         return None
@@ -55,8 +60,11 @@ def check(recipe: Recipe, framework: str, placement: Placement, use: Use, rival:
         if recipe.model.weights and use == "train":
             from hvdkit.checkpoint.weights import read_fitting  # NumPy comes with it
 
-            table = task.architecture(found.shape if found else None)
-            read_fitting(Path(recipe.model.weights), state_shapes(table), recipe.model.new_head, table.from_file)
+            table = replace(
+                task.architecture(found.shape if found else None), dtype=PRECISIONS[recipe.precision].parameters
+            )
+            weights = read_fitting(Path(recipe.model.weights), state_shapes(table), recipe.model.new_head, table)
+            notes += weights.notes
     faults.report()
     return found
 

@@ -49,6 +49,7 @@ class Plan:
     pinned: bool = False  # each rank gets cores of its own, where there are enough
     settings: Mapping[str, str] = field(default_factory=dict)  # of the ranks' environment, found by measuring
     samples: Counts | None = None  # in the recipe's data, as far as that is known
+    notes: tuple[str, ...] = ()  # how a file of weights is read
     began: float | None = None  # wall-clock time at which the command began, where starting counts from then
 
     @property
@@ -70,7 +71,7 @@ class Plan:
         """Lines to show before the run."""
         on_gpus = self.recipe.device == "gpu" or (self.recipe.device == "auto" and self.runtime.gpu)
         left_out = self.samples.left_out if self.samples else ()
-        return [*left_out, *([] if on_gpus else self.placement.crowding)]
+        return [*left_out, *self.notes, *([] if on_gpus else self.placement.crowding)]
 
     @property
     def unreached(self) -> list[str]:
@@ -116,12 +117,13 @@ def make_plan(
         faults.append(f"model.script: {script}: no such file{where}; expected a Python script (docs/own-model.md)")
     elif theirs not in (None, framework):
         faults.append(own_script.wrong_framework(script, theirs, framework))
+    notes: list[str] = []
     with faults.collected():
-        found = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None)
+        found = checks.check(recipe, framework, placement, use, rival if rival in registry.RIVALS else None, notes)
     faults.report()
     if rival is not None:
         registry.check_recipe(rival, recipe, placement.here and not placement.separate_networks)
-    return Plan(recipe, framework, runtime, placement, rival=rival, samples=found)
+    return Plan(recipe, framework, runtime, placement, rival=rival, samples=found, notes=tuple(notes))
 
 
 def of_checkpoint(recipe: Recipe, writer: str, given: str | None, placement: Placement, use: Use) -> Plan:

@@ -65,7 +65,7 @@ class Model(Strict):
     name: ModelName = Field(description="CIFAR form: 8 to 56 and 110 layers; ImageNet form (v1.5): the others")
     classes: Classes = Field("auto", description="auto: as many as the folder of images has; 10 for other data")
     weights: Location | None = Field(
-        None, description="safetensors file to start from, with torchvision's names and layouts"
+        None, description="safetensors file or folder to start from: torchvision's, timm's, transformers' or hvdkit's"
     )
     new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
     zero_init_residual: bool = Field(
@@ -101,7 +101,9 @@ class GPT(Strict):
         le=1,
         description="standard deviation of the initial weights: 0.02 in GPT-2; narrow models learn faster with more",
     )
-    weights: Location | None = Field(None, description="safetensors file to start from, with Hugging Face's names")
+    weights: Location | None = Field(
+        None, description="safetensors file or folder to start from, with Hugging Face's names"
+    )
 
     @model_validator(mode="after")
     def _gpt_has_a_size(self) -> GPT:

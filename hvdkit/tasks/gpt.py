@@ -141,19 +141,36 @@ class GPT:
             "tie_word_embeddings": True,
         }
 
-    def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The tensors of a file of Hugging Face's, with or without `transformer.` before their names.
 
         Masks, which older files have, are left out, and an output layer that is the table of tokens. Raises
-        RequestError for another output layer, and for a model of another size.
+        RequestError for another output layer, for a model of another size, and for settings that change what a model
+        with the same tensors computes.
         """
         masks = (".attn.bias", ".attn.masked_bias")
         named = {name.removeprefix("transformer."): value for name, value in given.items() if not name.endswith(masks)}
-        head, table = named.pop("lm_head.weight", None), named.get("wte.weight")
-        if head is not None and table is not None and (head.shape != table.shape or (head != table).any()):
-            raise RequestError("lm_head.weight differs from wte.weight; expected the output layer to be that table")
+        head, table = named.get("lm_head.weight"), named.get("wte.weight")
+        if head is not None and table is not None:
+            if head.shape != table.shape or (head != table).any():
+                raise RequestError("lm_head.weight differs from wte.weight; expected the output layer to be that table")
+            del named["lm_head.weight"]
         self._check_size(named)
-        return {f"transformer.{name}": value for name, value in named.items()}
+        if config.get("model_type") == "gpt2":
+            self._check_config(config)
+        own = {"wte", "wpe", "h", "ln_f"}
+        return {f"transformer.{name}" if name.split(".")[0] in own else name: value for name, value in named.items()}
+
+    def _check_config(self, config: Mapping[str, Any]) -> None:
+        gelu = ("gelu_new", "gelu_pytorch_tanh")
+        for key, expected in (
+            ("n_head", (self.heads,)), ("activation_function", gelu), ("layer_norm_epsilon", (self.norm_epsilon,)),
+            ("scale_attn_weights", (True,)), ("scale_attn_by_inverse_layer_idx", (False,)),
+        ):  # fmt: skip
+            if config.get(key, expected[0]) not in expected:
+                raise RequestError(
+                    f"{key} is {config[key]!r} in config.json, and {expected[0]!r} in the recipe's model"
+                )
 
     def _check_size(self, named: Mapping[str, np.ndarray]) -> None:
         table, positions = named.get("wte.weight"), named.get("wpe.weight")

@@ -167,7 +167,7 @@ class OwnArchitecture:
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> None:
         """Unknown."""
 
-    def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The tensors as they are."""
         return dict(given)
 

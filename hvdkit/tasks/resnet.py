@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdkit.tasks.task import Activations, Layer
 
@@ -160,9 +160,22 @@ class ResNet:
         }
         return self.parameter_shapes() | statistics
 
-    def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The tensors as they are, without PyTorch's `num_batches_tracked`."""
-        return {name: value for name, value in given.items() if not name.endswith("num_batches_tracked")}
+    def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The tensors under torchvision's names, which timm has too, where they have transformers'.
+
+        PyTorch's `num_batches_tracked` is left out. Raises RequestError for other kinds of ResNet, which the tensors
+        show, or the library's configuration.
+        """
+        from hvdkit.tasks import resnet_files  # only a file of weights needs it
+
+        named = {resnet_files.renamed(name): value for name, value in given.items()}
+        shapes = {name: value.shape for name, value in named.items()}
+        stem = shapes.get("conv1.weight", ())
+        channels = stem[1] if len(stem) == 4 else 3
+        known = {name: architecture(name, self.classes, channels).parameter_shapes() for name in NAMES}
+        known[self.name] = self.parameter_shapes()
+        resnet_files.check_kind(self.name, shapes, config, known)
+        return {name: value for name, value in named.items() if not name.endswith("num_batches_tracked")}
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:
         """Initial parameters and batch-norm buffers, float32: bit-identical for every framework and rank.

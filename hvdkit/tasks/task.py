@@ -65,10 +65,11 @@ class Architecture(Protocol):
     def activations(self, shape: tuple[int, ...], recompute: bool = False) -> Activations | None:
         """About what of one sample of `shape` is kept until backward; None if that is unknown."""
 
-    def from_file(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def from_file(self, given: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The tensors of a file of weights under the names of `parameter_shapes`, where others name them otherwise.
 
-        Raises RequestError for tensors that the architecture cannot have.
+        `config` is the content of the library's `config.json` beside the file, empty without one. Raises RequestError
+        for tensors or settings that the architecture cannot have.
         """
 
     def initial_state(self, seed: int) -> dict[str, np.ndarray]:

@@ -76,7 +76,11 @@ class Setup:
                 return state
             from hvdkit.checkpoint import weights
 
-            return weights.start_from(Path(recipe.model.weights), state, recipe.model.new_head, architecture.from_file)
+            shapes = {name: value.shape for name, value in state.items()}
+            found = weights.read_fitting(Path(recipe.model.weights), shapes, recipe.model.new_head, architecture)
+            if found.notes and self.mesh.world.rank == 0:
+                print("\n".join(found.notes), flush=True)
+            return found.onto(state)
 
         with startup.own_pages(self._own_pages_from(recipe)):
             built = self.script.build(architecture)

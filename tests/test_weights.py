@@ -1,0 +1,421 @@
+"""Files of weights that others write: dtypes, prefixes, shards, libraries' names; and what is refused by its name."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Hvdkit
+
+from hvdkit.checkpoint import snapshots, weights
+from hvdkit.checkpoint.weights import Weights
+from hvdkit.core.step_plan import Progress
+from hvdkit.errors import RequestError
+from hvdkit.recipe import schema
+from hvdkit.recipe.schema import GPT
+from hvdkit.tasks import gpt, resnet, resnet_files
+
+State = dict[str, np.ndarray]
+TABLE = resnet.architecture("resnet8", 10)
+TINY = gpt.architecture(GPT(name="gpt", layers=2, heads=2, width=8, context=4, vocabulary=5))
+
+
+def drawn(table: resnet.ResNet | gpt.GPT = TABLE) -> State:
+    """Values that a bfloat16 holds exactly."""
+    random = np.random.default_rng(3)
+    state = table.initial_state(1)
+    return {name: (random.integers(-128, 128, value.shape) / 64).astype(np.float32) for name, value in state.items()}
+
+
+Tensor = tuple[str, tuple[int, ...], bytes]  # dtype in safetensors' words, shape, content
+
+
+def stored(value: np.ndarray, kind: str = "F32") -> Tensor:
+    if kind == "BF16":
+        return kind, value.shape, (value.view(np.uint32) >> 16).astype("u2").tobytes()
+    dtypes = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I8": "i1", "BOOL": "?"}
+    bare = {"F8_E4M3": 1, "C64": 8}
+    return kind, value.shape, value.astype(dtypes[kind]).tobytes() if kind in dtypes else bytes(value.size * bare[kind])
+
+
+def write(path: Path, state: Mapping[str, np.ndarray], kind: str = "F32", **more: Tensor) -> Path:
+    """Write a safetensors file byte by byte: the length of the header, the header, and the tensors."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    content = b""
+    for name, (dtype, shape, data) in ({name: stored(value, kind) for name, value in state.items()} | more).items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(content), len(content) + len(data)]}
+        content += data
+    text = json.dumps(header).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+    return path
+
+
+def read(path: Path, table: Any = TABLE, new_head: bool = False) -> Weights:
+    shapes = {name: value.shape for name, value in table.initial_state(1).items()}
+    return weights.read_fitting(path, shapes, new_head, table)
+
+
+def refused(path: Path, table: Any = TABLE, new_head: bool = False) -> str:
+    with pytest.raises(RequestError) as caught:
+        read(path, table, new_head)
+    assert all(line.startswith("model.weights: ") for line in str(caught.value).splitlines()[:1])
+    return str(caught.value)
+
+
+def same(found: Weights, state: State, table: Any = TABLE) -> bool:
+    now = found.onto(table.initial_state(1))
+    return now.keys() == state.keys() and all(
+        now[name].dtype == np.float32 and now[name].tobytes() == state[name].tobytes() for name in state
+    )
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "F16"])
+def test_floating_dtypes_are_widened_exactly(kind: str, tmp_path: Path) -> None:
+    found = read(write(tmp_path / "a.safetensors", drawn(), kind))
+    assert same(found, drawn()) and not found.notes
+
+
+def test_all_values_of_bfloat16_and_float16_are_kept(tmp_path: Path) -> None:
+    """Among them infinities, subnormal numbers, and all NaNs of bfloat16."""
+    shape = TABLE.parameter_shapes()["layer3.0.conv2.weight"]
+    bits = np.resize(np.arange(2**16, dtype=np.uint16), shape)
+    name = "layer3.0.conv2.weight"
+    for kind, wanted in (("BF16", (bits.astype(np.uint32) << 16).view(np.float32)), ("F16", bits.view(np.float16))):
+        path = write(tmp_path / "a.safetensors", drawn(), **{name: (kind, shape, bits.tobytes())})
+        found = read(path).onto(TABLE.initial_state(1))[name]
+        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+
+
+def test_float64_is_rounded_with_a_line_and_kept_where_weights_are_float64(tmp_path: Path) -> None:
+    state = {name: value + 1e-12 for name, value in drawn().items()}
+    path = write(tmp_path / "a.safetensors", state, "F64")
+    found = read(path)
+    assert found.notes == [f"model.weights: {path}: {len(state)} tensors are float64 and are rounded to float32"]
+    double = replace(TABLE, dtype="float64")
+    assert not read(path, double).notes
+    now = read(path, double).onto(double.initial_state(1))
+    assert all((now[name] == state[name].astype(np.float64)).all() for name in state)
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "I8", "C64", "BOOL"])
+def test_other_dtypes_of_a_tensor_of_the_model_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    one = {"layer2.0.conv1.weight": stored(drawn()["layer2.0.conv1.weight"], kind)}
+    told = refused(write(tmp_path / "a.safetensors", drawn(), **one))
+    assert f"tensor layer2.0.conv1.weight is stored as {kind}; expected float32" in told
+
+
+PREFIXES = ["module.", "model.", "_orig_mod.", "backbone.", "net.", "resnet.", "model.module.", "_orig_mod.module.",
+            "module._orig_mod.", "student.encoder."]  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_prefix_of_all_names_is_removed_and_said(prefix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.safetensors", {f"{prefix}{name}": value for name, value in drawn().items()})
+    found = read(path)
+    assert same(found, drawn()) and all("removed from the names of its tensors" in line for line in found.notes)
+    assert {word for line in found.notes for word in re.findall(r"'([^']*)'", line)} <= {"_orig_mod", prefix} | {
+        prefix.replace("_orig_mod.", "")
+    }
+    model = write(tmp_path / "b.safetensors", {f"{prefix}{name}": value for name, value in drawn(TINY).items()})
+    bare = {f"{prefix}{name.removeprefix('transformer.')}": value for name, value in drawn(TINY).items()}
+    for each in (model, write(tmp_path / "c.safetensors", bare)):
+        assert same(read(each, TINY), drawn(TINY), TINY)
+
+
+def test_wrappers_within_names_are_removed(tmp_path: Path) -> None:
+    """Of torch.compile, FSDP and recomputation around single blocks."""
+    path = write(tmp_path / "a.safetensors", {
+        re.sub(r"^(layer\d)\.0", r"_fsdp_wrapped_module.\1.0._checkpoint_wrapped_module._orig_mod", name): value
+        for name, value in drawn().items()
+    })  # fmt: skip
+    found = read(path)
+    assert same(found, drawn())
+    assert found.notes == [
+        f"model.weights: {path}: '_orig_mod' and '_fsdp_wrapped_module' and '_checkpoint_wrapped_module' is removed "
+        "from the names of its tensors"
+    ]
+
+
+def test_what_lies_outside_the_prefix_is_left_out_and_said(tmp_path: Path) -> None:
+    """As in a checkpoint of Lightning: metrics and a loss lie beside the model."""
+    more = {"criterion.weight": stored(np.ones(3)), "model.bn1.num_batches_tracked": stored(np.ones(()), "I64")}
+    path = write(tmp_path / "a.safetensors", {f"model.{name}": value for name, value in drawn().items()}, **more)
+    found = read(path)
+    assert same(found, drawn())
+    assert found.notes[1:] == [f"model.weights: {path}: tensors without 'model.' are left out: criterion.weight"]
+    inside = write(tmp_path / "b.safetensors", {f"model.{name}": value for name, value in drawn().items()},
+                   **{"model.extra.weight": stored(np.ones(3))})  # fmt: skip
+    assert "tensor extra.weight is unknown to this model" in refused(inside)
+
+
+@pytest.mark.parametrize("prefixes", [("student.", "teacher."), ("", "ema.")])
+def test_a_model_that_is_there_twice_is_refused(prefixes: tuple[str, str], tmp_path: Path) -> None:
+    both = {f"{prefix}{name}": value for prefix in prefixes for name, value in drawn().items()}
+    told = refused(write(tmp_path / "a.safetensors", both))
+    assert "the model's tensors are there more than once" in told and repr(prefixes[1]) in told
+
+
+def test_the_state_of_an_optimizer_is_left_out(tmp_path: Path) -> None:
+    more = {f"optimizer.momentum.{name}": stored(value) for name, value in drawn().items() if "running" not in name}
+    found = read(write(tmp_path / "a.safetensors", drawn(), **more))
+    assert same(found, drawn()) and found.notes[0].endswith("the state of the optimizer is left out")
+
+
+def sharded(folder: Path, state: State, count: int = 3) -> None:
+    files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    names = list(state)
+    for number, file in enumerate(files):
+        write(folder / file, {name: state[name] for name in names[number::count]}, "BF16")
+    where = {name: files[number % count] for number, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+@pytest.mark.parametrize("given", ["", "model.safetensors.index.json", "model-00002-of-00003.safetensors"])
+def test_shards_are_read_together(given: str, tmp_path: Path) -> None:
+    sharded(tmp_path, {f"module.{name}": value for name, value in drawn().items()})
+    assert same(read(tmp_path / given), drawn())
+    (tmp_path / "model-00003-of-00003.safetensors").unlink()
+    assert f"{tmp_path}/model-00003-of-00003.safetensors: no such file; it is a shard" in refused(tmp_path / given)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '"' + "[" * 9])
+def test_an_index_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    assert "no index of shards; expected a JSON file with a weight_map" in refused(tmp_path)
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert f"{tmp_path}: no weights are in this folder" in refused(tmp_path)
+    write(tmp_path / "one.safetensors", drawn())
+    assert same(read(tmp_path), drawn())
+    write(tmp_path / "two.safetensors", drawn())
+    assert "expected one file of weights, found one.safetensors, two.safetensors; name one" in refused(tmp_path)
+    run = tmp_path / "run"
+    checkpoints = snapshots.Checkpoints(run / "checkpoints", schema.Checkpointing(), "accuracy")
+    record = snapshots.Record(
+        progress=Progress(step=3), np=1, framework="", framework_version="", hvdkit_version="", recipe={}
+    )
+    checkpoints.write(snapshots.Checkpoint(record, drawn()))
+    checkpoints.wait()
+    assert same(read(run), drawn()) and same(read(run / "checkpoints" / "last"), drawn())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.yaml").write_text("")
+    assert "this run has kept no checkpoint" in refused(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".ckpt", ".bin"])
+@pytest.mark.parametrize("beginning", [b"PK\x03\x04", b"\x80\x02}q\x00"])
+def test_pickles_are_refused_with_lines_that_convert_them(suffix: str, beginning: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"it's{suffix}"
+    path.write_bytes(beginning + bytes(300))
+    first, *lines = refused(path).splitlines()
+    assert "a file of torch.save, which can run any code when it is read; expected a safetensors file" in first
+    assert len(lines) == 2 and json.dumps(str(path)) in lines[0] and '"it\'s.safetensors"' in lines[1]
+    compile("\n".join(lines), "lines", "exec")
+    path.rename(tmp_path / f"pytorch_model{suffix}")
+    assert "a file of torch.save" in refused(tmp_path)
+
+
+HEAD_ONLY = "only the last layer does not fit: model.new_head=true draws it anew"
+
+
+def test_the_hint_of_a_new_head_is_given_where_the_head_alone_does_not_fit(tmp_path: Path) -> None:
+    other = drawn(resnet.architecture("resnet8", 7))
+    path = write(tmp_path / "a.safetensors", other)
+    told = refused(path)
+    assert told.endswith(f"{HEAD_ONLY}, model.classes=7 keeps it") and "fc.weight: expected shape (10, 64)" in told
+    assert read(path, new_head=True).tensors.keys() == drawn().keys() - {"fc.weight", "fc.bias"}
+    body = {f"backbone.{name}": value for name, value in other.items() if not name.startswith("fc.")}
+    path = write(tmp_path / "b.safetensors", body)
+    assert refused(path).endswith(HEAD_ONLY) and "tensor fc.weight is missing" in refused(path)
+    fresh = read(path, new_head=True).onto(TABLE.initial_state(1))
+    assert (fresh["fc.weight"] == TABLE.initial_state(1)["fc.weight"]).all()
+    sequence = {"fc.1.weight": stored(np.ones((3, 64))), "fc.1.bias": stored(np.ones(3))}  # a head of the user's
+    without = {name: value for name, value in drawn().items() if not name.startswith("fc.")}
+    path = write(tmp_path / "c.safetensors", without, **sequence)
+    assert refused(path).endswith(HEAD_ONLY) and read(path, new_head=True).tensors.keys() == without.keys()
+    for wrong in ({**drawn(), "conv1.weight": np.ones((16, 1, 3, 3), np.float32)}, {"a": np.ones(3, np.float32)}):
+        assert "new_head=true" not in refused(write(tmp_path / "d.safetensors", wrong))
+
+
+def test_another_resnet_is_named(tmp_path: Path) -> None:
+    other = {f"module.{name}": value for name, value in drawn(resnet.architecture("resnet20", 7)).items()}
+    told = refused(write(tmp_path / "a.safetensors", other), new_head=True)
+    assert told.endswith("expected a resnet8, as the recipe's model, got a resnet20")
+
+
+def _deep_stem(state: State) -> State:
+    return {re.sub(r"^conv1\.", "conv1.0.", name): value for name, value in state.items()}
+
+
+def _excited(state: State) -> State:
+    return state | {"layer1.0.se.fc1.weight": np.ones((1, 16, 1, 1), np.float32)}
+
+
+def _pooled(state: State) -> State:
+    return {name.replace("downsample.1", "downsample.2").replace("downsample.0", "downsample.1"): value
+            for name, value in state.items()}  # fmt: skip
+
+
+def _group_norms(state: State) -> State:
+    return {name: value for name, value in state.items() if "running" not in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_deep_stem, "a deep stem, as resnet50d has"),
+        (_excited, "squeeze and excitation"),
+        (_pooled, "average pooling in its shortcuts"),
+        (_group_norms, "without running statistics"),
+    ],
+)
+def test_other_kinds_of_resnet_are_refused_by_name(change: Callable[[State], State], told: str, tmp_path: Path) -> None:
+    assert told in refused(write(tmp_path / "a.safetensors", change(drawn())))
+    wrapped = {f"module.{name}": value for name, value in change(drawn()).items()}
+    assert told in refused(write(tmp_path / "b.safetensors", wrapped))
+
+
+@pytest.mark.parametrize(("widths", "told"), [((128, 4), "grouped convolutions"), ((128, 128), "other widths")])
+def test_wide_and_grouped_resnets_are_refused_by_name(widths: tuple[int, int], told: str) -> None:
+    table = resnet.architecture("resnet50", 10)
+    shapes = table.state_shapes()
+    shapes["layer1.0.conv1.weight"], shapes["layer1.0.conv2.weight"] = (128, 64, 1, 1), (128, widths[1], 3, 3)
+    with pytest.raises(RequestError, match=told):
+        table.from_file({name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}, {})
+
+
+def of_transformers(depths: tuple[int, ...], layers: int) -> dict[str, str]:
+    """The names of transformers' ResNetForImageClassification, with torchvision's, as its modules are nested."""
+    leaves = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+    def pair(inner: str, conv: str, norm: str) -> dict[str, str]:
+        return {f"{inner}.convolution.weight": f"{conv}.weight"} | {
+            f"{inner}.normalization.{leaf}": f"{norm}.{leaf}" for leaf in leaves
+        }
+
+    names = pair("resnet.embedder.embedder", "conv1", "bn1")
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            at, there = f"resnet.encoder.stages.{stage}.layers.{block}", f"layer{stage + 1}.{block}"
+            for number in range(layers):
+                names |= pair(f"{at}.layer.{number}", f"{there}.conv{number + 1}", f"{there}.bn{number + 1}")
+            if block == 0 and (layers == 3 or stage > 0):
+                names |= pair(f"{at}.shortcut", f"{there}.downsample.0", f"{there}.downsample.1")
+    return names | {f"classifier.1.{leaf}": f"fc.{leaf}" for leaf in ("weight", "bias")}
+
+
+@pytest.mark.parametrize(
+    ("name", "depths", "layers"),
+    [("resnet18", (2, 2, 2, 2), 2), ("resnet34", (3, 4, 6, 3), 2), ("resnet50", (3, 4, 6, 3), 3),
+     ("resnet101", (3, 4, 23, 3), 3), ("resnet152", (3, 8, 36, 3), 3)],
+)  # fmt: skip
+def test_transformers_names_of_resnets(name: str, depths: tuple[int, ...], layers: int) -> None:
+    """microsoft/resnet-50 has 320 of them."""
+    names = of_transformers(depths, layers)
+    assert len(names) == {"resnet18": 122, "resnet50": 320}.get(name, len(names))
+    assert {each: resnet_files.renamed(each) for each in names} == names
+    assert {each: resnet_files.renamed(each.removeprefix("resnet.")) for each in names} == names
+    known = {each for each in names.values() if not each.endswith("num_batches_tracked")}
+    assert known == resnet.architecture(name, 10).state_shapes().keys()
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.resnet."])
+def test_a_resnet_of_transformers_is_read(prefix: str, tmp_path: Path) -> None:
+    theirs = {ours: name for name, ours in of_transformers((1, 1, 1), 2).items()}
+    state = {prefix + theirs[name]: value for name, value in drawn().items()}
+    more = {prefix + theirs["bn1.num_batches_tracked"]: stored(np.ones(()), "I64")}
+    assert same(read(write(tmp_path / "a.safetensors", state, **more)), drawn())
+    body = {name.removeprefix("resnet."): value for name, value in state.items() if "classifier" not in name}
+    path = write(tmp_path / "b.safetensors", body)
+    assert refused(path).endswith(HEAD_ONLY) and len(read(path, new_head=True).tensors) == len(drawn()) - 2
+
+
+CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
+    (TABLE, {"architecture": "resnetaa50.a1h_in1k"}, "expected a resnet8, as the recipe's model, got a resnetaa50"),
+    (TABLE, {"model_type": "resnet", "downsample_in_bottleneck": True}, "downsample_in_bottleneck is True"),
+    (TABLE, {"model_type": "resnet", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    (TINY, {"model_type": "gpt2", "n_head": 4}, "n_head is 4 in config.json, and 2 in the recipe's model"),
+    (TINY, {"model_type": "gpt2", "activation_function": "relu"}, "activation_function is 'relu'"),
+    (TINY, {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+    (TINY, {"model_type": "gpt2", "layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+]
+
+
+@pytest.mark.parametrize(("table", "config", "told"), CONFIGS)
+def test_what_only_the_configuration_shows_is_refused(
+    table: Any, config: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "model.safetensors", drawn(table))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert told in refused(path, table) and told in refused(tmp_path, table)
+    path.rename(tmp_path / "mine.safetensors")  # is of another model, perhaps
+    assert same(read(tmp_path / "mine.safetensors", table), drawn(table), table)
+    own = TINY.transformers_config() if table is TINY else {"model_type": "resnet", "architecture": "resnet8.a1_in1k"}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    assert same(read(write(path, drawn(table)), table), drawn(table), table)
+
+
+def test_gpt2_of_the_hub_with_its_masks(tmp_path: Path) -> None:
+    state = {name.removeprefix("transformer."): value for name, value in drawn(TINY).items()}
+    masks = {f"h.{block}.attn.bias": stored(np.tril(np.ones((1, 1, 4, 4)))) for block in range(2)}
+    masks |= {f"h.{block}.attn.masked_bias": stored(np.array(-1e4)) for block in range(2)}
+    assert same(read(write(tmp_path / "a.safetensors", state, "BF16", **masks), TINY), drawn(TINY), TINY)
+    head = {"lm_head.weight": stored(state["wte.weight"], "BF16")}
+    assert same(read(write(tmp_path / "b.safetensors", state, "BF16", **head), TINY), drawn(TINY), TINY)
+    for prefix in ("", "module.", "module.transformer."):  # also where the head lies outside the model's prefix
+        named = {f"{prefix}{name}": value for name, value in state.items()}
+        place = "module.lm_head.weight" if prefix == "module." else "lm_head.weight"
+        named[place] = state["wte.weight"] + 1
+        assert "lm_head.weight differs from wte.weight" in refused(write(tmp_path / "c.safetensors", named), TINY)
+
+
+def test_only_the_header_is_read_before_ranks_start(tmp_path: Path) -> None:
+    """A file of 8 GB, without blocks on the disk, takes no memory."""
+    elements = 2**31
+    header = {"a.weight": {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}}
+    text = json.dumps(header).encode()
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + 4 * elements)
+    code = """
+import resource, sys
+from pathlib import Path
+from hvdkit.checkpoint import tensor_files
+resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
+print(tensor_files.read(Path(sys.argv[1])).tensors["a.weight"].size)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a.safetensors"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == str(elements), done.stderr
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow", "keras", "mxnet"])
+def test_training_starts_from_shards_of_bfloat16(framework: str, hvdkit: Hvdkit, tmp_path: Path) -> None:
+    """Weights after a step of almost no length are the file's; one line says what was removed."""
+    sharded(tmp_path / "hub", {f"module.{name}": abs(value) for name, value in drawn().items()})
+    done = hvdkit(
+        "train", "resnet20-digits", "--framework", framework, "-np", 2, "--out", "run", "model.name=resnet8",
+        f"model.weights={tmp_path / 'hub'}", "steps=1", "optimizer.learning_rate=1e-12", "threads=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("model.weights")]
+    assert lines == [f"model.weights: {tmp_path / 'hub'}: 'module.' is removed from the names of its tensors"]
+    now = read(tmp_path / "run").onto(TABLE.initial_state(1))
+    for name in TABLE.parameter_shapes():
+        np.testing.assert_allclose(now[name], abs(drawn()[name]), atol=1e-6, err_msg=name)
