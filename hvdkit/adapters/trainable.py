@@ -8,9 +8,19 @@ from typing import Any, TypeVar
 
 from hvdkit.core import trainer
 from hvdkit.core.seam import Block, Hooks, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
+from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Optimizer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def one_tensor(outputs: Any) -> Any:
+    """The outputs of a model. Raises RequestError unless they are one tensor of real numbers."""
+    if getattr(outputs, "shape", None) is None:
+        raise RequestError(f"model: expected one tensor as its output, got a {type(outputs).__name__}")
+    if "complex" in str(outputs.dtype):
+        raise RequestError(f"model: expected real numbers as its output, got {outputs.dtype}; return abs() or .real")
+    return outputs
 
 
 class Done:

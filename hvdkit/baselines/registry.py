@@ -16,8 +16,9 @@ class Rival:
     """A baseline: the frameworks that have it, its description, and the smallest number of ranks.
 
     Without `averaging`, each process trains on its own, so its results cannot be checked for parity. Without
-    `travels`, it runs on this machine only. `compresses` and `accumulates` say whether it supports these recipe keys,
-    `counts` whether a loss may be (sum, count), as with `loss.ignored_label` and `loss.class_weights`.
+    `travels`, it runs on this machine only. `compresses`, `accumulates` and `synchronizes` (batch norms) say whether it
+    supports these recipe keys, `counts` whether a loss may be (sum, count), as with `loss.ignored_label` and
+    `loss.class_weights`.
     `sharding` has the values of that key with which it trains. One that has others than `none` shards in its own way,
     has the optimizers of its framework only, and no loss scaling; its results have `state_bytes`. `precisions` are
     those that it can train in, `runtime` is the one of `runtimes.pins.BASELINES` that it needs, if not the framework's.
@@ -31,6 +32,7 @@ class Rival:
     compresses: bool = False
     accumulates: bool = True
     counts: bool = False
+    synchronizes: bool = False
     sharding: tuple[str, ...] = ("none",)
     precisions: tuple[str, ...] = ("fp32", "fp64", "bf16", "fp16")
     runtime: str | None = None
@@ -41,6 +43,7 @@ class Rival:
         return self.sharding != ("none",)
 
 
+_NOT_SYNCHRONIZED = "does not synchronize batch norms"
 _STAGES = ("optimizer", "gradients", "parameters")
 
 RIVALS = {
@@ -51,6 +54,7 @@ RIVALS = {
         travels=True,
         compresses=True,
         counts=True,
+        synchronizes=True,
     ),
     "ddp": Rival(("pytorch",), "torch.nn.parallel.DistributedDataParallel", counts=True),
     "zero_redundancy": Rival(
@@ -127,6 +131,12 @@ def fitting(names: list[str], framework: str, np: int) -> list[str]:
     return [name for name, rival in rivals if framework in rival.frameworks and np >= rival.least_np]
 
 
+def check_synchronized(name: str, layers: list[str]) -> None:
+    """Raise RequestError if a baseline does not synchronize batch norms, and the model's `layers` are to be."""
+    if not RIVALS[name].synchronizes:
+        raise RequestError(f"--rival {name}: {_NOT_SYNCHRONIZED}; the model has {', '.join(layers[:3])}")
+
+
 def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
     """Check that a baseline supports the recipe and the hosts. Raises RequestError with everything it does not."""
     from hvdkit.core.precision import PRECISIONS
@@ -150,6 +160,8 @@ def check_recipe(name: str, recipe: Recipe, hosts_are_here: bool) -> None:
         not in able,
         "does not support Local SGD; leave out the recipe's `sync`": recipe.sync is not None,
         "does not support other allreduce algorithms; choose allreduce=ring": recipe.allreduce != "ring",
+        f"{_NOT_SYNCHRONIZED}; choose model.batch_norm=local": recipe.model.batch_norm == "synchronized"
+        and not rival.synchronizes,
         "does not support accumulation; choose accumulate=1": recipe.accumulate > 1 and not rival.accumulates,
         "does not support loss.ignored_label and loss.class_weights; leave them out": recipe.loss.counts
         and not rival.counts,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the command line reads CAPABILITIES and starts without NumP
     import numpy as np
 
     from hvdkit.core.step_plan import Progress
+    from hvdkit.core.synchronized import StatisticsOf
     from hvdkit.data.batches import Batch
     from hvdkit.results.recording import Kind
 
@@ -98,15 +99,6 @@ class Hooks(Protocol):
 # The recipe's cross-entropy, or a function in the framework's operations: (outputs, targets) -> mean loss, one element,
 # or (sum, count) of the batch.
 AnyLoss = Loss | Callable[[Any, Any], Any]
-
-
-def one_tensor(outputs: Any) -> Any:
-    """The outputs of a model. Raises RequestError unless they are one tensor of real numbers."""
-    if getattr(outputs, "shape", None) is None:
-        raise RequestError(f"model: expected one tensor as its output, got a {type(outputs).__name__}")
-    if "complex" in str(outputs.dtype):
-        raise RequestError(f"model: expected real numbers as its output, got {outputs.dtype}; return abs() or .real")
-    return outputs
 
 
 def class_weights(loss: Loss, shape: Sequence[int]) -> list[float]:
@@ -380,6 +372,13 @@ class Adapter(Protocol):
 
     def allgather_object(self, value: Any, name: str = "allgather_object") -> list[Any]:
         """The values of all ranks, in rank order."""
+
+    def synchronize_batch_norms(self, model: Any, statistics: StatisticsOf, every: bool) -> list[str]:
+        """Have batch norms compute their statistics in training by `statistics(name)`, unless that is None.
+
+        Without `every`, only those that their class calls synchronized. Returns the names of the layers, whose tensors
+        keep theirs. Raises RequestError naming a layer that cannot be synchronized (`core.synchronized`).
+        """
 
     def bind(self, model: Any, loss: AnyLoss, precision: str) -> Trainable:
         """Prepare a model of this framework for training, in a precision that `CAPABILITIES` lists.

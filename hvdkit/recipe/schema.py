@@ -53,6 +53,8 @@ ModelName = Literal[
 GptName = Literal["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt"]
 
 
+BatchNorm = Literal["local", "synchronized"]
+_BATCH_NORM = "in training, by the statistics of the rank's own batch, or (synchronized) of all ranks' batches"
 Classes = Literal["auto"] | Annotated[int, Field(ge=2, le=1_000_000)]
 
 
@@ -68,6 +70,7 @@ class Model(Strict):
         None, description="safetensors file or folder to start from: torchvision's, timm's, transformers' or hvdkit's"
     )
     new_head: bool = Field(False, description="draw the last layer anew instead of taking it from `weights`")
+    batch_norm: BatchNorm = Field("local", description=_BATCH_NORM)
     zero_init_residual: bool = Field(
         False, description="start each block's last batch norm with scale 0 (Goyal et al. 2017, section 5.1)"
     )
@@ -88,6 +91,7 @@ class GPT(Strict):
     TASK: ClassVar[str] = "language_modeling"
     SCRIPT: ClassVar[str] = "gpt"
     new_head: ClassVar[bool] = False
+    batch_norm: ClassVar[None] = None  # it has none
 
     name: GptName = Field(description="gpt2 to gpt2-xl: the published sizes; gpt: the size that the other keys give")
     layers: int | None = Field(None, ge=1, le=1000, description="blocks; for gpt")
@@ -134,6 +138,7 @@ class OwnModel(Strict):
     name: Literal["own"]
     script: Location = Field(description="Python file that trains it, beside the recipe or in the current folder")
     classes: Classes = Field("auto", description="for data sets of hvdkit; auto as for its models")
+    batch_norm: BatchNorm = Field("local", description=_BATCH_NORM)
     options: dict[str, JsonValue] = Field(default_factory=dict, description="handed to the script as they are")
 
 

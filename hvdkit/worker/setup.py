@@ -84,6 +84,7 @@ class Setup:
 
         with startup.own_pages(self._own_pages_from(recipe)):
             built = self.script.build(architecture)
+            self._synchronize_batch_norms(built, recipe)
             session: Session = make(
                 self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial, self._targets(recipe)
             )
@@ -95,6 +96,23 @@ class Setup:
         if not self.task.own or isinstance(self.dataset.train, BatchedSplit | StreamedSplit):
             return recipe.batch_size * self.task.units
         return recipe.batch_size * int(np.asarray(self.dataset.train.batch(np.arange(1)).targets).size)
+
+    def _synchronize_batch_norms(self, model: Any, recipe: Recipe) -> None:
+        every = recipe.model.batch_norm == "synchronized"
+        if not (every or self.task.own):
+            return
+        from hvdkit.core.synchronized import synchronize  # most runs do not need it
+
+        size = self.mesh.data.size
+        names = synchronize(self.adapter, model, size, every)
+        if every and not names and size > 1:
+            raise RequestError("model.batch_norm: expected local for a model without batch norms, got synchronized")
+        if names and size > 1 and (rival := rival_of(self.adapter)):
+            from hvdkit.baselines import registry
+
+            registry.check_synchronized(rival, names)
+        if names and not every and self.mesh.is_root:
+            print(f"batch norm: {len(names)} layer(s) of the model are synchronized over all ranks", flush=True)
 
     def _own_pages_from(self, recipe: Recipe) -> int | None:
         """Bytes of a block from which it is returned to the kernel when a step frees it; None if none is."""

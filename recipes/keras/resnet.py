@@ -39,6 +39,8 @@ class Convolution(layers.Conv2D):
 class BatchNorm(layers.BatchNormalization):
     """Batch norm with an unbiased running variance, as in PyTorch; Keras's own is biased."""
 
+    over_ranks = None  # normalizes over all ranks, with `model.batch_norm: synchronized`
+
     def __init__(self, row: resnet.Conv, policy: str):
         super().__init__(momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, name=row.norm, dtype=policy)
 
@@ -52,7 +54,8 @@ class BatchNorm(layers.BatchNormalization):
         """The layer's output, and the new running mean and variance for `keep`."""
         parameters = self.gamma, self.beta, self.moving_mean, self.moving_variance
         parameters = [tf.convert_to_tensor(parameter) for parameter in parameters]
-        return batch_norm(x, *parameters, momentum=self.momentum, epsilon=self.epsilon, training=bool(training))
+        how = {"momentum": self.momentum, "epsilon": self.epsilon, "training": bool(training)}
+        return batch_norm(x, *parameters, **how, over_ranks=self.over_ranks)
 
     def keep(self, mean, variance):
         """Assign the running mean and variance, both (channels,)."""

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 import sys
 
 from hvdkit.adapters import tensorflow
-from hvdkit.adapters.tensorflow.batch_norm import batch_norm
+from hvdkit.adapters.tensorflow.batch_norm import BatchNorm
 from hvdkit.tasks import resnet
 from hvdkit.worker.entry import main
 
@@ -34,25 +34,8 @@ class Convolution(tf.Module):
         return tf.nn.conv2d(tf.pad(x, self.pad), kernel, self.stride, "VALID")
 
 
-class BatchNorm(tf.Module):
-    """Batch norm with PyTorch's running statistics, whose variance is unbiased."""
-
-    def __init__(self, name: str, channels: int, dtype: str) -> None:
-        zeros, ones = tf.zeros(channels, dtype), tf.ones(channels, dtype)
-        self.gamma = tf.Variable(ones, name=f"{name}.gamma")
-        self.beta = tf.Variable(zeros, name=f"{name}.beta")
-        self.mean = tf.Variable(zeros, name=f"{name}.moving_mean", trainable=False)
-        self.variance = tf.Variable(ones, name=f"{name}.moving_variance", trainable=False)
-
-    def __call__(self, x: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The layer's output, and the new running mean and variance for `keep`."""
-        parameters = self.gamma, self.beta, self.mean, self.variance
-        return batch_norm(x, *parameters, momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON, training=training)
-
-    def keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Assign the running mean and variance, both (channels,)."""
-        self.mean.assign(mean)
-        self.variance.assign(variance)
+def batch_norm(name: str, channels: int, dtype: str) -> BatchNorm:
+    return BatchNorm(name, channels, dtype, momentum=resnet.BN_MOMENTUM, epsilon=resnet.BN_EPSILON)
 
 
 class Block(tf.Module):
@@ -61,7 +44,7 @@ class Block(tf.Module):
     def __init__(self, row: resnet.Block, dtype: str, recompute: bool) -> None:
         rows = [*row.convs, *([row.projection] if row.projection else [])]
         self.convolutions = [Convolution(f"{row.name}.{r.name}", r, dtype) for r in rows]
-        self.norms = [BatchNorm(f"{row.name}.{r.norm}", r.outputs, dtype) for r in rows]
+        self.norms = [batch_norm(f"{row.name}.{r.norm}", r.outputs, dtype) for r in rows]
         self.depth, self.recompute = len(row.convs), recompute
 
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
@@ -79,7 +62,7 @@ class Block(tf.Module):
         y, shortcut, statistics = x, x, []
         for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             projection = index == self.depth
-            result, *found = norm(convolution(x if projection else tf.nn.relu(y) if index else y), training)
+            result, *found = norm.normalize(convolution(x if projection else tf.nn.relu(y) if index else y), training)
             y, shortcut = (y, result) if projection else (result, shortcut)
             statistics += found
         return [tf.nn.relu(y + shortcut), *statistics]
@@ -91,7 +74,7 @@ class ResNet(tf.Module):
     def __init__(self, table: resnet.ResNet) -> None:
         self.compute_dtype, dtype = table.compute_dtype, table.dtype
         self.convolution = Convolution(table.stem.name, table.stem, dtype)
-        self.norm = BatchNorm(table.stem.norm, table.stem.outputs, dtype)
+        self.norm = batch_norm(table.stem.norm, table.stem.outputs, dtype)
         self.max_pool = table.max_pool
         self.blocks = [Block(row, dtype, table.recompute) for row in table.blocks]
         self.kernel = tf.Variable(tf.zeros((table.features, table.classes), dtype), name="fc.kernel")
@@ -99,10 +82,7 @@ class ResNet(tf.Module):
 
     @tf.autograph.experimental.do_not_convert  # nothing to convert here, and the search takes a second or more
     def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        x, *statistics = self.norm(self.convolution(tf.cast(x, self.compute_dtype)), training)
-        if training:
-            self.norm.keep(*statistics)
-        x = tf.nn.relu(x)
+        x = tf.nn.relu(self.norm(self.convolution(tf.cast(x, self.compute_dtype)), training))
         if self.max_pool:  # after a ReLU, padding with zeros is the same as with minus infinity
             x = tf.nn.max_pool2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
         for block in self.blocks:

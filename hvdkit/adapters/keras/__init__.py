@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hvdkit.adapters import capabilities
 from hvdkit.adapters import tensorflow as tf_adapter
 from hvdkit.adapters.keras import timing, training
@@ -29,6 +31,9 @@ from hvdkit.core.seam import AnyLoss, Observer, Session
 
 import keras  # isort: skip  # after the other adapter, which sets TensorFlow's log level
 
+if TYPE_CHECKING:
+    from hvdkit.core.synchronized import StatisticsOf
+
 NAME = "keras"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
 CHOSEN = capabilities.CHOSEN[NAME]
@@ -52,6 +57,7 @@ __all__ = [
     "seed",
     "shutdown",
     "synchronize",
+    "synchronize_batch_norms",
     "tensors",
     "to_numpy",
     "versions",
@@ -67,6 +73,12 @@ def versions() -> dict[str, str]:
 def seed(value: int) -> None:
     keras.utils.set_random_seed(value)
     training.reseed(value)
+
+
+def synchronize_batch_norms(model: keras.Model, statistics: StatisticsOf, every: bool) -> list[str]:
+    from hvdkit.adapters.keras import synchronized  # most runs do not need it
+
+    return synchronized.synchronize_batch_norms(model, statistics, every)
 
 
 def bind(model: keras.Model, loss: AnyLoss, precision: str) -> training.TrainableModel:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from hvdkit.adapters.tensorflow.training import TrainableModel as TensorFlowModel
+from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
-from hvdkit.core.seam import AnyLoss, Hooks, one_tensor
+from hvdkit.core.seam import AnyLoss, Hooks
 from hvdkit.core.state import canonical_name
 from hvdkit.errors import RequestError
 

@@ -6,7 +6,7 @@ Core's tests run on it in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from hvdkit.data.dataset import Batch
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
 from hvdkit.tasks.image_classification import cross_entropy as cross_entropies
+
+if TYPE_CHECKING:
+    from hvdkit.core.synchronized import StatisticsOf
 
 __all__ = ["tensors"]
 
@@ -119,6 +122,10 @@ def cross_entropy(loss: Loss) -> Callable[[np.ndarray, np.ndarray], tuple[np.nda
     raise RequestError(
         "loss: expected no ignored_label or class_weights, as the local adapter differentiates no functions"
     )
+
+
+def synchronize_batch_norms(model: Linear, statistics: StatisticsOf, every: bool) -> list[str]:
+    return []
 
 
 def bind(model: Linear, loss: AnyLoss, precision: str) -> TrainableModel:

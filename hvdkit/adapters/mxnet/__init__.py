@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 # Before Horovod, which makes MXNet's symbols global: Pillow must find its own libjpeg, not MXNet's.
 with contextlib.suppress(ImportError):
@@ -27,6 +28,9 @@ from hvdkit.adapters.mxnet.tensors import join, part
 from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.recipe.schema import Loss
+
+if TYPE_CHECKING:
+    from hvdkit.core.synchronized import StatisticsOf
 
 NAME = "mxnet"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -115,6 +119,12 @@ def dtype(tensor: mx.nd.NDArray) -> str:
 
 def cast(tensor: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
     return tensor.astype(dtype)
+
+
+def synchronize_batch_norms(model: mx.gluon.Block, statistics: StatisticsOf, every: bool) -> list[str]:
+    from hvdkit.adapters.mxnet import synchronized  # most runs do not need it
+
+    return synchronized.synchronize_batch_norms(model, statistics, every)
 
 
 def bind(model: mx.gluon.Block, loss: AnyLoss, precision: str) -> training.TrainableModel:

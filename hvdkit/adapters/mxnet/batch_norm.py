@@ -20,13 +20,11 @@ Shapes = tuple[tuple[int, ...], ...]  # of a model's inputs
 class BatchNorm(nn.BatchNorm):
     """Gluon's batch norm; hvdkit corrects its running statistics after each training step. `keep` is the momentum."""
 
+    by_operator: str | None = None  # where that of `synchronized.py` computes it, which needs no correction
+
     def __init__(self, channels: int, momentum: float, epsilon: float) -> None:
         super().__init__(momentum=momentum, epsilon=epsilon, in_channels=channels)
         self.keep = momentum
-
-    def leave_statistics(self) -> None:
-        """Store the batch's mean and biased variance instead of running ones. Call this before the first batch."""
-        self._kwargs["momentum"] = 0.0
 
 
 class Statistics:
@@ -39,11 +37,8 @@ class Statistics:
         values = _values_a_channel(model, shapes)
         self._keep = norms[0].keep
         self._counts = [values[norm.name] for norm in norms]
-        self._running = self._watched(norms)
-        self._old = [statistic.copy() for statistic in self._running]
-
-    def _watched(self, norms: list[BatchNorm]) -> list[mx.nd.NDArray]:
-        return [norm.running_var.data() for norm in norms]
+        self._running = [norm.running_var.data() for norm in norms]
+        self._old = [variance.copy() for variance in self._running]
 
     def before_step(self) -> None:
         """Save the running statistics."""
@@ -68,29 +63,17 @@ class Statistics:
             mx.nd.multi_sgd_update(*pairs, lrs=some, wds=[-1 / keep] * len(new), num_weights=len(new), out=new)
 
 
-class ExactStatistics(Statistics):
-    """For float64, where MXNet's kernels round 0.9 to 0.89999998. The norms store the batch's statistics."""
-
-    def _watched(self, norms: list[BatchNorm]) -> list[mx.nd.NDArray]:
-        return super()._watched(norms) + [norm.running_mean.data() for norm in norms]
-
-    def after_step(self) -> None:
-        factors = [count / (count - 1) for count in self._counts] + [1.0] * len(self._counts)
-        for new, old, factor in zip(self._running, self._old, factors, strict=True):
-            new *= (1 - self._keep) * factor
-            new += self._keep * old
-
-
-def statistics_of(model: mx.gluon.Block, dtype: str) -> Callable[[Shapes], Statistics | None]:
-    """A function of the inputs' shapes that returns `Statistics`, or None if the model has no `BatchNorm`."""
+def statistics_of(model: mx.gluon.Block) -> Callable[[Shapes], Statistics | None]:
+    """A function of the inputs' shapes that returns `Statistics`, or None if the model has no local `BatchNorm`."""
     norms: list[BatchNorm] = []
-    model.apply(lambda block: norms.append(block) if isinstance(block, BatchNorm) else None)
+
+    def collect(block: mx.gluon.Block) -> None:
+        if isinstance(block, BatchNorm) and block.by_operator is None:
+            norms.append(block)
+
+    model.apply(collect)
     if not norms:
         return lambda shapes: None
-    if dtype == "float64":
-        for norm in norms:
-            norm.leave_statistics()
-        return lambda shapes: ExactStatistics(model, norms, shapes)
     return lambda shapes: Statistics(model, norms, shapes)
 
 

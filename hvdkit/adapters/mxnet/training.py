@@ -12,9 +12,10 @@ import numpy as np
 from hvdkit.adapters.mxnet import timing
 from hvdkit.adapters.mxnet.batch_norm import Statistics, statistics_of
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
+from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, UpdateKernel, class_weights, one_tensor
+from hvdkit.core.seam import AnyLoss, UpdateKernel, class_weights
 from hvdkit.core.state import canonical_name
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
@@ -32,8 +33,12 @@ class TrainableModel(EagerModel):
         self.dtype = PRECISIONS[precision].parameters
         model.cast(self.dtype)
         _initialize(model, context)
+        if self.dtype == "float64":
+            from hvdkit.adapters.mxnet.synchronized import sum_exactly  # most runs do not need it
+
+            sum_exactly(model)
         self._statistics: dict[tuple[tuple[int, ...], ...], Statistics | None] = {}  # by the shapes of a batch's inputs
-        self._statistics_of = statistics_of(model, self.dtype)
+        self._statistics_of = statistics_of(model)
         model.hybridize(static_alloc=True, static_shape=True)
         # By canonical name: Gluon's own names depend on the number of models created before.
         named = {canonical_name(name): each for name, each in model._collect_params_with_prefix().items()}

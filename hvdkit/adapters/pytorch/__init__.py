@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import horovod
 import horovod.torch as hvd
@@ -18,6 +19,9 @@ from hvdkit.core.seam import AnyLoss, Observer, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
+
+if TYPE_CHECKING:
+    from hvdkit.core.synchronized import StatisticsOf
 
 NAME = "pytorch"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -85,6 +89,12 @@ def dtype(tensor: torch.Tensor) -> str:
 
 def cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(getattr(torch, dtype))
+
+
+def synchronize_batch_norms(model: torch.nn.Module, statistics: StatisticsOf, every: bool) -> list[str]:
+    from hvdkit.adapters.pytorch import synchronized  # most runs do not need it
+
+    return synchronized.synchronize_batch_norms(model, statistics, every)
 
 
 def bind(model: torch.nn.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:

@@ -24,12 +24,23 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    return (
-        x.device.type == "cpu"
-        and x.dtype == weight.dtype
-        and x.is_contiguous(memory_format=torch.channels_last)
-        and not x.is_contiguous()  # both with one channel or one pixel, where the kernels are the same
-    )
+    return x.device.type == "cpu" and x.dtype == weight.dtype and is_channels_last(x)
+
+
+def is_channels_last(x: torch.Tensor) -> bool:
+    """Whether its memory has that layout alone: with one channel or pixel it has both, and the kernels are the same."""
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The means and biased variances (channels,) of `x` (n, channels, …), as exact as those of contiguous images."""
+    if x.device.type != "cpu" or not is_channels_last(x):
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+        return mean, variance
+    means, variances = torch.batch_norm_update_stats(_rows(x), None, None, 0.0)
+    means, variances = means.view(-1, x.shape[1]), variances.view(-1, x.shape[1])
+    mean = means.mean(0)
+    return mean, (variances + (means - mean).square()).mean(0)  # of groups of equal size (Chan et al. 1983)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -51,12 +62,8 @@ class _Exact(torch.autograd.Function):
         momentum: float,
         eps: float,
     ) -> torch.Tensor:
-        channels = weight.shape[0]
-        means, variances = torch.batch_norm_update_stats(_rows(x), None, None, 0.0)
-        means, variances = means.view(-1, channels), variances.view(-1, channels)
-        mean = means.mean(0)
-        variance = (variances + (means - mean).square()).mean(0)  # of groups of equal size (Chan et al. 1983)
-        count = x.numel() // channels
+        mean, variance = moments(x)
+        count = x.numel() // x.shape[1]
         running_mean.lerp_(mean, momentum)
         running_var.lerp_(variance * (count / (count - 1)), momentum)
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))

@@ -14,9 +14,10 @@ import torch
 from hvdkit.adapters.pytorch import timing
 from hvdkit.adapters.pytorch.collectives import Started, start_allgather, start_average, start_reducescatter
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
+from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, class_weights, one_tensor
+from hvdkit.core.seam import AnyLoss, Block, UpdateKernel, Uses, class_weights
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device
 from hvdkit.errors import RequestError

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hvdkit.adapters.loading import without
 
@@ -24,6 +25,9 @@ from hvdkit.core.seam import AnyLoss, Observer, Op, Session
 from hvdkit.core.topology import Topology, threads_per_rank, wants_gpu
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import Loss
+
+if TYPE_CHECKING:
+    from hvdkit.core.synchronized import StatisticsOf
 
 NAME = "tensorflow"
 CAPABILITIES = capabilities.CAPABILITIES[NAME]
@@ -109,6 +113,12 @@ def dtype(tensor: tf.Tensor) -> str:
 
 def cast(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(tensor, dtype)
+
+
+def synchronize_batch_norms(model: tf.Module, statistics: StatisticsOf, every: bool) -> list[str]:
+    from hvdkit.adapters.tensorflow import synchronized  # most runs do not need it
+
+    return synchronized.synchronize_batch_norms(model, statistics, every)
 
 
 def bind(model: tf.Module, loss: AnyLoss, precision: str) -> training.TrainableModel:

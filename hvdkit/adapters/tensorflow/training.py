@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.adapters.trainable import TrainableModel as EagerModel
+from hvdkit.adapters.trainable import one_tensor
 from hvdkit.core import trace_events
 from hvdkit.core.precision import PRECISIONS
-from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel, class_weights, one_tensor
+from hvdkit.core.seam import AnyLoss, Tensor, UpdateKernel, class_weights
 from hvdkit.core.state import canonical_name, check_distinct
 from hvdkit.core.update_rules import decay_of
 from hvdkit.data.dataset import Batch, arguments, mapped, on_device

@@ -1,0 +1,102 @@
+"""One rank that trains ResNet-20 with synchronized batch norm beside the same model on all ranks' batches at once:
+
+    python tests/synchronized/rank.py FRAMEWORK REPORT.json
+
+The latter is local batch norm in rank 0 alone. Training is chaotic (docs/parity.md), so before each step all ranks load
+the state of that process. Slots are 0 in it, and so are the gradients afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdkit import adapters
+from hvdkit.core.state import digest
+from hvdkit.data.dataset import Batch
+from hvdkit.recipe.schema import Recipe
+from hvdkit.worker.setup import Script, start
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, BATCH = 20, 8
+DOCUMENT: dict[str, Any] = {
+    "name": "synchronized",
+    "model": {"name": "resnet20", "batch_norm": "synchronized"},
+    "data": {"name": "digits"},
+    "batch_size": BATCH,
+    "precision": "fp64",
+    "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+    "threads": 1,
+}
+
+
+def build_of(framework: str) -> Any:
+    """The recipe script's own code."""
+    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / framework / "resnet.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.build
+
+
+def error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The relative error; of zeros alone the absolute one."""
+    return float(np.linalg.norm(got - wanted) / (np.linalg.norm(wanted) or 1.0))
+
+
+def with_slots_of_zero(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value * 0 if name.startswith("optimizer.") else value for name, value in state.items()}
+
+
+def smaller(batch: Batch) -> Batch:
+    """The same pictures with 8 × 8 pixels, of which the data set has made them."""
+    return Batch(np.ascontiguousarray(batch.inputs[:, ::4, ::4]), batch.targets)
+
+
+def proof(adapter: Any, framework: str) -> dict[str, Any]:
+    """On rank 0 the largest error of each tensor of the state, and of the loss, after any step; on all, digests."""
+    recipe = Recipe.model_validate(DOCUMENT)
+    setup = start(adapter, Script(build_of(framework)), recipe)
+    mesh, train = setup.mesh, setup.dataset.train
+    shared = setup.session(recipe, setup.strategy(recipe))
+    local = recipe.model_copy(update={"model": recipe.model.model_copy(update={"batch_norm": "local"})})
+    whole = setup.session(local) if mesh.is_root else None
+    errors: dict[str, float] = {}
+    size, order = mesh.data.size * BATCH, np.random.default_rng(5).permutation(len(train))
+    expected: dict[str, np.ndarray] = {}
+    for step in range(STEPS):
+        picked = order[np.arange(step * size, (step + 1) * size) % len(order)]
+        if whole:
+            state = with_slots_of_zero(whole.state())
+            for session in (whole, shared):
+                session.load_state(state)
+                session.set_learning_rate(0.05)
+            loss = adapter.to_numpy(whole.train_step([smaller(train.batch(picked))])).mean()
+            expected = whole.state() | {"loss": loss}
+        shared.broadcast_state()
+        shared.set_learning_rate(0.05)
+        mine = adapter.to_numpy(shared.train_step([smaller(train.batch(picked[mesh.data.index * BATCH :][:BATCH]))]))
+        losses = adapter.allgather_object(float(mine.mean()), name="proof.loss")
+        got = shared.state() | {"loss": np.mean(losses)}
+        for name, value in expected.items():
+            errors[name] = max(errors.get(name, 0.0), error(got[name], value))
+    return {"errors": errors, "digest": digest(shared.state())}
+
+
+def main(framework: str, report: Path) -> None:
+    adapter: Any = adapters.load(framework)
+    told = {"proof": proof(adapter, framework)}
+    everyone = adapter.allgather_object(told, name="told")
+    if int(os.environ["HOROVOD_RANK"]) == 0:
+        report.write_text(json.dumps(everyone))
+    adapter.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
