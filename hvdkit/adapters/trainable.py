@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
+
 from hvdkit.core import trainer
 from hvdkit.core.seam import Block, Hooks, Joined, Pending, Session, Stamp, Tensor, UpdateKernel, Uses
 from hvdkit.errors import RequestError
@@ -56,6 +58,9 @@ class TrainableModel:
 
     def constrain(self) -> None:
         """Nothing."""
+
+    def unsaved(self) -> Iterator[tuple[str, np.ndarray]]:
+        return iter(())
 
     def compile(self, function: Function) -> Function:
         return function

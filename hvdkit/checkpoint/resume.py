@@ -19,7 +19,8 @@ from hvdkit.core.step_plan import Progress, StepPlan
 from hvdkit.core.strategy import without_strategy
 from hvdkit.data.batches import Dataset
 from hvdkit.errors import RequestError, first_fault
-from hvdkit.recipe.schema import Recipe, flat
+from hvdkit.recipe.schema import OwnData, Recipe, flat
+from hvdkit.tasks.own import script_sha256
 
 # Keys that may differ between a checkpoint's recipe and the recipe that resumes from it.
 _FREE = {
@@ -72,11 +73,12 @@ def resumed(
     session: Session,
     place: Path | None,
     held: Checkpoint | None = None,
-) -> tuple[Progress, bool, dict[str, np.ndarray]]:
+) -> tuple[Progress, bool, dict[str, np.ndarray], list[str]]:
     """Load the state of the most advanced rank (`held` is this rank's), or else rank 0's newest valid checkpoint.
 
     Without either, all ranks get the session's state of rank 0. Returns the progress; whether updates are recounted
-    because their size has changed; and the state of communication. Collective, with the same result on all ranks.
+    because their size, or the number of samples, has changed; the state of communication; and a line for each thing
+    that is not as it was. Collective, with the same result on all ranks.
     Raises RequestError, the same on every rank, as `pick` does, and if the tensors do not fit.
     """
     positions = adapter.allgather_object(held and held.record.progress.position, name="held")
@@ -90,10 +92,16 @@ def resumed(
             if found:
                 check_classes(found.record, dataset)
                 check_text(found.record, dataset)
+                notes = (
+                    []
+                    if held
+                    else [*_changed_data(found.record, recipe, dataset, mesh), *_changed_script(found.record, recipe)]
+                )
                 state = without_strategy(found.state)
                 session.load_state(state)
                 record = found.record
                 found_state = {"progress": asdict(record.progress), "np": record.np, "recipe": record.recipe}
+                found_state |= {"notes": notes, "samples": record.data and record.data["train"].samples}
                 found_state["rest"] = {name: value for name, value in found.state.items() if name not in state}
         except RequestError as error:
             found_state = {"error": str(error)}
@@ -102,14 +110,16 @@ def resumed(
         raise RequestError(found_state["error"])
     session.broadcast_state(root, state if found_state else None)
     if not found_state:
-        return Progress(), False, {}
+        return Progress(), False, {}, []
     progress = Progress(**found_state["progress"])
     recounted = recounts(found_state["recipe"], found_state["np"], recipe, mesh.data.size)
+    if dataset.fingerprints and found_state["samples"] is not None:
+        recounted = recounted or dataset.fingerprints["train"].samples != found_state["samples"]
     if recounted:
         # The schedule counts updates of the new size. The samples of the epoch decide how many updates are left.
         plan = StepPlan(recipe, len(dataset.train), mesh.data.size)
         progress.step = plan.step_at(progress.epoch, progress.samples)
-    return progress, recounted, found_state["rest"]
+    return progress, recounted, found_state["rest"], found_state["notes"]
 
 
 def recounts(theirs: Mapping[str, Any], np: int, recipe: Recipe, size: int) -> bool:
@@ -136,6 +146,41 @@ def check_text(record: Record, dataset: Dataset) -> None:
             f"data.path: expected the text that the checkpoint was trained on, SHA-256 {theirs[:12]}…, got "
             f"{mine[:12]}…; give that text, start again with --overwrite, or train on from model.weights"
         )
+
+
+def _changed_data(record: Record, recipe: Recipe, dataset: Dataset, mesh: Mesh) -> list[str]:
+    """A line if the samples are not those of the checkpoint. Raises RequestError unless the recipe accepts that."""
+    if isinstance(recipe.data, OwnData) and recipe.data.shares and record.np != mesh.world.size:
+        raise RequestError(
+            f"-np: expected {record.np} ranks, as each of the checkpoint's has trained on a share of its own "
+            f"(data.shares), got {mesh.world.size}"
+        )
+    changes = []
+    for name, what in (("train", "training"), ("val", "validation")):
+        theirs, mine = ((each or {}).get(name) for each in (record.data, dataset.fingerprints))
+        if theirs is None or mine is None:
+            continue
+        changed = theirs.other(mine)
+        if changed == "number":
+            changes.append(f"{theirs.samples} {what} samples are now {mine.samples}")
+        elif changed:
+            changes.append(f"the {changed} of the {mine.samples} {what} samples are others")
+    if not changes:
+        return []
+    line = f"data: not those of the checkpoint: {', '.join(changes)}"
+    if recipe.checkpoint and recipe.checkpoint.accept_changed_data:
+        return [f"{line}; accepted (checkpoint.accept_changed_data)"]
+    raise RequestError(
+        f"{line}; samples that were held out may be trained on, and the order of the others changes: give the data as "
+        "they were, start again with --overwrite, or accept it with checkpoint.accept_changed_data=true"
+    )
+
+
+def _changed_script(record: Record, recipe: Recipe) -> list[str]:
+    theirs, mine = record.script_sha256, script_sha256(recipe)
+    if not theirs or not mine or theirs == mine:
+        return []
+    return [f"model.script: the file has changed since the checkpoint: SHA-256 {theirs[:12]}… is now {mine[:12]}…"]
 
 
 def _check_same(record: Record, recipe: Recipe, place: Path) -> None:

@@ -32,7 +32,7 @@ from hvdkit.core.seam import Adapter
 from hvdkit.core.state import AVERAGE, averaged_state, has_average, is_averaged, model_state, slot_name
 from hvdkit.core.step_plan import Progress
 from hvdkit.core.topology import Topology
-from hvdkit.data.dataset import Preprocessing
+from hvdkit.data.dataset import Fingerprint, Preprocessing
 from hvdkit.errors import RequestError, RunError, first_fault
 from hvdkit.files import open_regular, read_bounded, write_atomic
 from hvdkit.recipe.schema import Checkpointing
@@ -75,7 +75,8 @@ class Record(BaseModel):
 
     `np` is the number of ranks, `recipe` the resolved recipe; `files` maps a file's name to its SHA-256.
     `preprocessing` says how a picture becomes the model's input, and names the classes, where the data are pictures.
-    `text_sha256` is that of the whole text, where the data are a text.
+    `text_sha256` is that of the whole text, where the data are a text, `script_sha256` that of the file of
+    `model.script`. `data` has the fingerprints of `train` and `val`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -90,6 +91,8 @@ class Record(BaseModel):
     files: dict[str, str] = {}
     preprocessing: Preprocessing | None = None
     text_sha256: str | None = None
+    data: dict[str, Fingerprint] | None = None
+    script_sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,8 @@ def environment(plan: Plan) -> dict[str, str]:
     added = {"HVDKIT_LAUNCHER": plan.placement.launcher, "HVDKIT_STARTED": str(plan.began or time.time())}
     if plan.samples is not None:
         added[NOTED] = "1"
+    if "PYTHONHASHSEED" not in os.environ:  # all ranks, and later runs, then go through a set in the same order
+        added["PYTHONHASHSEED"] = "0"
     if plan.pinned:
         added["HVDKIT_PIN"] = "1"
     if len(plan.placement.hosts) == 1 or plan.placement.separate_networks:  # another machine may have other cores

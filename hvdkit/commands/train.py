@@ -56,6 +56,8 @@ def run(
             progress = found.record.progress
             step = f"step {progress.step}, epoch {min(progress.epoch + 1, plan.recipe.epochs)}/{plan.recipe.epochs}"
             recounted = recounts(found.record.recipe, found.record.np, plan.recipe, plan.np)
+            if plan.recipe.checkpoint and plan.recipe.checkpoint.accept_changed_data:
+                recounted = True  # maybe: only ranks know how many samples there are now
             earlier = partial(is_before, progress=progress, recounted=recounted)
         _say([*complaints, f"{folder}: goes on from {step}"])
         result.unlink(missing_ok=True)  # of a shorter run, or with other settings that may change

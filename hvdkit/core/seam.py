@@ -191,6 +191,9 @@ class Trainable(Protocol):
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """The outputs for a batch's inputs, in evaluation mode."""
 
+    def unsaved(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The model's tensors that are neither parameters nor `buffers`, by name; floating ones as float64."""
+
     def losses(self, batch: Batch) -> np.ndarray:
         """Each target's cross-entropy (n, …) without label smoothing, in evaluation mode.
 

@@ -19,6 +19,7 @@ import numpy as np
 from hvdkit.core import trace_events
 from hvdkit.core.owned import Owned
 from hvdkit.core.seam import Adapter, AnyLoss, Hooks, Tensor
+from hvdkit.core.state import digest
 from hvdkit.core.stateful import Stateful
 from hvdkit.core.strategy import Strategy
 from hvdkit.core.tensors import scalar
@@ -54,7 +55,7 @@ class Session(Stateful):
     `loss` returns the mean over a batch, or (sum, count): then an update minimizes Σ sum / Σ count over its batches and
     all ranks (`core/counting.py`), and `targets`, about how many a batch has, keeps sums in float16's range.
     `initial` makes a `model_state` to start from, which is never in memory beside the slots; an empty one changes
-    nothing.
+    nothing. With `digests`, `initial_sha256` is the digest (`core.state.digest`) of what this rank starts from.
     Raises RequestError for a model that cannot be trained, for example because two variables share a name.
     """
 
@@ -68,6 +69,7 @@ class Session(Stateful):
         precision: str = "fp32",
         initial: Callable[[], Mapping[str, np.ndarray]] | None = None,
         targets: int = 1,
+        digests: bool = False,
     ) -> None:
         self.adapter, self.strategy = adapter, strategy or Strategy()
         self.counting: Counting | None = None  # of a loss that may return (sum, count)
@@ -90,6 +92,10 @@ class Session(Stateful):
         if initial is not None and (state := initial()):
             self._load_model(state)
             del state
+        # Before a strategy divides parameters: what a rank has itself, not what all ranks have together.
+        whole = sorted((self.trainable.parameters | self.trainable.buffers).items()) if digests else []
+        self.initial_sha256 = digest((name, self._array(tensor)) for name, tensor in whole) if digests else None
+        del whole
         self.strategy.bind(self, sum(int(np.prod(shape)) for shape in self.shapes.values()))
         settings = self.strategy.optimizer(optimizer)
         self.update = Update(adapter, self.trainable, settings, precision, self.strategy.owned(self, settings))

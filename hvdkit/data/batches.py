@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdkit.data import Shard, check_classes, small_images
 from hvdkit.data.dataset import ArraySplit as ArraySplit  # users import it from here
-from hvdkit.data.dataset import Augmentation, Batch, BatchedSplit, Dataset, PoolSplit, Split, StreamedSplit
+from hvdkit.data.dataset import Augmentation, Batch, BatchedSplit, Dataset, PoolSplit, SharedSplit, Split, StreamedSplit
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import AnyData, Cifar10, Digits, ImageFolder, Mnist5k, OwnData, Synthetic, SyntheticText, Text
 
@@ -62,15 +62,20 @@ def epoch_batches(
     All ranks use the same permutation of the samples. Global batch k has the samples from k × batch_size × size on, of
     which rank r takes the r-th `batch_size`. So no sample is on two ranks, and two ranks with batches of 32 see
     together what one rank with batches of 64 sees. The first `first` samples of the permutation are skipped: they
-    were used before, by any number of ranks.
+    were used before, by any number of ranks. Where each rank has loaded a share of the split, it takes its batches from
+    that one, in an order of its own.
     """
     steps = steps_per_epoch(len(split) - first, batch_size, size)
     if isinstance(split, BatchedSplit):
         done = first // (batch_size * size)
         yield from itertools.islice(split.train_batches(epoch, done + steps), done, None)
         return
-    order = np.random.default_rng([seed, epoch]).permutation(len(split))
-    starts = (first + (step * size + rank) * batch_size for step in range(steps))
+    if isinstance(split, SharedSplit):
+        order, split = split.epoch(seed, epoch, rank), split.mine
+        starts = (first // size + step * batch_size for step in range(steps))
+    else:
+        order = np.random.default_rng([seed, epoch]).permutation(len(split))
+        starts = (first + (step * size + rank) * batch_size for step in range(steps))
     runs = (order[start : start + batch_size] for start in starts)
     if isinstance(split, StreamedSplit):
         yield from split.stream(runs, Augmentation(augmentation, seed, epoch))
@@ -104,9 +109,12 @@ def evaluation_batches(split: Split, batch_size: int, rank: int, size: int) -> I
     if isinstance(split, BatchedSplit):
         yield from split.evaluation_batches()
         return
-    last = -(-len(split) // (batch_size * size)) * size  # rounded up to as many batches on each rank
-    starts = [number * batch_size for number in range(rank, last, size)]
-    parts = [np.arange(start, max(start, min(start + batch_size, len(split)))) for start in starts]
+    if isinstance(split, SharedSplit):  # as many batches as the longest share has
+        samples, numbers = len(split.mine), range(-(-max(split.counts) // batch_size))
+    else:
+        samples, numbers = len(split), range(rank, -(-len(split) // (batch_size * size)) * size, size)
+    starts = [number * batch_size for number in numbers]
+    parts = [np.arange(start, max(start, min(start + batch_size, samples))) for start in starts]
     runs = [np.concatenate([part, np.full(batch_size - len(part), part[0] if len(part) else 0)]) for part in parts]
     batches = split.stream(runs, None) if isinstance(split, StreamedSplit) else map(split.batch, runs)
     for batch, part in zip(batches, parts, strict=True):

@@ -252,6 +252,61 @@ class PoolSplit:
 
 
 @dataclass(frozen=True)
+class SharedSplit:
+    """A split of which this rank has the share `mine`; `counts` are the samples of each rank's.
+
+    Its length counts the samples of all ranks. An epoch of training takes as many of each share as the shortest has, so
+    there the `length` is less where shares differ. `spare` has the sample that stands for one where the share is empty.
+    """
+
+    mine: Split
+    counts: tuple[int, ...]
+    length: int
+    spare: Split
+
+    def __len__(self) -> int:
+        return self.length
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """The samples of this rank's share at `indices` (n,), which all ranks' samples have."""
+        split = self.mine if len(self.mine) else self.spare
+        return split.batch(indices % len(split))
+
+    def epoch(self, seed: int, epoch: int, rank: int) -> np.ndarray:
+        """The order of this rank's own samples in an epoch."""
+        return np.random.default_rng([seed, epoch, rank]).permutation(len(self.mine))
+
+
+def own_share(split: Split) -> Split:
+    """What of a split this rank has itself."""
+    return split.mine if isinstance(split, SharedSplit) else split
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """By which other samples are noticed (`data.fingerprint`): the number of a split's samples, digests of their inputs
+    and targets, and of what the digests were `taken`.
+
+    A digest is SHA-256 over CRC-32 of blocks, or None where nothing can be compared. Digests of two fingerprints can be
+    compared if both were taken of the same.
+    """
+
+    samples: int
+    inputs: str | None = None
+    targets: str | None = None
+    taken: str = "nothing"
+
+    def other(self, than: Fingerprint) -> str | None:
+        """What is different in `than`: `number`, `inputs`, `targets`, or None if nothing is known to be."""
+        if self.samples != than.samples:
+            return "number"
+        if self.taken != than.taken:
+            return None
+        pairs = {"inputs": (self.inputs, than.inputs), "targets": (self.targets, than.targets)}
+        return next((name for name, pair in pairs.items() if all(pair) and len(set(pair)) > 1), None)
+
+
+@dataclass(frozen=True)
 class Preprocessing:
     """How a picture becomes a model's input, and what its outputs mean; checkpoints have it.
 
@@ -274,7 +329,8 @@ class Dataset:
     `corrupt` has the samples that were replaced while reading, each with the reason. `native` says that the batches
     come from a user pipeline. `preprocessing` is there if a picture that is not in the data set can be classified.
     `note` is a line for rank 0's log. `left_out` has lines about what is on disk and not in the data set.
-    `text_sha256` is that of a text.
+    `text_sha256` is that of a text. `fingerprints` are those of the splits, where they have been taken
+    (`data.fingerprint`).
     """
 
     train: Split
@@ -287,3 +343,4 @@ class Dataset:
     note: str | None = None
     left_out: tuple[str, ...] = ()
     text_sha256: str | None = None
+    fingerprints: dict[str, Fingerprint] | None = None

@@ -26,7 +26,8 @@ import numpy as np
 
 from hvdkit.data import Shard, pixels, prefetch, walk
 from hvdkit.data.augment import Stream, random_bits
-from hvdkit.data.dataset import Augmentation, Batch, Dataset, Preprocessing
+from hvdkit.data.dataset import Augmentation, Batch, Dataset, Fingerprint, Preprocessing
+from hvdkit.data.fingerprint import of_files
 from hvdkit.errors import RequestError
 from hvdkit.recipe.schema import ImageFolder
 
@@ -223,6 +224,13 @@ class ImageFolderSplit:
                 for row in range(len(run)):
                     batch.inputs[row], batch.targets[row] = next(images)
                 yield batch
+
+    def fingerprint_of_files(self) -> Fingerprint:
+        """Of names and sizes, wherever the folder is; classes and labels are the targets."""
+        listing = self.listing
+        names = (listing.names, listing.ends.tobytes())
+        labels = (listing.labels.tobytes(), *map(os.fsencode, listing.folders))
+        return of_files(names, listing.path, labels, len(listing))
 
     def _sample(self, samples: np.ndarray, bits: np.ndarray, changed: bool, number: int) -> tuple[np.ndarray, int]:
         """The image (size, size, 3) float32 and label of `samples[number]`, or of its replacement."""

@@ -134,6 +134,7 @@ class OwnData(Strict):
     """The samples of a script of the user's own; see docs/own-model.md."""
 
     name: Literal["own"]
+    shares: bool = Field(False, description="each rank's script returns a share of its own, not all samples")
     augment: ClassVar[str] = "none"
 
 

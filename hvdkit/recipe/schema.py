@@ -198,6 +198,7 @@ class Checkpointing(Strict):
     every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints, behind the evaluation; 0: none")
     every_steps: int = Field(0, ge=0, description="updates between two checkpoints; 0: none")
     keep: int = Field(2, ge=1, description="newest ones that are kept")
+    accept_changed_data: bool = Field(False, description="resume although the samples are not those of the checkpoint")
 
     @model_validator(mode="after")
     def _something_is_written(self) -> Checkpointing:
@@ -291,6 +292,8 @@ class Recipe(Strict):
         found = communication.faults(self)
         if isinstance(self.data, OwnData) and not isinstance(self.model, OwnModel):
             found.append(f"data.name: own needs a script; expected model.name own, got {self.model.name}")
+        if isinstance(self.data, OwnData) and self.data.shares and self.elastic:
+            found.append("elastic: expected null with data.shares, as the share of a rank that is lost is lost too")
         if isinstance(self.model, GPT) != isinstance(self.data, Text | SyntheticText):
             kinds = "text or synthetic-text" if isinstance(self.model, GPT) else "images"
             found.append(f"data.name: expected {kinds} for model {self.model.name}, got {self.data.name}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import RequestError
+from hvdkit.files import read_bounded
 from hvdkit.recipe.schema import Loss, OwnData, OwnModel, Recipe
 from hvdkit.tasks.image_classification import ACCURACY, METRICS, metrics_with
 from hvdkit.tasks.task import NO_METRICS, Layer, Metrics
@@ -118,6 +121,16 @@ class Own:
                 f"{type(architecture.task).__name__}.model: expected that it returns the model, got {got}"
             )
         return model
+
+
+def script_sha256(recipe: Recipe) -> str | None:
+    """The SHA-256 of the file of `model.script`; None without one, or if it cannot be read now."""
+    if not isinstance(recipe.model, OwnModel):
+        return None
+    try:
+        return hashlib.sha256(read_bounded(Path(recipe.model.script).expanduser())).hexdigest()
+    except OSError:
+        return None
 
 
 def _is_split(split: Any) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 import hvdkit
 from hvdkit.checkpoint import snapshots
@@ -12,12 +15,17 @@ from hvdkit.checkpoint.resume import check_classes
 from hvdkit.core import metrics
 from hvdkit.core.heartbeat import Heartbeat
 from hvdkit.core.seam import Adapter
+from hvdkit.core.session import Session
+from hvdkit.core.state import digest
+from hvdkit.data import fingerprint
 from hvdkit.data.counts import check_validation
+from hvdkit.data.dataset import BatchedSplit
 from hvdkit.errors import RunError
 from hvdkit.files import write_atomic
 from hvdkit.recipe.schema import Recipe
 from hvdkit.results.evaluate import EvaluationResult
-from hvdkit.worker.setup import Script, start
+from hvdkit.worker import alike
+from hvdkit.worker.setup import Script, Setup, start
 
 
 def evaluate(
@@ -43,6 +51,8 @@ def evaluate(
     check_classes(found.record, setup.dataset)
     state, averaged = found.model(average)
     session.load_state(state)
+    if setup.mesh.world.size > 1:
+        _check_alike(setup, session)
     on_batch = partial(heartbeat.beat, "evaluation")
     split, shard = setup.dataset.val, setup.mesh.shard
     sums, total = metrics.summed(adapter, session, setup.task.metrics, split, recipe.batch_size, shard, on_batch)
@@ -68,3 +78,14 @@ def evaluate(
     if setup.mesh.is_root and out:
         write_atomic(out / "evaluate.json", result.model_dump_json(indent=2) + "\n")
     adapter.shutdown()
+
+
+def _check_alike(setup: Setup, session: Session) -> None:
+    """Check that all ranks evaluate the same model on the same samples; collective. Raises RequestError."""
+    dataset = setup.dataset
+    setup = replace(setup, dataset=replace(dataset, fingerprints=fingerprint.of_dataset(dataset)))
+    outputs = []
+    if setup.task.own and not isinstance(dataset.val, BatchedSplit):
+        batch = dataset.val.batch(np.arange(setup.recipe.batch_size) % len(dataset.val))
+        outputs = [session.predict(batch.inputs)]
+    alike.check(setup, session, digest(session.model_arrays()), outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from hvdkit.core.metrics import checked_sums
 from hvdkit.core.seam import rival_of
 from hvdkit.core.session import Session
-from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments
+from hvdkit.data.dataset import ArraySplit, Batch, BatchedSplit, Dataset, Split, arguments, own_share
 from hvdkit.errors import RequestError
 from hvdkit.tasks.image_classification import METRICS
 from hvdkit.tasks.task import Task
@@ -21,15 +22,24 @@ T = TypeVar("T")
 _TOLERANCE = 1e-5  # relative, for sums of the same float32 values in another order
 
 
-def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int, precision: str = "fp32") -> list[str]:
+def sanity_check(
+    session: Session,
+    task: Task,
+    dataset: Dataset,
+    batch_size: int,
+    precision: str = "fp32",
+    seen: list[np.ndarray] | None = None,
+) -> list[str]:
     """Call the model, the metrics and the task's loss on one batch in evaluation mode, and compute a training step of
     another one without its update. Nothing changes by it; no collective.
 
     With gradients or parameters that are sharded there is no such step, as it would need them all at once.
 
-    Returns a warning for the loss, and for the metrics, if outputs and targets are broadcast against each other. Raises
-    RequestError for outputs that are not one for each sample; what the user's code raises has a note that says where.
+    `seen` gets the model's outputs. Returns a warning for the loss, and for the metrics, if outputs and targets are
+    broadcast against each other. Raises RequestError for outputs that are not one for each sample; what the user's code
+    raises has a note that says where.
     """
+    dataset = replace(dataset, train=own_share(dataset.train), val=own_share(dataset.val))
     split = dataset.val if len(dataset.val) else dataset.train
     if isinstance(split, BatchedSplit) or not len(split):
         return []
@@ -41,6 +51,8 @@ def sanity_check(session: Session, task: Task, dataset: Dataset, batch_size: int
             f"model: expected an output for each sample, of shape ({batch_size}, …), for {inputs}; got the shape "
             f"{outputs.shape}"
         )
+    if seen is not None:
+        seen.append(outputs)
     if session.own_loss is None:
         arrays = [each.targets for each in (dataset.train, dataset.val) if isinstance(each, ArraySplit)]
         _check_labels(outputs, arrays or [targets], task.metrics.sums is METRICS.sums, task.metrics.ignored)

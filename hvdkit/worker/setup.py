@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +59,11 @@ class Setup:
         baseline = getattr(self.adapter, "strategy", None)
         return baseline(self.mesh, recipe) if baseline else choose(self.adapter, self.mesh, recipe)
 
-    def session(self, recipe: Recipe, strategy: Strategy | None = None) -> Session:
+    def session(self, recipe: Recipe, strategy: Strategy | None = None, digests: bool = False) -> Session:
         """A session of the model, with the recipe's optimizer. The initial weights come from the seed or a file.
 
-        Without a strategy, gradients are not averaged over ranks. Raises RequestError like `Session`, and if `build`
-        returns a model whose tensors differ from the table's.
+        Without a strategy, gradients are not averaged over ranks. `digests` as in `Session`. Raises RequestError like
+        `Session`, and if `build` returns a model whose tensors differ from the table's.
         """
         precision = PRECISIONS[recipe.precision]
         architecture = replace(
@@ -85,8 +87,9 @@ class Setup:
         with startup.own_pages(self._own_pages_from(recipe)):
             built = self.script.build(architecture)
             self._synchronize_batch_norms(built, recipe)
+            targets = self._targets(recipe)
             session: Session = make(
-                self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial, self._targets(recipe)
+                self.adapter, built, recipe.optimizer, loss, strategy, recipe.precision, initial, targets, digests
             )
         startup.done()
         return session
@@ -135,11 +138,16 @@ def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | N
     mesh = Mesh(world)
     each = threads_per_rank(threads, world.local_size)
     usage.pin_where_asked(world.local_rank, world.local_size, each)
-    adapter.seed(seed_of(recipe, world.rank))
+    startup.seed_alike(recipe.seed)  # until training begins, all ranks draw the same: samples, initial weights
+    adapter.seed(seed_of(recipe, 0))
     check_can(adapter, recipe if rival_of(adapter) is None else recipe.model_copy(update={"sharding": "none"}), world)
     check_alike(adapter, world, flat(recipe))
     task = script.task(recipe)
     dataset = task.open_data(mesh.shard) if dataset is None else dataset
+    if getattr(recipe.data, "shares", False):
+        from hvdkit.data import shares
+
+        dataset = shares.join(dataset, mesh.shard, partial(adapter.allgather_object, name="shares"))
     for line in (dataset.note, *dataset.left_out):
         if line and world.rank == 0:
             print(line, flush=True)
@@ -149,9 +157,18 @@ def start(adapter: Adapter, script: Script, recipe: Recipe, dataset: Dataset | N
 def seed_of(recipe: Recipe, rank: int, step: int = 0) -> int:
     """The seed of a rank's random numbers from a step on: for rank 0 at the start the recipe's, for all others another.
 
-    So the masks of dropout differ between ranks, and are the same in each run of a recipe on as many ranks.
+    So the masks of dropout differ between ranks, and are the same in each run of a recipe on as many ranks. Until the
+    first step all ranks have rank 0's.
     """
     return (recipe.seed + 1_000_003 * step + 2_654_435_761 * rank) % 2**32
+
+
+def seed_rank(adapter: Adapter, recipe: Recipe, rank: int, step: int) -> None:
+    """Seed all generators for a rank's steps from `step` on, by `seed_of`."""
+    value = seed_of(recipe, rank, step)
+    random.seed(value)
+    np.random.seed(value)
+    adapter.seed(value)
 
 
 def _recording_sockets_if_elastic(recipe: Recipe) -> AbstractContextManager[None]:

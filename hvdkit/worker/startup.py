@@ -5,6 +5,9 @@ objects can be freed yet; scanning them takes a sixth of the start-up time (PyTo
 
 A script that its user starts with an interpreter that lacks a package ends with a line that names one that has it.
 
+Python's and NumPy's generators of random numbers are seeded, so that what a script draws at its top is the same on all
+ranks (`seed_alike`).
+
 The C library keeps the memory that a step frees for the next step. By default it returns each block of more than
 32 MiB to the kernel, which clears every page again at its next use (docs/benchmarking.md). What is in memory from the
 start to the end has pages of its own (`own_pages`).
@@ -16,10 +19,12 @@ import contextlib
 import ctypes
 import gc
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's <malloc.h>
 _KEPT_BYTES = 2**30
@@ -76,11 +81,30 @@ def _say_what_lacks(kind: type[BaseException], error: BaseException, trace: Trac
     os._exit(2)
 
 
+_disabled_here = gc.isenabled()
+gc.disable()
 _set((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _KEPT_BYTES))
 if "HVDKIT_RANK_DIR" not in os.environ:  # hvdkit's command line reads what Python prints
     sys.excepthook = _say_what_lacks
-_disabled_here = gc.isenabled()
-gc.disable()
+import numpy as np  # noqa: E402 - its absence is a line
+
+
+def seed_alike(seed: int) -> None:
+    """Seed Python's and NumPy's generators. What the script has seeded or used at its top stays as it has left it.
+
+    That is the same on all ranks, and at each start of a process that starts again.
+    """
+    global _left
+    _left = _left or (random.getstate(), np.random.get_state())
+    python, numpy = _left
+    random.seed(seed) if python == _seeded[0] else random.setstate(python)
+    np.random.seed(seed) if repr(numpy) == repr(_seeded[1]) else np.random.set_state(numpy)
+
+
+random.seed(0)
+np.random.seed(0)
+_seeded = random.getstate(), np.random.get_state()
+_left: tuple[Any, Any] | None = None  # the states when hvdkit starts, after what the script has at its top
 
 
 def done() -> None:

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 import hvdkit
 from hvdkit.checkpoint import snapshots
 from hvdkit.checkpoint.snapshots import Checkpoint, check_fresh
@@ -30,7 +32,7 @@ from hvdkit.recipe.schema import Recipe
 from hvdkit.results.train import TrainResult, kept_lines, result_lines, scores
 from hvdkit.strategies.dense import Dense
 from hvdkit.worker import startup
-from hvdkit.worker.setup import Script, Setup, seed_of, start
+from hvdkit.worker.setup import Script, Setup, seed_rank, start
 
 if TYPE_CHECKING:
     from hvdkit.checkpoint.elastic import Commits
@@ -82,27 +84,35 @@ def _train(
 
         check_early_stopping(recipe.early_stopping, setup.task, len(dataset.val))
     strategy = setup.strategy(recipe)
-    session = setup.session(recipe, strategy)
+    session = setup.session(recipe, strategy, digests=True)
     if recipe.average_weights:
         session.keep_average(recipe.average_weights)
-    initial = digest(session.model_arrays(keep=mesh.is_root))
+    initial = session.initial_sha256 or ""
+    place = out / "checkpoints" if out else None
+    keeps = place is not None and recipe.checkpoint is not None
     warnings: list[str] = []
+    seen: list[np.ndarray] = []
     if setup.task.own:
         from hvdkit.worker.sanity_check import sanity_check
 
-        mine = sanity_check(session, setup.task, dataset, recipe.batch_size, recipe.precision)
-        warnings = adapter.allgather_object(mine, name="sanity_check")[0]
-    place = out / "checkpoints" if out else None
-    keeps = place is not None and recipe.checkpoint is not None
+        warnings = sanity_check(session, setup.task, dataset, recipe.batch_size, recipe.precision, seen)
+    if keeps or mesh.world.size > 1:
+        from hvdkit.data import fingerprint
+
+        dataset = replace(dataset, fingerprints=fingerprint.of_dataset(dataset))
+        setup = replace(setup, dataset=dataset)
+    if mesh.world.size > 1:
+        from hvdkit.worker import alike
+
+        warnings = alike.check(setup, session, initial, seen, bool(commits and commits.held), warnings)
     progress, recounted = Progress(), False
     if commits or (resume and place):
         from hvdkit.checkpoint.resume import resumed
 
         held = commits.held if commits else None
-        progress, recounted, rest = resumed(adapter, recipe, mesh, dataset, session, place, held)
+        progress, recounted, rest, notes = resumed(adapter, recipe, mesh, dataset, session, place, held)
         strategy.load_state(rest)
-        if progress.step:
-            adapter.seed(seed_of(recipe, mesh.world.rank, progress.step))
+        warnings += notes
     else:
         if place and keeps:
             check_fresh(adapter, mesh.world, place)
@@ -110,6 +120,8 @@ def _train(
             session.broadcast_state()
             startup.return_freed_memory()
     first_step = progress.step
+    if first_step or mesh.world.rank:  # rank 0 draws on from its start
+        seed_rank(adapter, recipe, mesh.world.rank, first_step)
 
     checkpoints = None
     if mesh.is_root and place and recipe.checkpoint:
@@ -189,7 +201,7 @@ class _Keeper:
             else:
                 self._keep_shares(progress)
         # A run resumed from here then draws the same random numbers as one that was never stopped.
-        self.setup.adapter.seed(seed_of(self.setup.recipe, self.setup.mesh.world.rank, progress.step))
+        seed_rank(self.setup.adapter, self.setup.recipe, self.setup.mesh.world.rank, progress.step)
 
     def _keep_shares(self, progress: Progress) -> None:
         """As `keep`, where ranks have shares of the state: no rank has more than its own and a bucket in memory."""
@@ -230,7 +242,11 @@ def _metrics_file(out: Path | None, recipe: Recipe, progress: Progress, recounte
 
 
 def _record(setup: Setup, progress: Progress) -> snapshots.Record:
-    adapter = setup.adapter
+    adapter, script = setup.adapter, None
+    if setup.task.own:
+        from hvdkit.tasks.own import script_sha256
+
+        script = script_sha256(setup.recipe)
     return snapshots.Record(
         progress=copy.copy(progress),
         np=setup.mesh.world.size,
@@ -240,6 +256,8 @@ def _record(setup: Setup, progress: Progress) -> snapshots.Record:
         recipe=setup.recipe.model_dump(mode="json"),
         preprocessing=setup.dataset.preprocessing,
         text_sha256=setup.dataset.text_sha256,
+        data=setup.dataset.fingerprints,
+        script_sha256=script,
     )
 
 

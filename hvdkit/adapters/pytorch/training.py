@@ -135,6 +135,13 @@ class TrainableModel(EagerModel):
             logits = self.model(*arguments(mapped(self._put, inputs)))
         return np.array(one_tensor(logits).to(self._dtype).cpu().numpy())
 
+    def unsaved(self) -> Iterator[tuple[str, np.ndarray]]:
+        for name, buffer in self.model.named_buffers():
+            if name not in self.buffers:
+                tensor = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+                tensor = tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None)
+                yield name, np.array(tensor)
+
     def losses(self, batch: Batch) -> np.ndarray:
         inputs, targets = self.inputs(batch)
         self.model.eval()
